@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=3 --dist=worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help check format test test-covered test-slow test-all docs demo demo-ps bench soak package lowest tpu-compiler compilers clean
+.PHONY: help check fence format test test-core test-covered test-slow test-all docs demo demo-ps bench soak package lowest tpu-compiler compilers clean
 
 help:  ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -34,6 +34,15 @@ format: $(READY)  ## write the formatting and the safe fixes
 
 test: $(READY)  ## the tests that start no process of their own: minutes
 	$(PYTEST) -m "not slow" $(COVERAGE)
+
+test-core: $(READY)  ## the core's tests that start no process
+	$(PYTEST) -m "not slow" tests/core
+
+test-addon-%: $(READY)
+	$(PYTEST) -m "not slow" tests/addons/$*
+
+fence: $(READY)  ## without each add-on in turn: import, the demo and the core's tests (hours); ADDONS="keras rpc" for some
+	$(BIN)/python tests/support/without_addons.py $(ADDONS)
 
 # Python's own monitoring counts lines at almost no cost; Python 3.11 has none, and takes longer.
 test-covered test-slow: export COVERAGE_CORE = sysmon

@@ -27,8 +27,8 @@ import jaxtribute as jd
 import layout_models
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.capture import capture
-from jaxtribute._src.tools.layouts.search import Search
-from jaxtribute._src.tools.layouts.settling import Choice
+from jaxtribute._src.layouts.search import Search
+from jaxtribute._src.layouts.settling import Choice
 from jaxtribute._src.values.automatic import Candidate, split_at
 
 QUICK = "tied autoencoder"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.compilation_cache import cache_environment, default_directory
+from jaxtribute._src.launcher.compilation_cache import cache_environment, default_directory
 from processes import run_python
 
 PROGRAM = """

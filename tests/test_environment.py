@@ -14,12 +14,12 @@ from jaxtribute._src import config, environment
 from jaxtribute._src.cluster import runtime, step_log
 from jaxtribute._src.cluster.accelerators import visible_gpus
 from jaxtribute._src.cluster.resolvers import detect
-from jaxtribute._src.cluster.resolvers.slurm import COUNTS, HOSTS, RANK, TASKS, SlurmClusterResolver
 from jaxtribute._src.cluster.roster import Roster
 from jaxtribute._src.cluster.spec import ClusterSpec
 from jaxtribute._src.launcher.environment import RESTART, TF_CONFIG, holds_a_place, rank_of_this_process
 from jaxtribute._src.launcher.launch import rank_set_by_slurm
 from jaxtribute._src.launcher.options import POD_INDEX, Options, complete
+from jaxtribute._src.resolvers.slurm import COUNTS, HOSTS, RANK, TASKS, SlurmClusterResolver
 from jaxtribute._src.testing import faults
 from jaxtribute._src.tools.live import starting
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxtribute import partitioners
-from jaxtribute._src.partitioners import shard_offsets
+from jaxtribute._src.parameter_servers.partitioners import shard_offsets
 from jaxtribute.errors import ArgumentError
 
 RECORDED: list[list[Any]] = json.loads((Path(__file__).parent / "partitioners.json").read_text())

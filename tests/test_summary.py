@@ -14,8 +14,7 @@ import pytest
 from tensorboardX.proto import event_pb2  # before a test: it sets an environment variable
 
 import jaxtribute as jd
-from jaxtribute._src import summary
-from jaxtribute._src.tracking import tensorboard
+from jaxtribute._src.tracking import summary, tensorboard
 
 EVENTS: Any = event_pb2
 

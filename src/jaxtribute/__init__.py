@@ -7,6 +7,7 @@ from typing import Any as _Any
 
 from jaxtribute import errors as errors
 from jaxtribute._src.launching import launches as _launches
+from jaxtribute._src.offers import offer_all as _offer_all
 from jaxtribute._src.public import lazy_names as _lazy_names
 from jaxtribute._src.public import publish as _publish
 
@@ -20,8 +21,6 @@ if not _launches():
     from jaxtribute._src.collectives.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
     from jaxtribute._src.execution.function import function as function
     from jaxtribute._src.execution.replica_context import ReplicaContext as ReplicaContext
-    from jaxtribute._src.integrations import nnx_writes as _nnx
-    from jaxtribute._src.integrations.keras import activation as _keras
     from jaxtribute._src.strategies import default as _default
     from jaxtribute._src.strategies.base import RunOptions as RunOptions
     from jaxtribute._src.strategies.base import Strategy as Strategy
@@ -49,15 +48,10 @@ if not _launches():
     """Name of the axis over the replicas in compiled programs: the `axis_name` of layers of other libraries."""
 
     _default.install()
-    _keras.install()
-    _nnx.install()
+    _offer_all()
     _forks.guard()
     # Before user code can start a backend; this starts none.
     config.apply_environment()
-    if "JAXTRIBUTE_RUN" in _environ:
-        _import_module(f"{__name__}._src.tools.live.starting").apply_environment()
-    if "JAXTRIBUTE_FAULTS" in _environ:
-        _import_module(f"{__name__}._src.testing.faults").apply_environment()
 
 _LAZY = {
     "ArraySpec": "values.spec",
@@ -155,3 +149,10 @@ def __dir__() -> list[str]:
 
 
 _publish(__name__, [name for name in globals() if not name.startswith("_")])
+
+# At the end: what they load imports the names above.
+if not _launches():
+    if "JAXTRIBUTE_RUN" in _environ:
+        _import_module(f"{__name__}._src.tools.live.starting").apply_environment()
+    if "JAXTRIBUTE_FAULTS" in _environ:
+        _import_module(f"{__name__}._src.testing.faults").apply_environment()

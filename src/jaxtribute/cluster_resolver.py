@@ -1,15 +1,20 @@
 """The names of `tf.distribute.cluster_resolver`, `detect`, and what a resolver of one's own needs."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from jaxtribute._src.cluster.resolvers import detect, known, register
 from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection
-from jaxtribute._src.cluster.resolvers.gce import GCEClusterResolver
-from jaxtribute._src.cluster.resolvers.kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
 from jaxtribute._src.cluster.resolvers.simple import SimpleClusterResolver
-from jaxtribute._src.cluster.resolvers.slurm import SlurmClusterResolver
 from jaxtribute._src.cluster.resolvers.tf_config import TFConfigClusterResolver
-from jaxtribute._src.cluster.resolvers.tpu import TPUClusterResolver
 from jaxtribute._src.cluster.resolvers.union import UnionResolver
+from jaxtribute._src.public import lazy_names as _lazy_names
 from jaxtribute._src.public import publish as _publish
+
+if _TYPE_CHECKING:
+    from jaxtribute._src.resolvers.gce import GCEClusterResolver
+    from jaxtribute._src.resolvers.kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
+    from jaxtribute._src.resolvers.slurm import SlurmClusterResolver
+    from jaxtribute._src.resolvers.tpu import TPUClusterResolver
 
 __all__ = [
     "ClusterResolver",
@@ -27,4 +32,14 @@ __all__ = [
     "register",
 ]
 
-_publish(__name__)
+_LAZY = {
+    "GCEClusterResolver": "resolvers.gce",
+    "KubernetesClusterResolver": "resolvers.kubernetes",
+    "KubernetesExecutableLocation": "resolvers.kubernetes",
+    "SlurmClusterResolver": "resolvers.slurm",
+    "TPUClusterResolver": "resolvers.tpu",
+}
+
+__getattr__, __dir__ = _lazy_names(__name__, _LAZY)
+
+_publish(__name__, [name for name in __all__ if name not in _LAZY])

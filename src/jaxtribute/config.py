@@ -28,13 +28,13 @@ __all__ = [
 
 _LAZY = {
     "debug_collectives": "cluster.ledger",
-    "enable_compilation_cache": "compilation_cache",
+    "enable_compilation_cache": "launcher.compilation_cache",
     "record_run": "tools.live.starting",
 }
 
 if _TYPE_CHECKING:
     from jaxtribute._src.cluster.ledger import debug_collectives
-    from jaxtribute._src.compilation_cache import enable_compilation_cache
+    from jaxtribute._src.launcher.compilation_cache import enable_compilation_cache
     from jaxtribute._src.tools.live.starting import record_run
 
 __getattr__, __dir__ = _lazy_names(__name__, _LAZY)

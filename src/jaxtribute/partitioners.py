@@ -1,6 +1,11 @@
 """`jd.experimental.partitioners`: how variables are cut over parameter servers."""
 
-from jaxtribute._src.partitioners import FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner, Partitioner
+from jaxtribute._src.parameter_servers.partitioners import (
+    FixedShardsPartitioner,
+    MaxSizePartitioner,
+    MinSizePartitioner,
+    Partitioner,
+)
 from jaxtribute._src.public import publish as _publish
 
 __all__ = [

@@ -19,7 +19,7 @@ def test_a_program_without_these_libraries_does_not_load_them() -> None:
     run_python("""
         import sys
         import jaxtribute as jd
-        from jaxtribute._src.checkpoint.models import adapter_of
+        from jaxtribute._src.checkpoint.state import adapter_of
         assert adapter_of(object()) is None
         assert not {"flax", "keras"} & set(sys.modules)
     """)

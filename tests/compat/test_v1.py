@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.compat.legacy import StepContext
 from jaxtribute._src.parameter_servers.scheduling.starting import start_in_threads
-from jaxtribute._src.strategies.legacy import StepContext
 from jaxtribute.compat import v1
 from jaxtribute.compat.tf.compat.v1 import ConfigProto
 from jaxtribute.errors import ArgumentError, OutOfRangeError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxtribute._src.input.file_records import FileRecords, Places
+from jaxtribute._src.sources.file_records import FileRecords, Places
 from jaxtribute.errors import ArgumentError
 from jaxtribute.input import TextLineSource
 

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src import summary
-from jaxtribute._src.tracking import choosing, sending
+from jaxtribute._src.tracking import choosing, sending, summary
 from processes import run_python
 
 

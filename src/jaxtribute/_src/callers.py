@@ -21,7 +21,11 @@ def main_thread() -> FrameType | None:
 
 
 def located(frame: FrameType | None) -> str:
-    """File and line of the innermost frame of the user's code; of the outermost if there is none."""
+    """File and line of the innermost frame of the user's code; of the outermost if there is none.
+
+    Args:
+      frame: the innermost frame of a thread; None for a thread that has ended.
+    """
     place = "an unknown place"
     while frame is not None:
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -44,7 +44,11 @@ def names(directory: Path) -> list[str]:
 
 
 def mark(path: Path) -> Mark:
-    """Reads a file, and returns its size and checksum."""
+    """Reads a file, and returns its size and checksum.
+
+    Args:
+      path: the file.
+    """
     size = checksum = 0
     # One buffer for all pieces: whole files would take as much memory as the largest of them.
     buffer = memoryview(bytearray(_PIECE_BYTES))

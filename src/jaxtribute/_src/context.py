@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, NamedTuple
 
+from jaxtribute._src.points import LIBRARIES
 from jaxtribute._src.traced_reads import traced_reads
 
 if TYPE_CHECKING:
@@ -24,6 +25,25 @@ class Context(NamedTuple):
     """The replica whose code runs, or None in cross-replica context."""
     executor: Executor
     """The way in which the code runs: what it reads, where its writes go, how it reaches other replicas."""
+
+    @staticmethod
+    def current() -> Context:
+        """The context of the calling thread."""
+        return current()
+
+    @staticmethod
+    def outside() -> Context:
+        """The context outside every scope."""
+        return fallback.make()
+
+    @staticmethod
+    def announce() -> None:
+        """Calls what must be done before a strategy takes force, as entering a scope does."""
+        announce()
+
+    def entered(self) -> entered:
+        """Makes the context the current one inside a `with` block."""
+        return entered(self)
 
 
 class Entries(list[Context]):
@@ -54,15 +74,14 @@ class _Fallback:
 fallback = _Fallback()
 
 
-entering: list[Callable[[], None]] = []
-"""Functions called before a strategy takes force or a function is traced, for libraries that must know first."""
+entering: list[Callable[[], None]] = [lambda: entering.extend(library.find for library in LIBRARIES.entries())]
+"""Functions called once, before a strategy takes force or a function is traced, for libraries that must know first."""
 
 
 def announce() -> None:
-    """Calls what is in `entering`."""
-    # A copy: what is called may add or take away such functions.
-    for call in tuple(entering):
-        call()
+    """Calls what is in `entering`, which may add more."""
+    while entering:
+        entering.pop(0)()
 
 
 def current() -> Context:

@@ -168,7 +168,11 @@ def first_devices(count: int) -> tuple[jax.Device, ...]:
 
 @contextmanager
 def described_devices(devices: Sequence[jax.Device]) -> Generator[None]:
-    """Gives every strategy made within these devices, whichever it names: they are only described, nothing runs."""
+    """Gives every strategy made within these devices, whichever it names: they are only described, nothing runs.
+
+    Args:
+      devices: as a compiler describes them, such as those of a TPU slice that is not there.
+    """
     global _described
     outer, _described = _described, tuple(devices)
     try:

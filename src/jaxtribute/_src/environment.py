@@ -20,7 +20,11 @@ _LONGEST = 300
 
 
 def whole_number(text: str) -> int | None:
-    """The whole number from 0 on that a text is; None for anything else."""
+    """The whole number from 0 on that a text is; None for anything else.
+
+    Args:
+      text: what a user or an environment variable says.
+    """
     # `int` reads more than that: signs, spaces, underscores, digits of other scripts.
     return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS else None
 
@@ -76,6 +80,9 @@ def seconds(variable: str, default: float, least: float) -> float:
 def parse_json(text: str) -> Json:
     """Reads JSON.
 
+    Args:
+      text: JSON, which anybody may have written.
+
     Raises:
       ValueError: it is none, or Python does not read it: numbers of thousands of digits, very many brackets.
     """
@@ -86,7 +93,11 @@ def parse_json(text: str) -> Json:
 
 
 def shown(value: object) -> str:
-    """A value for a message: as Python writes it, and not longer than a line or two."""
+    """A value for a message: as Python writes it, and not longer than a line or two.
+
+    Args:
+      value: any object.
+    """
     try:
         text = repr(value)
     except RecursionError:

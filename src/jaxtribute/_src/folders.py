@@ -43,6 +43,11 @@ class Folder:
         self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=base)  # readable by this user alone
         self._lock = _own(Path(self.path))
 
+    @staticmethod
+    def machine_name() -> str:
+        """Name of this machine since its last start: processes that have it can meet in a folder."""
+        return machine_name()
+
     def close(self) -> None:
         """Removes the folder."""
         shutil.rmtree(self.path, ignore_errors=True)

@@ -202,6 +202,28 @@ RUN, REDUCE, INPUT = Kind("run"), Kind("reduce"), Kind("input")
 SAVE, WRITE, FLUSH, RESTORE = Kind("save"), Kind("write"), Kind("flush"), Kind("restore")
 BARRIER, WAIT, METRICS, ATTEMPT, POINT = Kind("barrier"), Kind("wait"), Kind("metrics"), Kind("attempt"), Kind("point")
 TASK, CLOSURE = Kind("task"), Kind("closure")
+
+
+class Kinds:
+    """The kinds of events that add-ons observe, or make: `Kinds.WAIT.during(subject, name)`; `observe` describes each.
+
+    A kind has `name`, `due()`, `around(call, ...)` and `during(subject, name, ...)`.
+    """
+
+    ATTEMPT = ATTEMPT
+    CLOSURE = CLOSURE
+    DISPATCH = DISPATCH
+    FLUSH = FLUSH
+    INPUT = INPUT
+    METRICS = METRICS
+    POINT = POINT
+    RESTORE = RESTORE
+    SAVE = SAVE
+    TASK = TASK
+    WAIT = WAIT
+    WRITE = WRITE
+
+
 _OF_STEPS = (STEP, TRACE, DISPATCH, RUN, REDUCE, INPUT)
 _OF_JOBS = (SAVE, WRITE, FLUSH, RESTORE, BARRIER, WAIT, METRICS, ATTEMPT, POINT, TASK, CLOSURE)
 KINDS = {kind.name: kind for kind in (*_OF_STEPS, *_OF_JOBS)}
@@ -236,7 +258,12 @@ def observe(observer: Observer, *kinds: str) -> Generator[None]:
 
 
 def subscribe(observer: Observer, *kinds: str) -> Callable[[], None]:
-    """Does as `observe` until the function that it returns is called, or for the rest of the process."""
+    """Does as `observe` until the function that it returns is called, or for the rest of the process.
+
+    Args:
+      observer: the observer.
+      kinds: as for `observe`.
+    """
     unknown = sorted(set(kinds) - KINDS.keys())
     if unknown:
         raise ArgumentError(f"{unknown[0]!r} is no kind of event. HINT: choose among {', '.join(KINDS)}.")

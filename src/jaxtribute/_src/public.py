@@ -6,7 +6,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from inspect import isclass, isfunction
+from types import ModuleType
 from typing import Any
+
+from jaxtribute.errors import MissingLibraryError
 
 _PRIVATE = "jaxtribute._src"
 
@@ -30,7 +33,8 @@ def lazy_names(
 
     Args:
       home: the public module.
-      names: each name, and the private module that defines it, without `jaxtribute._src.`.
+      names: each name, and the private module that defines it, without `jaxtribute._src.`; `module:name` if its name is
+        another one there, `module:` for the module itself.
       modules: public modules of `jaxtribute` that are attributes of this one.
     """
     module = sys.modules[home]
@@ -41,8 +45,12 @@ def lazy_names(
             return import_module(f"jaxtribute.{name}")
         if name not in names:
             raise AttributeError(f"module {home!r} has no attribute {name!r}", name=name)
-        found = getattr(import_module(f"{_PRIVATE}.{names[name]}"), name)
-        _readdress(found, home)
+        place, colon, other = names[name].partition(":")
+        found: Any = _load(home, name, f"{_PRIVATE}.{place}")
+        if other or not colon:
+            found = getattr(found, other or name)
+        if not colon:  # pickles look for the name that it was defined with
+            _readdress(found, home)
         # The next look-up finds it in the module, and does not come here.
         setattr(module, name, found)
         return found
@@ -51,6 +59,19 @@ def lazy_names(
         return sorted({*vars(module), *names, *public})
 
     return find, listed
+
+
+def _load(home: str, name: str, module: str) -> ModuleType:
+    """Imports the module that has a name; one of an add-on that is not installed is named by a sentence."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith(_PRIVATE):
+            raise
+        raise MissingLibraryError(
+            f"{home}.{name} belongs to an add-on that is not installed: there is no {error.name}. HINT: install "
+            "jaxtribute whole."
+        ) from error
 
 
 def _readdress(value: object, home: str) -> None:

@@ -73,3 +73,11 @@ def exists(path: Path) -> bool:
             raise
         return False
     return True
+
+
+class Disk:
+    """Reads of a disk that may fail for a moment."""
+
+    patiently = staticmethod(patiently)
+    passing = staticmethod(passing)
+    exists = staticmethod(exists)

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.cluster import resolvers
+from jaxtribute._src.points import RESOLVERS
 from jaxtribute.cluster_resolver import ClusterResolver, Detection, detect, known, register
 from jaxtribute.errors import ClusterSpecError
 
@@ -78,7 +78,7 @@ def test_each_that_can_be_found_says_what_it_looks_for() -> None:
 
 
 def test_a_resolver_of_ones_own_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolvers, "_registry", list(resolvers._registry))  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(RESOLVERS, "_entries", list(RESOLVERS.entries()))  # those of its own go with the test
 
     @register(rank=5)
     class Mine(ClusterResolver):

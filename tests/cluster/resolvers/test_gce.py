@@ -8,7 +8,7 @@ from google.auth.credentials import AnonymousCredentials
 from googleapiclient import discovery  # pyright: ignore[reportMissingTypeStubs]
 
 from cluster.fake_http import Answer, Request, serving
-from jaxtribute._src.cluster.resolvers.gce import metadata
+from jaxtribute._src.resolvers.gce import metadata
 from jaxtribute.cluster_resolver import GCEClusterResolver
 from jaxtribute.errors import ClusterError, MissingLibraryError
 

@@ -10,7 +10,7 @@ import pytest
 from kubernetes import client
 
 from cluster.fake_http import Answer, serving
-from jaxtribute._src.cluster.resolvers import kubernetes
+from jaxtribute._src.resolvers import kubernetes
 from jaxtribute.cluster_resolver import KubernetesClusterResolver, KubernetesExecutableLocation, detect
 from jaxtribute.errors import ArgumentError, ClusterError, ClusterSpecError, MissingLibraryError
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute._src.cluster.resolvers.slurm import expand_counts, expand_hosts
+from jaxtribute._src.resolvers.slurm import expand_counts, expand_hosts
 from jaxtribute.cluster_resolver import SlurmClusterResolver, detect
 from jaxtribute.errors import ClusterSpecError
 

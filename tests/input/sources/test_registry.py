@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtribute._src.input.sources import adapt, adapters
+from jaxtribute._src.input.sources import adapt
+from jaxtribute._src.points import SOURCES
 from jaxtribute.errors import ArgumentTypeError
 from jaxtribute.input import ArraySource, make_numpy_dataset
 
@@ -54,11 +55,11 @@ def test_what_no_adapter_takes(dataset: Any) -> None:
 
 def test_an_adapter_registers_itself_once() -> None:
     adapt([])
-    names = [adapter.name for adapter in adapters]
+    names = [adapter.name for adapter in SOURCES.entries()]
     assert len(set(names)) == len(names)
     assert {"grain.MapDataset", "grain.IterDataset", "grain.DataLoader"} <= set(names)
 
 
 def test_the_most_general_adapter_comes_last() -> None:
     adapt([])
-    assert max(adapters, key=lambda adapter: adapter.rank).name == "any iterable of batches"
+    assert max(SOURCES.entries(), key=lambda adapter: adapter.rank).name == "any iterable of batches"

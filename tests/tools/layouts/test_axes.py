@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxtribute._src.jaxprs.core import opened
-from jaxtribute._src.tools.layouts.axes import AxisClasses
+from jaxtribute._src.layouts.axes import AxisClasses
 
 
 def classes(function: Callable[..., Any], *shapes: Any) -> tuple[AxisClasses, list[list[int]]]:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.tools.layouts.axes import Use
-from jaxtribute._src.tools.layouts.clusters import Cluster, Plan, by_classes, guesses
-from jaxtribute._src.tools.layouts.search import Search
+from jaxtribute._src.layouts.axes import Use
+from jaxtribute._src.layouts.clusters import Cluster, Plan, by_classes, guesses
+from jaxtribute._src.layouts.search import Search
 from jaxtribute._src.values.automatic import Candidate
 
 

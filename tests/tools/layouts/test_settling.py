@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 import jaxtribute as jd
 import layout_models
-from jaxtribute._src.tools.layouts.judging import laid_out
+from jaxtribute._src.layouts.judging import laid_out
 from jaxtribute.errors import ArgumentError
 
 WIDE = 128

@@ -156,6 +156,15 @@ class Checkpoint:
         self._counts[counter] += 1
         return self._counts[counter]
 
+    @staticmethod
+    def _agreed_path(path: str | PathLike[str]) -> Path:
+        """The first worker's path, where each worker may have been told another; its folder is made."""
+        own, cluster = check_path(path, "path"), committing.cluster()
+        if cluster is None:
+            return own
+        own.parent.mkdir(parents=True, exist_ok=True)
+        return Path(cluster.exchange("checkpoint path", str(own))[0])
+
     @observed(SAVE)
     def write(
         self,

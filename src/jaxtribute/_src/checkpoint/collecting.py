@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxtribute._src.checkpoint.forms import Spec
 from jaxtribute._src.checkpoint.leaves import CellLeaf, Leaf, VariableLeaf
-from jaxtribute._src.checkpoint.models import Key, adapter_of, slot_key
+from jaxtribute._src.checkpoint.state import Key, adapter_of, slot_key
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.optimizer.optimizer import Optimizer
 from jaxtribute._src.types import Foreign, HostArray, Nest

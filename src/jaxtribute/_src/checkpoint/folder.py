@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import logging
 import time
@@ -9,7 +10,20 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 
-from jaxtribute._src.checkpoint.files import check_name, check_path, complete, not_read, present, standing, write_text
+from jaxtribute._src.checkpoint.committing import STATE
+from jaxtribute._src.checkpoint.files import (
+    FILE,
+    check_folder,
+    check_name,
+    check_path,
+    complete,
+    not_read,
+    number_of,
+    present,
+    standing,
+    stem,
+    write_text,
+)
 from jaxtribute._src.checkpoint.restoring import verify
 from jaxtribute._src.checkpoint.series import Entry, Identity, Series, identity_of
 from jaxtribute._src.reading import passing, patiently
@@ -39,6 +53,35 @@ def latest_checkpoint(directory: str | PathLike[str], checkpoint_name: str = "ck
     """
     folder = check_path(directory, "directory")
     return latest_of(Series(folder, check_name(checkpoint_name, "checkpoint_name")), folder, {})
+
+
+def latest_of_any_name(directory: str | PathLike[str]) -> str | None:
+    """Finds the checkpoint that was saved last, as `latest_checkpoint` does, whatever their names start with.
+
+    Args:
+      directory: the folder.
+    """
+    folder = check_path(directory, "checkpoint_dir")
+    check_folder(folder)
+    # The name ends in the number of the save; other folders with a hyphen may lie beside it.
+    paths = [path for path in folder.glob("*-*") if number_of(path) is not None]
+    names = {stem(path) for path in paths if present(path / FILE) or present(path / STATE)}
+    lines = [Series(folder, name).line() for name in names]
+    # Within a name the order of the saves is known; between names only the clock tells.
+    merged = heapq.merge(*(line for line, _ in lines), key=lambda entry: -entry.written_at)
+    others = [path for _, given_up in lines for path in paths_of(given_up)]
+    return newest_whole([entry.path for entry in merged], folder, {}, others)
+
+
+def saves_in(directory: str | PathLike[str], checkpoint_name: str = "ckpt") -> list[tuple[Path, Identity | None]]:
+    """The checkpoints of a name, in the order of their numbers, each with what tells it from another of its path.
+
+    Args:
+      directory: the folder.
+      checkpoint_name: what the checkpoints' names start with.
+    """
+    folder = check_path(directory, "directory")
+    return [(path, identity_of(path)) for _, path in sorted(complete(folder, checkpoint_name).items())]
 
 
 def latest_of(series: Series, directory: Path, known: dict[Path, Identity | None]) -> str | None:

@@ -150,6 +150,20 @@ _TRIALS = 5
 """Trials to verify a checkpoint that other processes replace meanwhile."""
 
 
+def read_all(path: Path) -> None:
+    """Reads every array of a checkpoint, one after the other: they need not fit into this machine's memory together.
+
+    Args:
+      path: the checkpoint.
+
+    Raises:
+      CheckpointError: it cannot be read; OSError and ValueError likewise.
+    """
+    for name, spec in Description.read(path).values.items():
+        if spec.size:
+            arrays.read(path / STATE, {name: None})
+
+
 def verify(path: Path, part: tuple[int, int] = (0, 1)) -> None:
     """Checks that the files of a checkpoint are as they were written; nothing else is looked at.
 

@@ -6,11 +6,19 @@ import json
 import sys
 import traceback
 from dataclasses import asdict, dataclass
+from enum import IntEnum
 
-RESUME = 75
-"""The exit code of a process that has saved and asks the launcher to start it again (EX_TEMPFAIL)."""
-ELSEWHERE = 70
-"""The exit code of a process whose cluster failed elsewhere: it is not the cause (EX_SOFTWARE)."""
+
+class ExitCode(IntEnum):
+    """Exit codes of a job's processes that tell the launcher more than that they failed."""
+
+    ELSEWHERE = 70
+    """The process's cluster failed elsewhere: it is not the cause (EX_SOFTWARE)."""
+    RESUME = 75
+    """The process has saved and asks to be started again (EX_TEMPFAIL)."""
+
+
+RESUME, ELSEWHERE = int(ExitCode.RESUME), int(ExitCode.ELSEWHERE)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,12 @@ class Member:
 
 @dataclass(frozen=True)
 class Roster:
-    """The members in the order of their ranks, and which of them this process is."""
+    """The members in the order of their ranks, and which of them this process is.
+
+    Attributes:
+      members: the members, by rank.
+      rank: the rank of this process.
+    """
 
     members: tuple[Member, ...]
     rank: int

@@ -11,6 +11,7 @@ from jaxtribute._src import settings
 from jaxtribute._src.cluster import runtime
 from jaxtribute._src.cluster.roster import JOBS
 from jaxtribute._src.cluster.spec import ClusterDef, ClusterSpec, Tasks
+from jaxtribute._src.points import PARAMETER_SERVERS
 from jaxtribute.errors import ClusterError, ClusterSpecError
 
 _JOINED = "jaxtribute/server/joined"
@@ -153,10 +154,7 @@ def _only(argument: str, choices: list[_T], shown: str) -> _T:
 def _start(spec: ClusterSpec, task: ServerDef) -> Callable[[], None]:
     """Starts the task, and returns what `join` calls."""
     if "ps" in spec.jobs:
-        # Ray is loaded only where there are parameter servers.
-        from jaxtribute._src.parameter_servers.engines.ray_node import task_of_cluster
-
-        return task_of_cluster(spec, task)
+        return PARAMETER_SERVERS.last()(spec, task)
     members = sum(spec.num_tasks(job) for job in JOBS if job in spec.jobs)
     # Parameter servers aside, a task that trains with nobody has nothing to join.
     if task.job_name not in JOBS or members == 1:

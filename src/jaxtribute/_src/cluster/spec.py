@@ -191,7 +191,11 @@ def _tasks_of(job: str, tasks: object) -> dict[int, str]:
 
 
 def task_number(value: object) -> int | None:
-    """The number of a task: a whole number from 0 on, or one in digits, as JSON has keys; None for anything else."""
+    """The number of a task: a whole number from 0 on, or one in digits, as JSON has keys; None for anything else.
+
+    Args:
+      value: what a cluster spec says.
+    """
     if isinstance(value, str):
         return whole_number(value)
     # True and False are ints of Python's, and no numbers of tasks.

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jaxtribute._src.strategies import base, central_storage, mirrored, older, one_device
-from jaxtribute._src.strategies.legacy import warn_deprecated
+from jaxtribute._src.compat import older
+from jaxtribute._src.compat.legacy import warn_deprecated
+from jaxtribute._src.strategies import base, central_storage, mirrored, one_device
 from jaxtribute._src.types import Nest
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.variable import Variable

@@ -52,6 +52,11 @@ class Capture(NamedTuple):
     tree: Any
     constants: bool
 
+    def result(self, outputs: Sequence[Any]) -> Any:
+        """The function's result, of the program's first outputs."""
+        whole = self.tree.unflatten(outputs)
+        return jax.tree.map(_value, whole, is_leaf=is_constant) if self.constants else whole
+
 
 def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequence[Any]) -> Capture:
     """Traces `call(leaves)` once in `context`; the variables themselves stay untouched.
@@ -90,6 +95,10 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
 def is_constant(value: Numeric) -> bool:
     """True if a result is carried in the structure of the results."""
     return isinstance(value, Constant)
+
+
+def _value(leaf: Nest) -> Any:
+    return leaf.value if isinstance(leaf, Constant) else leaf
 
 
 def _laid_out(value: Numeric) -> Any:

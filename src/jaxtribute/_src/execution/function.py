@@ -51,7 +51,13 @@ _Repeated = tuple[contexts.Context, _Again]
 
 
 class Function(Generic[P, R]):
-    """A compiled Python function, made by `jd.function`; call it like the function itself."""
+    """A compiled Python function, made by `jd.function`; call it like the function itself.
+
+    Args:
+      python_function: the function.
+      input_signature: as for `jd.function`.
+      donate_argnums: as for `jd.function`.
+    """
 
     __name__: str
     __qualname__: str

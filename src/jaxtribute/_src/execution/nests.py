@@ -25,7 +25,11 @@ def is_distributed(value: Numeric) -> bool:
 
 
 def is_whole(value: Numeric) -> bool:
-    """True if `value` is one thing to the library, though JAX could look into it."""
+    """True if `value` is one thing to the library, though JAX could look into it.
+
+    Args:
+      value: a node of a nest.
+    """
     return isinstance(value, (ReplicaValues, Variable))
 
 
@@ -40,7 +44,11 @@ def is_number(value: Numeric) -> bool:
 
 
 def step_of(key: Leaf) -> Leaf:
-    """The attribute, key or place in a list that one step of a path of JAX's stands for."""
+    """The attribute, key or place in a list that one step of a path of JAX's stands for.
+
+    Args:
+      key: a step of a path, as `jax.tree_util.tree_leaves_with_path` gives it.
+    """
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return getattr(key, attribute)
@@ -133,7 +141,12 @@ def at(values: Any, places: Iterable[Any]) -> list[Any]:
 
 
 def map_leaves(function: Any, *nests: Nest) -> Any:
-    """Applies `function` to the leaves of nests of one structure, distributed values and variables kept whole."""
+    """Applies `function` to the leaves of nests of one structure, distributed values and variables kept whole.
+
+    Args:
+      function: takes one leaf of each nest.
+      nests: of the same structure.
+    """
     return jax.tree.map(function, *nests, is_leaf=is_whole)
 
 

@@ -60,6 +60,12 @@ class Program:
 
     Variables that it writes are donated and rebound; those that it only reads are passed. `jax.jit` keeps one
     executable for each combination of shapes, and asks `retrace` for the program of a new one.
+
+    Args:
+      first: the function as traced for the first shapes.
+      retrace: traces it for others.
+      home: the devices to run on; None for those of the arguments.
+      donated_leaves: the places of the arguments whose memory the program may take over.
     """
 
     def __init__(

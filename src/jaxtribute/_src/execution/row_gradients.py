@@ -93,6 +93,12 @@ class RowsOverlay(Overlay):
 def overlaid_rows(executor: Overlay, variable: Variable, ids: Numeric, read: Callable[[Any], Any]) -> Any:
     """Rows that are looked up while a function is differentiated.
 
+    Args:
+      executor: the executor in force, which differentiates.
+      variable: the variable.
+      ids: the numbers of the rows.
+      read: looks the rows up as an executor sees them.
+
     Raises:
       RowsNeeded: it is differentiated by the variable, as a whole so far.
     """

@@ -60,6 +60,9 @@ def escape_error(variable: Variable) -> TraceError:
 def check_untraced(variable: Variable) -> None:
     """Checks that no JAX transformation is under way, from which an eager write could not get out.
 
+    Args:
+      variable: the variable that would be written, for the error.
+
     Raises:
       TraceError: one is.
     """
@@ -173,6 +176,37 @@ class TracedProgram(InTrace):
         self.values[variable] = value
         self.written[variable] = None
         self.changed(variable)
+
+    def record(self, operation: Any, values: Sequence[Any], variable: Variable) -> None:
+        """Notes an operation that the program sends to the process that holds a variable.
+
+        Args:
+          operation: has `parts`, as many objects as there are values: each becomes an output of the program.
+          values: the operation's arrays.
+          variable: named by the error.
+
+        Raises:
+          TraceError: called inside a JAX transformation, from where the values cannot get out.
+        """
+        # Inside `jax.grad` or a scan the values belong to an inner trace, and would leave it as leaked tracers.
+        if current_trace() is not self.trace:
+            raise escape_error(variable)
+        self.operations.append(operation)
+        for part, value in zip(operation.parts, values, strict=True):
+            self.give(part, value)
+
+    def give(self, output: Any, value: Numeric) -> None:
+        """Makes `value` an output of the program, by the name of any object."""
+        with recorded_in(self.trace):
+            self.values[output] = jnp.asarray(value)
+        self.written[output] = None
+
+    def take(self, entry: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Makes `entry`, which is no variable of this process, an input of the program; returns its value there."""
+        with recorded_in(self.trace):
+            value = variable_p.bind(shape=shape, dtype=dtype, key=len(self.inputs))
+        self.inputs.append(entry)
+        return value
 
     def new_values(self) -> list[Any]:
         """The values of what the program has written, in the order of `written`."""

@@ -59,6 +59,9 @@ def as_array(leaf: Leaf) -> Any:
 def as_batch(element: Nest) -> Batch:
     """Returns a dataset's element as a batch.
 
+    Args:
+      element: a tree of arrays with a common first axis.
+
     Raises:
       InputError: if its arrays have different lengths along axis 0, or one is masked.
     """
@@ -131,7 +134,11 @@ def empty_like(tree: Nest) -> Nest:
 
 
 def copied(tree: Nest) -> Nest:
-    """Copies the NumPy arrays of a tree, for a producer that may write into them again."""
+    """Copies the NumPy arrays of a tree, for a producer that may write into them again.
+
+    Args:
+      tree: a batch, or a part of one.
+    """
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tree)
 
 
@@ -182,7 +189,11 @@ def replica_spec(spec: Nest, shard: Shard, *, split: bool) -> Nest:
 
 
 def examples_in(element: Nest) -> int:
-    """Examples in an element of a dataset, counted along axis 0: those of all workers where they share one array."""
+    """Examples in an element of a dataset, counted along axis 0: those of all workers where they share one array.
+
+    Args:
+      element: a batch on the host, or one that lies on the replicas' devices.
+    """
     # The usual batch, an array or a tuple of arrays: JAX takes microseconds to find its leaves.
     first = element[0] if type(element) is tuple and element else element
     if isinstance(first, jax.Array | np.ndarray):

@@ -1,7 +1,7 @@
 """All that the library knows of Grain's insides: the kinds of its nodes, and what their private fields say.
 
-Other files read a Grain dataset through these functions alone. `tests/input/test_grain_internals.py` states each fact,
-so that a release of Grain that changes one fails there.
+Other files read a Grain dataset through these functions alone. `tests/input/test_grain_internals.py` states each
+fact, so that a release of Grain that changes one fails there.
 """
 
 # pyright: reportPrivateUsage=false

@@ -170,6 +170,9 @@ def exact(node: Node) -> Node:
     """The dataset with each shuffle that would repeat a record, or takes long, replaced by one that does not.
 
     The order stays as it is but for the records that Grain would repeat.
+
+    Args:
+      node: a Grain dataset.
     """
 
     def change(node: Node) -> Node | None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxtribute._src.input.batches import path_name
+from jaxtribute._src.execution.nests import leaves_of
+from jaxtribute._src.input.batches import as_batch, path_name
 from jaxtribute._src.input.splitting import Shard
-from jaxtribute._src.input.worker_steps import WorkerStep
+from jaxtribute._src.input.worker_steps import WorkerStep, worker_step
 from jaxtribute._src.types import Array, Foreign, Leaf, Nest
 from jaxtribute._src.values.described import DescribedArray
 from jaxtribute._src.values.distributed import PerReplica
@@ -63,6 +65,48 @@ def even_arrays(mesh: ReplicaMesh, compiled: bool) -> Callable[[np.ndarray[Any, 
         return _as_it_is if compiled else Transfer(mesh.split)
     transfer = Transfer(mesh.split)
     return lambda array: PerReplica.from_split(transfer(array), mesh)
+
+
+class BatchPlacer:
+    """Cuts batches of all replicas' examples and puts the slices on their devices.
+
+    Most batches have the shapes of the one before; of those nothing is asked anew.
+
+    Args:
+      mesh: the replicas' devices.
+      shard: this worker's share, and the number of replicas.
+      compiled: True if a compiled program takes the batches, which may then stay on the host for one device.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, shard: Shard, *, compiled: bool) -> None:
+        self._replicas, self._shard = mesh.size, shard
+        self._place = to_program(mesh) if compiled else to_devices(mesh)
+        self._even = even_arrays(mesh, compiled)
+        self._rows: dict[Any, int] = {}
+        """The numbers of examples in batches that `_even` may place, by their structure, shapes and dtypes."""
+
+    def __call__(self, batch: Nest) -> tuple[Any, int]:
+        """The batch with `PerReplica` leaves (arrays, for one replica), and its number of examples."""
+        leaves, structure = leaves_of(batch)
+        kind = None
+        if self._even is not None and set(map(type, leaves)) == _NUMPY:
+            kind = structure, *map(_shape_and_dtype, leaves)
+            rows = self._rows.get(kind)
+            if rows is not None:
+                return structure.unflatten(map(self._even, leaves)), rows
+        whole = as_batch(batch)
+        placed = self._place(worker_step(whole, self._shard))
+        if kind is not None and whole.total and not whole.total % self._replicas and all(map(is_small_number, leaves)):
+            if len(self._rows) >= _KINDS:
+                self._rows.clear()
+            self._rows[kind] = whole.total
+        return placed, whole.total or 0
+
+
+_NUMPY = {np.ndarray}
+_KINDS = 256
+"""Number of shapes of batches that are remembered."""
+_shape_and_dtype = attrgetter("shape", "dtype")
 
 
 def _as_it_is(array: np.ndarray[Any, Any]) -> Any:

@@ -11,6 +11,11 @@ class Shard:
     """One worker's place among the workers and their replicas.
 
     Every worker has the same number of replicas, and worker `w` has those numbered from `w * local`.
+
+    Attributes:
+      workers: the number of workers.
+      worker: the number of this one.
+      replicas: the number of replicas over all workers.
     """
 
     workers: int = 1

@@ -6,7 +6,6 @@ Python are no trace to it, so its check asks here, too.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,28 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.execution.capture import USE_MODEL
-from jaxtribute._src.integrations.keras.activation import Watcher
+from jaxtribute._src.libraries import Library
+from jaxtribute._src.points import LIBRARIES
 from jaxtribute._src.types import Leaf
 from jaxtribute.errors import VariableError
-
-_NAME = "flax.nnx"
-
-
-def install() -> None:
-    """Makes scopes, traced functions and eager runs look for NNX; imports nothing."""
-    if _look not in contexts.entering:
-        contexts.entering.append(_look)
-
-
-def _look() -> None:
-    """Teaches NNX about replicas as it is, or waits for its import."""
-    contexts.entering.remove(_look)
-    # A name that is bound late: before that the module is still being imported, or not yet.
-    if hasattr(sys.modules.get(_NAME), "Optimizer"):
-        _patch()
-    else:
-        sys.meta_path.insert(0, Watcher(_NAME, _patch))
 
 
 class _Made:
@@ -128,7 +109,9 @@ class _Written:
         raise VariableError(
             f"a replica function has changed a {type(changed[0]).__name__} of Flax NNX that was made outside: each of "
             f"{contexts.current().strategy.num_replicas_in_sync} replicas would change it by itself, with nothing "
-            f"reduced between them. It has its value of before again. {USE_MODEL}"
+            "reduced between them. It has its value of before again. HINT: make it a jd.Model, "
+            "jd.Model(module, transform), in the strategy's scope, and use that; or pass the module as an argument and "
+            "return it."
         )
 
 
@@ -152,3 +135,6 @@ def _equal(left: Leaf, right: Leaf) -> bool:
     left, right = np.asarray(left), np.asarray(right)
     # To the bit, by which a NaN is one, too.
     return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+LIBRARIES.register(Library("flax.nnx", "Optimizer", _patch))

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.checkpoint.committing import cluster, patience
+from jaxtribute._src.checkpoint.committing import cluster
 from jaxtribute._src.integrations.model import Model
 from jaxtribute._src.types import Nest
 from jaxtribute._src.values.placing import own
@@ -37,6 +37,8 @@ from jaxtribute.errors import (
 
 Host = np.ndarray[Any, Any]
 
+_LONGEST_WAIT_S = 600.0
+"""Workers wait for each other as long as for a step, at most."""
 _NAMES = {
     "bool": "BOOL",
     "int8": "I8",
@@ -86,7 +88,7 @@ def save(model: Nest, path: str | PathLike[str], *, metadata: Mapping[str, str] 
             file.truncate(len(header) + sum(map(_bytes_of, variables.values())))
     # The file has its whole length before anybody else writes a part into it.
     if workers is not None:
-        workers.barrier("safetensors begun", patience(workers))
+        workers.barrier("safetensors begun", min(workers.timeout_s, _LONGEST_WAIT_S))
     with unfinished.open("r+b") as file:
         for name, variable in variables.items():
             for start, part in _own_parts(variable, first=first):
@@ -95,12 +97,12 @@ def save(model: Nest, path: str | PathLike[str], *, metadata: Mapping[str, str] 
         file.flush()
         os.fsync(file.fileno())
     if workers is not None:
-        workers.barrier("safetensors written", patience(workers))
+        workers.barrier("safetensors written", min(workers.timeout_s, _LONGEST_WAIT_S))
     if first:
         unfinished.replace(target)
     # No worker goes on, and perhaps reads the file, before it bears its name.
     if workers is not None:
-        workers.barrier("safetensors complete", patience(workers))
+        workers.barrier("safetensors complete", min(workers.timeout_s, _LONGEST_WAIT_S))
 
 
 def load(

@@ -1,4 +1,6 @@
-"""The names of JAX's insides that the library uses, under one roof; `tests/jaxprs/test_contract.py` states what holds.
+"""The names of JAX's insides that the library uses, under one roof.
+
+`tests/jaxprs/test_contract.py` states what holds of them.
 
 A program is *closed* with the values of its constants. JAX 0.10 has a class of its own for that, `ClosedJaxpr`; JAX
 0.12 has merged it into `Jaxpr`. `closed`, `opened` and `constants` are right on both.
@@ -80,7 +82,11 @@ def closed(jaxpr: Jaxpr, consts: Sequence[Any]) -> ClosedJaxpr:
 
 
 def opened(program: Any) -> Jaxpr:
-    """The program without the values of its constants."""
+    """The program without the values of its constants.
+
+    Args:
+      program: a jaxpr, closed or not.
+    """
     return getattr(program, "jaxpr", program)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jaxtribute._src.jaxprs import meetings
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, JaxprEqn, Literal, Tracer, aval, bind, constants, opened
 from jaxtribute._src.jaxprs.flow import scan_counts
 from jaxtribute._src.jaxprs.kinds import ELEMENTWISE, equalises, names_axis
+from jaxtribute._src.jaxprs.making import mean_p
 from jaxtribute._src.jaxprs.walking import called
 
 FACTOR = 2
@@ -80,12 +81,26 @@ _FOLDED = (ELEMENTWISE | _MOVES | frozenset({"reduce_prod", "reduce_max", "reduc
 _LOOPS = frozenset({"scan", "while", "cond"})
 
 
+_KIND: TypeAlias = Kind
+_PART: TypeAlias = Part
+_FACTOR = FACTOR
+
+
 class Rows:
     """The analysis of two programs that differ in the number of rows.
 
     Args:
       axis: the name of the replicas' axis.
     """
+
+    Kind: TypeAlias = _KIND
+    """The kinds of values."""
+    Part: TypeAlias = _PART
+    """The way in which a replica's value is part of that of the whole batch."""
+    MEAN = mean_p
+    """Marks a replica's number as a mean."""
+    FACTOR = _FACTOR
+    """The second program has so many times the rows of the first."""
 
     def __init__(self, axis: str) -> None:
         self._axis = axis

@@ -32,7 +32,11 @@ Handler = Callable[[JaxprEqn, list[Any]], "Sequence[Any] | None"]
 
 
 def programs_in(eqn: JaxprEqn) -> Iterator[Any]:
-    """The programs inside an operation, closed or not: bodies, branches, called functions."""
+    """The programs inside an operation, closed or not: bodies, branches, called functions.
+
+    Args:
+      eqn: an operation of a jaxpr.
+    """
     for value in eqn.params.values():
         # Branches of a condition are a tuple of programs; all else has one program to a parameter.
         for one in value if isinstance(value, (tuple, list)) else (value,):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from jaxtribute._src.cluster.spec import task_number
-from jaxtribute._src.environment import CPU_DEVICES, parse_json
+from jaxtribute._src.environment import parse_json
 
 TF_CONFIG = "TF_CONFIG"
 LAUNCHER = "JAXTRIBUTE_LAUNCHER"
@@ -46,7 +46,7 @@ def rank_environment(
     found[TF_CONFIG] = tf_config({"worker": list(addresses)}, "worker", index)
     found[LAUNCHER] = "1"
     if devices is not None:
-        found[CPU_DEVICES] = str(devices)
+        found["JAXTRIBUTE_CPU_DEVICES"] = str(devices)
         found.setdefault(PLATFORMS, "cpu")
     return found
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from jaxtribute._src.cluster.resolvers.slurm import COUNTS, TASKS, SlurmClusterResolver, expand_counts
 from jaxtribute._src.folders import Folder
 from jaxtribute._src.launcher.attempt import Signal
 from jaxtribute._src.launcher.environment import LAUNCHER, TF_CONFIG, tf_config
@@ -18,6 +17,7 @@ from jaxtribute._src.launcher.follower import Follower
 from jaxtribute._src.launcher.leader import Leader
 from jaxtribute._src.launcher.options import Options
 from jaxtribute._src.launcher.terminal import open_terminal
+from jaxtribute._src.resolvers.slurm import COUNTS, TASKS, SlurmClusterResolver, expand_counts
 
 
 def launch(options: Options) -> int:

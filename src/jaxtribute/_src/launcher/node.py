@@ -14,12 +14,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from jaxtribute._src.cluster.accelerators import VISIBLE, visible_gpus
+from jaxtribute._src.cluster.accelerators import visible_gpus
 from jaxtribute._src.cluster.addresses import Address
-from jaxtribute._src.compilation_cache import cache_environment
 from jaxtribute._src.folders import Folder
 from jaxtribute._src.launcher.attempt import Attempt, Outcome, Program, Signal
 from jaxtribute._src.launcher.certificates import VARIABLES, secret_of_run, write_certificates
+from jaxtribute._src.launcher.compilation_cache import cache_environment
 from jaxtribute._src.launcher.environment import RESTART, chief_environment, rank_environment
 from jaxtribute._src.launcher.options import Options
 from jaxtribute._src.launcher.output import RankOutput, open_log
@@ -157,7 +157,7 @@ class LocalNode:
         if options.served is not None:
             environment |= chief_environment(start.addresses[rank], *options.served)
         if options.gpus is not None:
-            environment[VISIBLE] = ",".join(gpus_of(index, options.gpus, options.workers, os.environ))
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus_of(index, options.gpus, options.workers, os.environ))
         terminal = rank == 0 and sys.stdout is not None and sys.stdout.isatty()
         # A progress bar is drawn with more than lines, so a prefix has no place in it.
         bare = terminal or (options.split and rank == 0)
@@ -196,6 +196,7 @@ def gpus_of(index: int, each: int, workers: int, environment: Mapping[str, str])
     if each * workers > len(found):
         raise ArgumentError(
             f"{workers} workers of {each} GPU(s) each need {each * workers}, and this machine shows {len(found)} "
-            f"({VISIBLE}={environment.get(VISIBLE)!r}). HINT: ask for fewer, or see `jaxtribute doctor`."
+            f"(CUDA_VISIBLE_DEVICES={environment.get('CUDA_VISIBLE_DEVICES')!r}). HINT: ask for fewer, or see "
+            "`jaxtribute doctor`."
         )
     return found[index * each : (index + 1) * each]

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from jaxtribute._src.cluster.addresses import Address
-from jaxtribute._src.cluster.resolvers.base import integer
-from jaxtribute._src.cluster.resolvers.slurm import HOSTS, RANK, TASKS, expand_hosts
 from jaxtribute._src.environment import shown, whole_number
+from jaxtribute._src.resolvers.slurm import HOSTS, RANK, TASKS, expand_hosts
 from jaxtribute.errors import ArgumentError, ClusterSpecError
 
 PREEMPTIONS = 100
@@ -124,7 +123,12 @@ def _in_slurm(options: Options, environment: Mapping[str, str]) -> Options:
             "HINT: let a container pass on all SLURM_ variables, or give --nodes 1 to run on this machine alone."
         )
     hosts = expand_hosts(environment[HOSTS])
-    rank = integer(environment, RANK)
+    rank = whole_number(environment[RANK])
+    if rank is None:
+        raise ClusterSpecError(
+            f"{RANK} is {shown(environment[RANK])}: expected a whole number from 0 on. HINT: let nothing but srun set "
+            "it."
+        )
     if rank >= len(hosts):
         raise ClusterSpecError(
             f"{RANK} is {rank}, and {HOSTS}={shown(environment[HOSTS])} has {len(hosts)} machines. HINT: let nothing "

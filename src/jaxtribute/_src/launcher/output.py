@@ -18,8 +18,8 @@ from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
+from jaxtribute._src.launcher.regular_files import open_regular
 from jaxtribute._src.launcher.terminal import say, widen, write
-from jaxtribute._src.regular_files import open_regular
 
 _CHUNK = 1 << 19
 _LONGEST_DRAIN_S = 20.0

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src.types import ArrayLike, Nest
-from jaxtribute._src.values.distributed import ReplicaValues
+from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError
 
@@ -43,7 +43,7 @@ def encode(value: Nest, arrays: list[Any], depth: int = 0) -> Any:
         raise NotPlainError  # messages have a limit of their own, and a list may hold itself
     if isinstance(value, Variable):
         value = value.read_value()
-    if isinstance(value, ReplicaValues):
+    if isinstance(value, (PerReplica, Mirrored)):
         # Several components would come back as one array, without the devices that they are on.
         if len(value.values) != 1:
             raise NotPlainError

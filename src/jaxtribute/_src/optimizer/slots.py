@@ -39,6 +39,16 @@ class Slots:
     owners: tuple[int | None, ...]
     keys: tuple[Any, ...]
 
+    @staticmethod
+    def arrays_of(state: Any) -> list[Any]:
+        """A state's arrays; of random keys their data."""
+        return leaves_of(state)
+
+    @staticmethod
+    def names(paths: Sequence[Any], owners: Sequence[str | None]) -> list[str]:
+        """Optax's names of slots by their paths, behind the names of the variables that they belong to."""
+        return slot_names(paths, owners)
+
     def state(self, values: Sequence[Any]) -> Any:
         """The state as Optax has it, of the variables' values."""
         return self.tree.unflatten([_from_data(*pair) for pair in zip(values, self.keys, strict=True)])

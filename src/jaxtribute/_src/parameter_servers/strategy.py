@@ -14,9 +14,9 @@ import numpy as np
 from jaxtribute._src import settings
 from jaxtribute._src.backend import prepare_cpu_backend
 from jaxtribute._src.messaging.errors import name_of
+from jaxtribute._src.parameter_servers.partitioners import Partitioner
 from jaxtribute._src.parameter_servers.variables.access import Access
 from jaxtribute._src.parameter_servers.variables.variable import ServerPolicy, ServerVariable
-from jaxtribute._src.partitioners import Partitioner
 from jaxtribute._src.strategies.base import RunOptions, Strategy
 from jaxtribute._src.strategies.extended import StrategyExtended
 from jaxtribute._src.types import DType, Function, Leaf, Nest

@@ -11,11 +11,13 @@ import numpy as np
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.context import Context
+from jaxtribute._src.drawing import html_of
 from jaxtribute._src.execution.capture import unbound_axis
 from jaxtribute._src.execution.nests import flatten, flatten_dense, is_distributed, map_leaves
 from jaxtribute._src.jaxprs.core import is_traced
 from jaxtribute._src.observers import REDUCE, RUN, observed
-from jaxtribute._src.strategies.legacy import LegacyMethods
+from jaxtribute._src.points import PICTURES
+from jaxtribute._src.strategies.older_methods import OlderMethods
 from jaxtribute._src.strategies.scope import Scope, require_cross_replica
 from jaxtribute._src.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, ReplicaValues
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from jaxtribute._src.input.dataset import DistributedDataset
     from jaxtribute._src.input.options import InputContext, InputOptions
     from jaxtribute._src.strategies.extended import StrategyExtended
-    from jaxtribute._src.tools.visualize.picture import Picture
 
 
 class ValueContext:
@@ -73,7 +74,7 @@ class RunOptions(NamedTuple):
     experimental_xla_options: Any = None
 
 
-class Strategy(LegacyMethods):
+class Strategy(OlderMethods):
     """A list of devices with a policy for state and computation; see its subclasses.
 
     Args:
@@ -360,7 +361,7 @@ class Strategy(LegacyMethods):
         del session  # of TensorFlow 1
         return make_numpy_dataset(numpy_input)
 
-    def visualize(self, what: Leaf, *, limit: int = 40) -> Picture:
+    def visualize(self, what: Leaf, *, limit: int = 40) -> Any:
         """Draws which device holds which part of which array, or which replica reads which examples.
 
         Args:
@@ -368,15 +369,13 @@ class Strategy(LegacyMethods):
           limit: how many arrays are drawn, at least 1; the sums count all.
 
         Returns:
-          A `Picture`: print it, show it in a notebook, or `save` it as SVG, HTML or text.
+          A `jaxtribute.visualize.Picture`: print it, show it in a notebook, or `save` it as SVG, HTML or text.
 
         Raises:
           ArgumentTypeError: something that holds no array and is no dataset.
           InputError: a dataset made by `distribute_datasets_from_function`, of which only its function knows.
         """
-        from jaxtribute._src.tools.visualize.picture import visualize
-
-        return visualize(self, what, limit)
+        return PICTURES.last().picture(self, what, limit)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
         return self  # devices are no values
@@ -385,6 +384,4 @@ class Strategy(LegacyMethods):
         return f"<{type(self).__name__} with {self.num_replicas_in_sync} replica(s)>"
 
     def _repr_html_(self) -> str:
-        from jaxtribute._src.tools.visualize.html import strategy_html
-
-        return strategy_html(self)
+        return html_of(self)

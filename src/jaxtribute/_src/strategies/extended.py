@@ -19,7 +19,7 @@ from jaxtribute._src.execution.function import Function
 from jaxtribute._src.execution.nests import ATOMS, map_leaves, reveal
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.jaxprs.core import is_traced
-from jaxtribute._src.strategies.legacy import LegacyExtended
+from jaxtribute._src.strategies.older_methods import OlderExtended
 from jaxtribute._src.strategies.operations import ExtendedOperations
 from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from jaxtribute._src.strategies.base import Strategy
 
 
-class StrategyExtended(ExtendedOperations, LegacyExtended):
+class StrategyExtended(ExtendedOperations, OlderExtended):
     """The plug behind a `Strategy`: devices, variable placement and how replica functions are called.
 
     Args:
@@ -147,7 +147,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         """Lays out variables by a traced program that uses them, where the layout is automatic."""
         if self._layouts is None or not self.mesh.group:
             return
-        from jaxtribute._src.tools.layouts.settling import settle  # most programs never need it
+        from jaxtribute._src.layouts.settling import settle  # most programs never need it
         from jaxtribute._src.values.automatic import AutomaticLayout
 
         if isinstance(self._layouts, AutomaticLayout):

@@ -13,10 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxtribute._src.checkpoint import arrays
-from jaxtribute._src.checkpoint.committing import STATE
-from jaxtribute._src.checkpoint.description import Description
-from jaxtribute._src.checkpoint.preemption import REPORT
+from jaxtribute._src.checkpoint.restoring import read_all
 from jaxtribute._src.cluster.failures import RESUME as RESUME_CODE
 from jaxtribute._src.testing.faults import VARIABLE
 from jaxtribute.errors import DeadlineError, JaxtributeError
@@ -117,7 +114,7 @@ def _launch(
     """Runs the program once; returns the exit code and the end of the output."""
     command = [sys.executable, "-m", "jaxtribute.cli", "launch", "--workers", str(workers)]
     command += [] if devices is None else ["--devices-per-worker", str(devices)]
-    environment = os.environ | {REPORT: str(report), VARIABLE: json.dumps(faults)}
+    environment = os.environ | {"JAXTRIBUTE_PREEMPTION_REPORT": str(report), VARIABLE: json.dumps(faults)}
     try:
         done = subprocess.run(
             [*command, str(script), *arguments],
@@ -160,8 +157,8 @@ def _wrong_end(code: int, saves: int) -> str:
         return f"{saves} checkpoints were saved instead of one. HINT: make one handler only, without a grace period."
     if code != RESUME_CODE:
         return (
-            f"the program saved and ended with exit code {code} instead of {RESUME_CODE}, on which the launcher starts "
-            "it again. HINT: let the SystemExit of the handler pass."
+            f"the program saved and ended with exit code {code} instead of {RESUME_CODE}, on which the launcher "
+            "starts it again. HINT: let the SystemExit of the handler pass."
         )
     return ""
 
@@ -180,11 +177,7 @@ def _began_elsewhere(events: Sequence[dict[str, Any]], path: str, runs: int) -> 
 def _unreadable(path: str) -> str:
     """Reads the whole checkpoint; returns what is wrong with it."""
     try:
-        description = Description.read(Path(path))
-        # One at a time: the values need not fit into this machine's memory together.
-        for name, spec in description.values.items():
-            if spec.size:
-                arrays.read(Path(path) / STATE, {name: None})
+        read_all(Path(path))
     except (JaxtributeError, OSError, ValueError) as error:
         return f"{path} cannot be read: {error}. HINT: see that the folder is on a file system that all workers see."
     return ""

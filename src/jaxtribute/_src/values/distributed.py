@@ -50,9 +50,9 @@ class DistributedValues:
         return f"{type(self).__name__}:{{\n{lines}\n}}"
 
     def _repr_html_(self) -> str:
-        from jaxtribute._src.tools.visualize.html import values_html
+        from jaxtribute._src.drawing import html_of
 
-        return values_html(self)
+        return html_of(self)
 
     def _replica_ids(self) -> Sequence[int]:
         raise NotImplementedError

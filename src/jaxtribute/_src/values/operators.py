@@ -64,7 +64,11 @@ def _compared(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def operand(value: Numeric) -> Any:
-    """The array that `value` stands for, if it stands for one, else `value` itself."""
+    """The array that `value` stands for, if it stands for one, else `value` itself.
+
+    Args:
+      value: a variable, a `Mirrored` value, an array or a number.
+    """
     return value._operand() if isinstance(value, ArrayOperators) else value
 
 
@@ -227,7 +231,7 @@ def _as_array(name: str) -> property:
             f"{type(self).__name__!r} object has no attribute {name!r}. HINT: use read_value().{name}."
         )
 
-    return property(attribute)
+    return property(attribute, doc=f"`{name}` of the array.")
 
 
 # Not `__getattr__`: a class that has one reads all its attributes three times slower, and a step reads every variable.

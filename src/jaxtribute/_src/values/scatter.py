@@ -116,6 +116,10 @@ class ScatterMethods:
         """Replaces rows, each of which must come once; otherwise as `scatter_add`."""
         return self._scatter(sparse_delta, Scatter.UPDATE)
 
+    def _checked_rows(self, delta: IndexedSlices) -> tuple[Any, Any]:
+        """The indices and rows of `delta`, which fit the variable."""
+        return checked_rows(cast("Variable", self), delta)
+
     def _scatter(self, delta: IndexedSlices, how: Scatter) -> Any:
         variable = cast("Variable", self)
         contexts.current().strategy.extended.check_variable(variable)

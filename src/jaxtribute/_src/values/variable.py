@@ -100,6 +100,11 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
     followers: weakref.WeakSet[Any] | None = None
     """The `jd.function`s that were traced with it, of a variable whose owner, such as a Keras layer, may be rebuilt."""
 
+    # For subclasses that keep their values elsewhere.
+    _checked_arguments = staticmethod(checked_arguments)
+    _check_aggregation = staticmethod(check_aggregation)
+    _parse_layout = staticmethod(parse_layout)
+
     def __init__(
         self,
         initial_value: Numeric,

@@ -13,6 +13,7 @@ from jaxtribute._src.collectives.cross_device_ops import HierarchicalCopyAllRedu
 from jaxtribute._src.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
 from jaxtribute._src.collectives.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
 from jaxtribute._src.compat.catalog.lookup import explain_absent
+from jaxtribute._src.compat.legacy import InputIterator as InputIterator
 from jaxtribute._src.compat.v1_strategies import MirroredStrategy as MirroredStrategy
 from jaxtribute._src.compat.v1_strategies import OneDeviceStrategy as OneDeviceStrategy
 from jaxtribute._src.compat.v1_strategies import Strategy as Strategy
@@ -22,7 +23,6 @@ from jaxtribute._src.input.options import InputContext as InputContext
 from jaxtribute._src.input.options import InputReplicationMode as InputReplicationMode
 from jaxtribute._src.strategies.base import RunOptions as RunOptions
 from jaxtribute._src.strategies.extended import StrategyExtended as StrategyExtended
-from jaxtribute._src.strategies.legacy import InputIterator as InputIterator
 from jaxtribute._src.strategies.scope import experimental_set_strategy as experimental_set_strategy
 from jaxtribute._src.strategies.scope import get_replica_context as get_replica_context
 from jaxtribute._src.strategies.scope import get_strategy as get_strategy

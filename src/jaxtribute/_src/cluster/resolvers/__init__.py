@@ -1,4 +1,4 @@
-"""Cluster resolvers, one file each. A file here that registers its class is found; adding one touches nothing else."""
+"""Cluster resolvers, one file each. A file here that registers its class is found; add-ons have more."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from functools import cache
 from typing import TypeVar
 
 from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection
+from jaxtribute._src.points import RESOLVERS
 
 __all__ = ["detect", "known", "register"]
 
 _R = TypeVar("_R", bound=type[ClusterResolver])
-_registry: list[tuple[int, type[ClusterResolver]]] = []
 
 
 def register(rank: int) -> Callable[[_R], _R]:
     """A decorator that lets `detect` ask a resolver's class; those of a lower rank are asked first."""
 
     def add(cls: _R) -> _R:
-        _registry.append((rank, cls))
+        RESOLVERS.register((rank, cls))
         return cls
 
     return add
@@ -37,7 +37,7 @@ def _load() -> None:
 def known() -> list[type[ClusterResolver]]:
     """The resolvers that `detect` asks, in order."""
     _load()
-    return [cls for _, cls in sorted(_registry, key=lambda entry: entry[0])]
+    return [cls for _, cls in sorted(RESOLVERS.entries(), key=lambda entry: entry[0])]
 
 
 def detect(environ: Mapping[str, str] | None = None) -> Detection | None:

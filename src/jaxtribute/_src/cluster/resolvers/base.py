@@ -28,6 +28,34 @@ class Detection:
     why: str
 
 
+def counts_of(name: str, given: Mapping[str, int] | None) -> dict[str, int]:
+    """Checks an argument that counts something for each of some names; empty where there is none.
+
+    Raises:
+      ArgumentTypeError: a count is no whole number.
+      ArgumentError: a count is below 0.
+    """
+    counts: dict[str, int] = {}
+    for key, count in (given or {}).items():
+        counts[key] = settings.whole(f"{name}[{key!r}]", count)
+    return counts
+
+
+def integer(environ: Mapping[str, str], name: str) -> int:
+    """The whole number that an environment variable holds.
+
+    Raises:
+      ClusterSpecError: it holds something else.
+    """
+    number = whole_number(environ[name])
+    if number is None:
+        raise ClusterSpecError(
+            f"{name} is {shown(environ[name])}: expected a whole number from 0 on. HINT: leave it to the scheduler, or "
+            "correct it."
+        )
+    return number
+
+
 class ClusterResolver(ABC):
     """Says which tasks a cluster has, and which of them this process is.
 
@@ -43,6 +71,9 @@ class ClusterResolver(ABC):
     Source: `tf.distribute.cluster_resolver.ClusterResolver`.
     """
 
+    # For subclasses, which read much of the environment.
+    _counts_of = staticmethod(counts_of)
+    _integer = staticmethod(integer)
     looks_for: ClassVar[str] = ""
     """Description of the settings that `detect` looks for in an environment; empty where it finds nothing."""
 
@@ -177,31 +208,3 @@ class ClusterResolver(ABC):
 def with_protocol(address: str, rpc_layer: str | None) -> str:
     """The address with its protocol, as `"grpc://host:port"`."""
     return f"{rpc_layer}://{address}" if rpc_layer else address
-
-
-def counts_of(name: str, given: Mapping[str, int] | None) -> dict[str, int]:
-    """Checks an argument that counts something for each of some names; empty where there is none.
-
-    Raises:
-      ArgumentTypeError: a count is no whole number.
-      ArgumentError: a count is below 0.
-    """
-    counts: dict[str, int] = {}
-    for key, count in (given or {}).items():
-        counts[key] = settings.whole(f"{name}[{key!r}]", count)
-    return counts
-
-
-def integer(environ: Mapping[str, str], name: str) -> int:
-    """The whole number that an environment variable holds.
-
-    Raises:
-      ClusterSpecError: it holds something else.
-    """
-    number = whole_number(environ[name])
-    if number is None:
-        raise ClusterSpecError(
-            f"{name} is {shown(environ[name])}: expected a whole number from 0 on. HINT: leave it to the scheduler, or "
-            "correct it."
-        )
-    return number

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
-from jaxtribute._src.checkpoint import checkpoint as checkpoints
-from jaxtribute._src.checkpoint import committing
-from jaxtribute._src.checkpoint import manager as managers
+import jaxtribute as jd
 from jaxtribute._src.checkpoint.checkpoint import RestoreStatus
-from jaxtribute._src.checkpoint.files import FILE, check_folder, check_path, number_of, present, stem
-from jaxtribute._src.checkpoint.folder import newest_whole, paths_of
-from jaxtribute._src.checkpoint.owner import Owner
-from jaxtribute._src.checkpoint.series import Series
+from jaxtribute._src.checkpoint.folder import latest_of_any_name
 from jaxtribute._src.types import Leaf
 
 
@@ -32,20 +25,7 @@ def latest_checkpoint(checkpoint_dir: str | PathLike[str], latest_filename: str 
     Source: `tf.train.latest_checkpoint`.
     """
     del latest_filename
-    folder = check_path(checkpoint_dir, "checkpoint_dir")
-    check_folder(folder)
-    # The name ends in the number of the save; other folders with a hyphen may lie beside it.
-    names = {stem(path) for path in folder.glob("*-*") if number_of(path) is not None and _is_checkpoint(path)}
-    found = [Series(folder, name).line() for name in names]
-    # Within a name the order of the saves is known; between names only the clock tells.
-    merged = heapq.merge(*(line for line, _ in found), key=lambda entry: -entry.written_at)
-    others = [path for _, given_up in found for path in paths_of(given_up)]
-    return newest_whole([entry.path for entry in merged], folder, {}, others)
-
-
-def _is_checkpoint(path: Path) -> bool:
-    """True if a folder is a checkpoint of this library, or what is left of one."""
-    return present(path / FILE) or present(path / committing.STATE)
+    return latest_of_any_name(checkpoint_dir)
 
 
 class CheckpointOptions:
@@ -55,7 +35,7 @@ class CheckpointOptions:
         vars(self).update(options)
 
 
-class Checkpoint(checkpoints.Checkpoint):
+class Checkpoint(jd.Checkpoint):
     """`jd.Checkpoint` that saves before it returns, and restores the names that checkpoint and program share.
 
     Variables that are made after a restore keep their initial values. In a cluster all workers write one checkpoint,
@@ -92,17 +72,14 @@ class Checkpoint(checkpoints.Checkpoint):
         block: bool = True,
         timeout_s: float | None = None,
         committed: Callable[[], None] = lambda: None,
-        owner: Owner | None = None,
+        owner: Any = None,
     ) -> str:
         """Writes like `jd.Checkpoint.write`. Source: `tf.train.Checkpoint.write`."""
         del options
-        path, cluster = check_path(path, "path"), committing.cluster()
-        if cluster is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)  # which programs of TensorFlow's clean up
-            # TensorFlow's programs give each worker another folder; here all write one checkpoint, which needs one
-            # path.
-            path = cluster.exchange("checkpoint path", str(path))[0]
-        return super().write(path, block=block, timeout_s=timeout_s, committed=committed, owner=owner)
+        # TensorFlow's programs give each worker another folder, and clean it up; here all write one checkpoint.
+        return super().write(
+            self._agreed_path(path), block=block, timeout_s=timeout_s, committed=committed, owner=owner
+        )
 
     def restore(
         self, save_path: str | PathLike[str] | None, options: Leaf = None, *, strict: bool = False
@@ -119,12 +96,12 @@ class Checkpoint(checkpoints.Checkpoint):
         return super().read(save_path, strict=strict)
 
 
-class CheckpointManager(managers.CheckpointManager):
+class CheckpointManager(jd.CheckpointManager):
     """`jd.CheckpointManager` that saves before it returns. Source: `tf.train.CheckpointManager`."""
 
     def __init__(
         self,
-        checkpoint: checkpoints.Checkpoint,
+        checkpoint: jd.Checkpoint,
         directory: str | PathLike[str],
         max_to_keep: int | None,
         keep_checkpoint_every_n_hours: float | None = None,

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtribute._src.compat.tf.dataset import Dataset
 from jaxtribute._src.compat.tf.pipelines import Indexed
 from jaxtribute._src.compat.tf.tensors import TensorLike
-from jaxtribute._src.input.file_records import FileRecords, Places, TextLineSource
+from jaxtribute._src.sources.file_records import FileRecords, Places, TextLineSource
 from jaxtribute.errors import ArgumentError, InputError
 
 _HEADER, _FOOTER = 12, 4

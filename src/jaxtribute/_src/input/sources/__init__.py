@@ -1,6 +1,6 @@
 """Adapters from the datasets that people have to the streams that this package distributes.
 
-An adapter is a file of its own here that defines a `Source` and registers it; adding one touches nothing else.
+An adapter is a file of its own here, or in an add-on, that defines a `Source` and registers it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from jaxtribute._src.input.sources.base import Source, Stream
+from jaxtribute._src.points import SOURCES
 from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ArgumentTypeError
 
-__all__ = ["Adapter", "Source", "Stream", "adapt", "adapters", "register"]
+__all__ = ["Adapter", "Source", "Stream", "adapt", "register"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,16 @@ class Adapter:
     rank: int = 0
 
 
-adapters: list[Adapter] = []
-"""All that have registered themselves."""
-
-
 def register(name: str, accepts: Callable[[Foreign], bool], make: Callable[[Foreign], Source], rank: int = 0) -> None:
-    """Adds an adapter."""
-    adapters.append(Adapter(name, accepts, make, rank))
+    """Adds an adapter.
+
+    Args:
+      name: the datasets' name, for the error if nobody takes a dataset.
+      accepts: true for a dataset that the adapter takes.
+      make: makes a source of it.
+      rank: adapters are asked in this order, so that the general ones come last.
+    """
+    SOURCES.register(Adapter(name, accepts, make, rank))
 
 
 # At the first dataset and not at the import: the files import this package in turn.
@@ -58,7 +62,7 @@ def adapt(dataset: Foreign) -> Source:
     if isinstance(dataset, Source):
         return dataset
     # Those that take nearly anything have a high rank, and are asked last.
-    in_order = sorted(adapters, key=lambda adapter: adapter.rank)
+    in_order = sorted(SOURCES.entries(), key=lambda adapter: adapter.rank)
     for adapter in in_order:
         if adapter.accepts(dataset):
             return adapter.make(dataset)

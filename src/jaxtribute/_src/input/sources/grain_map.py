@@ -34,7 +34,11 @@ _THREADS_IN_MEMORY = 4
 
 
 class MapSource(Source):
-    """A Grain dataset with random access. Its position is the number of batches read."""
+    """A Grain dataset with random access. Its position is the number of batches read.
+
+    Args:
+      dataset: a `grain.MapDataset`.
+    """
 
     name = "grain.MapDataset"
 

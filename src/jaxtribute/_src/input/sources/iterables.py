@@ -14,7 +14,11 @@ from jaxtribute.errors import InputError
 
 
 class IterableSource(Source):
-    """An iterable of batches. A one-shot iterator gives one pass; a sequence can be entered anywhere."""
+    """An iterable of batches. A one-shot iterator gives one pass; a sequence can be entered anywhere.
+
+    Args:
+      iterable: gives the batches.
+    """
 
     name = "iterable of batches"
 

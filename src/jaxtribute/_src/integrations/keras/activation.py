@@ -2,33 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
-from typing import Any
 
-from jaxtribute._src.context import entering
-
-_NAME = "keras"
-
-
-def install() -> None:
-    """Makes scopes and traced functions look for Keras; imports nothing."""
-    if _look not in entering:
-        entering.append(_look)
-
-
-def _look() -> None:
-    """Takes Keras as it is, or waits for its import: what the first scope or traced function does."""
-    # Once: the finder below waits for an import of Keras that comes later.
-    entering.remove(_look)
-    # A module without a version is still being imported, and what would be replaced may not be there yet.
-    if getattr(sys.modules.get(_NAME), "__version__", None) is not None:
-        connect()
-    else:
-        sys.meta_path.insert(0, Watcher(_NAME, connect))
+from jaxtribute._src.libraries import Library
+from jaxtribute._src.points import LIBRARIES
 
 
 def connect() -> None:
@@ -49,34 +26,4 @@ def connect() -> None:
     patch()
 
 
-class Watcher:
-    """Waits among the finders of `import` for a library, and leaves when it comes.
-
-    Args:
-      name: the module's name.
-      connect: called when it has been imported.
-    """
-
-    def __init__(self, name: str, connect: Callable[[], None]) -> None:
-        self._name, self._connect = name, connect
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """The library's own spec, with `connect` behind its execution; None for all other modules."""
-        if name != self._name:
-            return None
-        # Removed before the search: the finders behind this one would otherwise be asked through it again.
-        sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None:
-            return None
-        loader: Any = spec.loader
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            self._connect()
-
-        loader.exec_module = exec_module
-        return spec
+LIBRARIES.register(Library("keras", "__version__", connect))

@@ -9,7 +9,7 @@ import jax
 
 from jaxtribute._src.integrations.keras.internals import KerasModel, is_keras, metrics_of
 from jaxtribute._src.integrations.keras.share import current
-from jaxtribute._src.jaxprs.core import Jaxpr, JaxprEqn, aval, opened
+from jaxtribute._src.jaxprs.core import Jaxpr, JaxprEqn, opened
 from jaxtribute._src.jaxprs.flow import Flow
 from jaxtribute._src.types import Nest
 from jaxtribute.errors import VariableError
@@ -94,9 +94,13 @@ class _Sums(Flow[int]):
         if not bound:
             return [_FREE] * len(eqn.outvars)
         # A change of type may round, and a sum of rounded shares is not the rounded sum.
-        if name in _SAME and aval(eqn.outvars[0]).dtype == aval(eqn.invars[0]).dtype:
+        if name in _SAME and _dtype(eqn.outvars[0]) == _dtype(eqn.invars[0]):
             return [given[0]]
         # Of a difference the input must be the first part: what is subtracted changes its sign.
         if name in _PLUS and len(bound) == 1 and (given[0] != _FREE or name.startswith("add")):
             return bound
         return [_MIXED] * len(eqn.outvars)
+
+
+def _dtype(atom: Any) -> Any:
+    return atom.aval.dtype

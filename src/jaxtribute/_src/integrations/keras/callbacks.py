@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from jaxtribute._src.summary import Writer
 from jaxtribute._src.tracking.protocol import Tracker
+from jaxtribute._src.tracking.summary import Writer
 from jaxtribute._src.types import Leaf
 from jaxtribute.errors import ArgumentError
 

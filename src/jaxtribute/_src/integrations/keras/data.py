@@ -5,20 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
-import numpy as np
 
-from jaxtribute._src.execution.nests import leaves_of
-from jaxtribute._src.input.batches import as_batch
 from jaxtribute._src.input.dataset import DistributedDataset
 from jaxtribute._src.input.iterator import DistributedIterator
 from jaxtribute._src.input.options import DatasetCreator
-from jaxtribute._src.input.placement import even_arrays, is_small_number, to_devices, to_program
+from jaxtribute._src.input.placement import BatchPlacer
 from jaxtribute._src.input.splitting import Shard
-from jaxtribute._src.input.worker_steps import worker_step
 from jaxtribute._src.integrations.keras import multi_worker
 from jaxtribute._src.integrations.keras.internals import DataAdapter
 from jaxtribute._src.integrations.keras.variables import on_servers
@@ -125,47 +120,23 @@ def adapted(x: Nest, strategy: Strategy) -> Any:
 class Placer:
     """Cuts a batch of all replicas' examples and puts the slices on their devices.
 
-    Most batches have the shapes of the one before; of those nothing is asked anew.
-
     Args:
       strategy: whose replicas they are.
       compiled: True if a compiled program takes the batches.
     """
 
     def __init__(self, strategy: Strategy, compiled: bool) -> None:
-        context = strategy.extended.input_context()
-        self._mesh = strategy.extended.mesh
-        self._shard = Shard(context.num_input_pipelines, context.input_pipeline_id, self._mesh.size)
-        self._place = to_program(self._mesh) if compiled else to_devices(self._mesh)
-        self._even = even_arrays(self._mesh, compiled)
-        self._rows: dict[Any, int] = {}
-        """The numbers of examples in batches that `_even` may place, by their structure, shapes and dtypes."""
+        context, mesh = strategy.extended.input_context(), strategy.extended.mesh
+        shard = Shard(context.num_input_pipelines, context.input_pipeline_id, mesh.size)
+        self._place = BatchPlacer(mesh, shard, compiled=compiled)
 
     def __call__(self, batch: Nest) -> tuple[Any, int]:
         """The batch with `PerReplica` leaves (arrays, for one replica), and how many examples it has."""
-        leaves, structure = leaves_of(batch)
-        kind = None
-        if self._even is not None and set(map(type, leaves)) == _NUMPY:
-            kind = structure, *map(_shape_and_dtype, leaves)
-            rows = self._rows.get(kind)
-            if rows is not None:
-                return structure.unflatten(map(self._even, leaves)), rows
+        first = next(iter(jax.tree.leaves(batch)), None)
         # From a distributed dataset, which has cut and placed its batches already.
-        if leaves and isinstance(leaves[0], Placed):
-            return jax.tree.map(lambda leaf: leaf.value, batch), leaves[0].rows
-        whole = as_batch(batch)
-        placed = self._place(worker_step(whole, self._shard))
-        if kind is not None and whole.total and not whole.total % self._mesh.size and all(map(is_small_number, leaves)):
-            if len(self._rows) >= _KINDS:
-                self._rows.clear()
-            self._rows[kind] = whole.total
-        return placed, whole.total or 0
-
-
-_NUMPY = {np.ndarray}
-_KINDS = 256
-"""Number of shapes of batches that are remembered."""
-_shape_and_dtype = attrgetter("shape", "dtype")
+        if isinstance(first, Placed):
+            return jax.tree.map(lambda leaf: leaf.value, batch), first.rows
+        return self._place(batch)
 
 
 def _is_split(value: object) -> bool:

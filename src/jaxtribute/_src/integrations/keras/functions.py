@@ -10,7 +10,6 @@ import numpy as np
 
 from jaxtribute._src.integrations.keras import internals
 from jaxtribute._src.types import Leaf, Nest
-from jaxtribute._src.values.sparse import is_sparse
 from jaxtribute.errors import ArgumentError
 
 _HOMES = ("jaxtribute.compat.tf", "jaxtribute.compat.tf.math", "jaxtribute.compat.tf.nn")
@@ -58,4 +57,4 @@ def _as_config(value: Leaf) -> Any:
 
 
 def _dense(value: Leaf) -> Any:
-    return value.todense() if is_sparse(value) else value
+    return value.todense() if hasattr(value, "todense") else value

@@ -20,7 +20,6 @@ from jaxtribute._src.integrations.keras.merging import SEED, moved_seed
 from jaxtribute._src.integrations.keras.share import current
 from jaxtribute._src.types import Array, Foreign, Leaf
 from jaxtribute._src.values.enums import VariableAggregation
-from jaxtribute._src.values.mesh import Layout
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import VariableError
 
@@ -121,7 +120,7 @@ class StrategyVariable(keras.Variable):
             tell_followers([self], (self._stored, "trainable"))
         self._trainable = bool(value)
 
-    def _layout_as_slot(self) -> Layout | None:
+    def _layout_as_slot(self) -> tuple[Any, ...] | None:
         """The layout of the variable that an optimizer's variable belongs to; the empty one if that is none of ours."""
         if not internals.made_by_optimizer():
             return None

@@ -18,6 +18,7 @@ from jaxtribute._src.folders import Folder
 from jaxtribute._src.launcher.environment import LOCAL_CLUSTER
 from jaxtribute._src.launcher.family import Family
 from jaxtribute._src.messaging.transport import deadline
+from jaxtribute._src.points import PARAMETER_SERVERS
 from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ClusterError, DeadlineError
 
@@ -149,6 +150,9 @@ def task_of_cluster(spec: ClusterSpec, task: ServerDef) -> Callable[[], None]:
         _offer(spec.task_address("chief", 0), spec.task_address(task.job_name, task.task_index), task)
 
     return join
+
+
+PARAMETER_SERVERS.register(task_of_cluster)
 
 
 def _offer(chief: str, own: str, task: ServerDef) -> None:

@@ -31,6 +31,7 @@ from jaxtribute._src.messaging.wire import Header
 from jaxtribute._src.optimizer.parameters import Parameters
 from jaxtribute._src.optimizer.slots import Slots, slot_names
 from jaxtribute._src.parameter_servers.engines.engine import Engine
+from jaxtribute._src.parameter_servers.partitioners import Partitioner, shard_offsets, shards_of
 from jaxtribute._src.parameter_servers.scheduling.closures import Numbers, Worker
 from jaxtribute._src.parameter_servers.scheduling.dispatcher import Dispatcher
 from jaxtribute._src.parameter_servers.server import saves
@@ -39,7 +40,6 @@ from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.parameter_servers.variables.access import Access
 from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer, plan_parts
 from jaxtribute._src.parameter_servers.variables.variable import ServerVariable, ShardInfo, VariableDescription
-from jaxtribute._src.partitioners import Partitioner, shard_offsets, shards_of
 from jaxtribute._src.types import DType, Leaf, Nest
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute.errors import ClusterError, DeadlineError

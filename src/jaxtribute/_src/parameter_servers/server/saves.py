@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from jaxtribute._src import checksums
-from jaxtribute._src.checksums import Mark
 from jaxtribute._src.messaging.wire import Header
 from jaxtribute._src.reading import exists, passing, patiently
 from jaxtribute.errors import ClusterError
@@ -53,7 +52,7 @@ class SaveDescription:
     files: list[list[int]]
 
     @classmethod
-    def of(cls, number: int, shards: Shards, marks: Mapping[int, Mark]) -> SaveDescription:
+    def of(cls, number: int, shards: Shards, marks: Mapping[int, tuple[int, int]]) -> SaveDescription:
         """The description of these shards, which servers have written to files of these marks."""
         entries: list[list[Any]] = []
         for key, (server, shape, kind) in shards.items():

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
+from jax.core import Tracer
 
-from jaxtribute._src.execution.traced import TracedProgram, escape_error, variable_p
-from jaxtribute._src.jaxprs.core import Tracer, current_trace, recorded_in
+from jaxtribute._src.execution.traced import TracedProgram
 from jaxtribute._src.parameter_servers.server.client import MOVE, Exchange
 from jaxtribute._src.types import ArrayLike
 from jaxtribute._src.values.variable import Variable
@@ -88,23 +87,6 @@ def add_operation(exchange: Exchange, kind: str, variable: ServerVariable, value
         exchange.scattered(kind, variable.layout, *values)
 
 
-def record(
-    executor: TracedProgram, operation: Operation | OptimizerOperation, values: Sequence[Any], name: Variable
-) -> None:
-    """Makes a traced program give an operation's arrays.
-
-    Raises:
-      TraceError: called inside a JAX transformation, from where they cannot get out.
-    """
-    # Inside `jax.grad` or a scan the values belong to an inner trace, and would leave it as leaked tracers.
-    if current_trace() is not executor.trace:
-        raise escape_error(name)
-    executor.operations.append(operation)
-    for part, value in zip(operation.parts, values, strict=True):
-        executor.values[part] = jax.numpy.asarray(value)
-        executor.written[part] = None
-
-
 def changed_in(executor: TracedProgram, variable: object) -> bool:
     """True if a traced program has changed a variable so far."""
     return any(isinstance(op, Operation) and op.variable is variable for op in executor.operations)
@@ -136,9 +118,6 @@ def read_rows(executor: TracedProgram, variable: ServerVariable, ids: ArrayLike)
             "they cannot be fetched before the step runs. HINT: call jd.nn.embedding_lookup in the step itself."
         )
     rows = Rows(variable, np.shape(ids))
-    with recorded_in(executor.trace):
-        value = variable_p.bind(shape=rows.shape, dtype=rows.dtype, key=len(executor.inputs))
-        executor.values[rows.ids] = jax.numpy.asarray(ids)
-    executor.inputs.append(rows)
-    executor.written[rows.ids] = None
+    value = executor.take(rows, rows.shape, rows.dtype)
+    executor.give(rows.ids, ids)
     return value

@@ -16,13 +16,13 @@ from jaxtribute._src.execution.traced import TracedProgram, check_untraced
 from jaxtribute._src.jaxprs.core import JaxprEqn, opened
 from jaxtribute._src.jaxprs.flow import Flow
 from jaxtribute._src.jaxprs.kinds import ELEMENTWISE
-from jaxtribute._src.optimizer.parameters import Belonging, Parameters
+from jaxtribute._src.optimizer.parameters import Parameters
 from jaxtribute._src.optimizer.slots import Slots, optax_rules
 from jaxtribute._src.parameter_servers.server.client import Exchange
 from jaxtribute._src.parameter_servers.server.layout import Shard
 from jaxtribute._src.parameter_servers.server.staleness import OPTIMIZER
 from jaxtribute._src.parameter_servers.variables.access import summed_rows
-from jaxtribute._src.parameter_servers.variables.operations import OptimizerOperation, record
+from jaxtribute._src.parameter_servers.variables.operations import OptimizerOperation
 from jaxtribute._src.types import Nest
 from jaxtribute._src.values.scatter import IndexedSlices
 from jaxtribute.errors import ArgumentError
@@ -51,7 +51,7 @@ class ServerPart:
 
 def plan_parts(
     transform: optax.GradientTransformation, variables: Sequence[ServerVariable], parameters: Parameters
-) -> tuple[Any, list[Belonging], list[ServerPart]]:
+) -> tuple[Any, list[Any], list[ServerPart]]:
     """Division of an optimizer's work over the servers.
 
     Args:
@@ -127,7 +127,7 @@ def check_separable(
     state: Nest,
     variables: Sequence[ServerVariable],
     parameters: Parameters,
-    belongings: Sequence[Belonging],
+    belongings: Sequence[Any],
 ) -> None:
     """Checks that each variable's update needs nothing of the others, and of a split one nothing of other rows.
 
@@ -210,7 +210,7 @@ class RemoteOptimizer:
                 forms.append(1)
                 values.append(jax.numpy.asarray(grad).astype(variable.dtype))
         if isinstance(executor, TracedProgram):
-            record(executor, OptimizerOperation(self, forms), values, self.variables[0])
+            executor.record(OptimizerOperation(self, forms), values, self.variables[0])
             return
         check_untraced(self.variables[0])
         access = self.variables[0].policy.access

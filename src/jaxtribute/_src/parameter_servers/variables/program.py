@@ -9,12 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtribute._src.execution.capture import Capture, Constant, is_constant
+from jaxtribute._src.execution.capture import Capture
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, Literal, Var, as_function, opened, pruned
 from jaxtribute._src.parameter_servers.server.client import Exchange, pulled
 from jaxtribute._src.parameter_servers.variables.access import Access, Gather
 from jaxtribute._src.parameter_servers.variables.operations import Rows
-from jaxtribute._src.types import Leaf
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import TraceError
@@ -69,7 +68,7 @@ class Step:
     def __init__(self, capture: Capture, home: ReplicaMesh | None) -> None:
         executor = capture.executor
         jaxpr = opened(capture.closed)
-        self._home, self._tree, self._constants = home, capture.tree, capture.constants
+        self._home, self._capture = home, capture
         inputs: list[Any] = list(executor.inputs)
         own = len(jaxpr.invars) - len(inputs) - executor.fed
         where = {id(entry): jaxpr.invars[own + i] for i, entry in enumerate(inputs)}
@@ -201,8 +200,7 @@ class Step:
         # They stand behind the results and what goes to the servers.
         for variable, value in zip(self._plain, outputs[len(outputs) - len(self._plain) :], strict=True):
             variable.bind(value)
-        result = self._tree.unflatten(outputs[: self._count])
-        return jax.tree.map(_unwrapped, result, is_leaf=is_constant) if self._constants else result
+        return self._capture.result(outputs[: self._count])
 
 
 class _IdProgram:
@@ -252,7 +250,3 @@ def _access(inputs: Sequence[Any], operations: Sequence[Any]) -> Access | None:
         if access is not None:
             return access
     return None
-
-
-def _unwrapped(value: Leaf) -> Any:
-    return value.value if isinstance(value, Constant) else value

@@ -17,16 +17,15 @@ from jaxtribute._src.execution.traced import TracedProgram, check_untraced
 from jaxtribute._src.parameter_servers.server.client import MOVE, pulled
 from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.parameter_servers.variables.indexing import wanted_rows, with_arrays
-from jaxtribute._src.parameter_servers.variables.operations import Operation, changed_in, read_rows, record
+from jaxtribute._src.parameter_servers.variables.operations import Operation, changed_in, read_rows
 from jaxtribute._src.parameter_servers.variables.program import ServerProgram
 from jaxtribute._src.types import Array, ArrayLike, DType, Foreign, Leaf
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
-from jaxtribute._src.values.layouts import parse_layout
 from jaxtribute._src.values.mesh import ReplicaMesh
-from jaxtribute._src.values.policies.base import Policy, Update, coerce
-from jaxtribute._src.values.scatter import IndexedSlices, Scatter, checked_rows
+from jaxtribute._src.values.policies.base import Policy, Update
+from jaxtribute._src.values.scatter import IndexedSlices, Scatter
 from jaxtribute._src.values.stored import Lease
-from jaxtribute._src.values.variable import Variable, check_aggregation, checked_arguments
+from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import VariableError
 
 if TYPE_CHECKING:
@@ -120,14 +119,14 @@ class ServerVariable(Variable):
         aggregation: VariableAggregation | str = VariableAggregation.NONE,
         layout: Foreign = None,
     ) -> None:
-        synchronization, aggregation = checked_arguments(trainable, name, synchronization, aggregation)
+        synchronization, aggregation = self._checked_arguments(trainable, name, synchronization, aggregation)
         if layout is not None:
-            parse_layout(layout)  # replicas have one device here, where a layout means nothing
+            self._parse_layout(layout)  # replicas have one device here, where a layout means nothing
         strategy = contexts.current().strategy
         on_read = synchronization is VariableSynchronization.ON_READ
         trainable = not on_read if trainable is None else trainable
         extended: Any = strategy.extended
-        check = functools.partial(check_aggregation, aggregation)
+        check = functools.partial(self._check_aggregation, aggregation)
         key, division = extended.create_on_servers(initial_value, dtype, check)
         self._describe(
             VariableDescription(key, name or "Variable", division, trainable, synchronization, aggregation), strategy
@@ -216,10 +215,11 @@ class ServerVariable(Variable):
         context.strategy.extended.check_variable(self)
         executor = context.executor
         if not (type(value) is np.ndarray and (value.dtype, value.shape) == (self.dtype, self.shape)):
-            value = coerce(self, value)  # which copies; an array that fits is on its way before this returns
+            # Which copies; an array that fits is on its way before this returns.
+            value = self.policy.written_by_one(value, self)
         if isinstance(executor, TracedProgram):
             value = jnp.asarray(value)  # what the step reads later has the methods of JAX's arrays
-            record(executor, Operation(_KINDS[update], self, 1), [value], self)
+            executor.record(Operation(_KINDS[update], self, 1), [value], self)
             executor.values[self] = update.apply(executor.view_of(self), value)
             executor.changed(self)
         elif isinstance(executor, Overlay):
@@ -271,17 +271,17 @@ class ServerVariable(Variable):
 
     def _move_in(self, program: TracedProgram, old: ArrayLike, new: ArrayLike) -> None:
         now = program.view_of(self)
-        record(program, Operation(MOVE, self, 2), [old, new], self)
+        program.record(Operation(MOVE, self, 2), [old, new], self)
         program.values[self] = _after_move(now, old, new)
         program.changed(self)
 
     def _scatter(self, delta: IndexedSlices, how: Scatter) -> Any:
         context = contexts.current()
         context.strategy.extended.check_variable(self)
-        ids, rows = checked_rows(self, delta)
+        ids, rows = self._checked_rows(delta)
         executor = context.executor
         if isinstance(executor, TracedProgram):
-            record(executor, Operation(how.value, self, 2), [ids, rows], self)
+            executor.record(Operation(how.value, self, 2), [ids, rows], self)
             # For what the step reads later. If it reads nothing, this is cut from the program, and nothing is fetched.
             executor.values[self] = how.apply(executor.view_of(self), ids, rows)
             executor.changed(self)

@@ -12,17 +12,16 @@ from operator import attrgetter
 
 import jax
 
-from jaxtribute._src.backend import POOL
-from jaxtribute._src.cluster.accelerators import VISIBLE, visible_gpus
+from jaxtribute._src.cluster.accelerators import visible_gpus
 from jaxtribute._src.cluster.addresses import Address
 from jaxtribute._src.cluster.resolvers import known
-from jaxtribute._src.cluster.runtime import BIND
 from jaxtribute._src.environment import whole_number
 from jaxtribute._src.tools.doctor.report import Finding, Level, Situation
 
 _NEEDED = ("jaxtribute", "jax", "jaxlib", "numpy", "optax", "grain", "orbax-checkpoint")
 _OPTIONAL = ("jax-cuda12-plugin", "jax-cuda13-plugin", "libtpu", "keras", "flax", "ray", "cloudpickle", "kubernetes")
 _SHOWN = 8
+_VISIBLE, _POOL, _BIND = "CUDA_VISIBLE_DEVICES", "PJRT_NPROC", "JAXTRIBUTE_BIND_ADDRESS"
 TIMEOUT_S = 3.0
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
 _PLATFORMS = "JAX_PLATFORMS"
@@ -117,7 +116,7 @@ def check_network(situation: Situation) -> Iterator[Finding]:
 
 
 def _can_listen(situation: Situation, address: Address) -> Finding:
-    bind = situation.environ.get(BIND)
+    bind = situation.environ.get(_BIND)
     where = Address.parse(bind) if bind else address
     try:
         family = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)[0]
@@ -130,7 +129,7 @@ def _can_listen(situation: Situation, address: Address) -> Finding:
             "coordinator",
             f"this process is to listen at {where}, and cannot: {error}",
             "free that port, or choose another; where the cluster knows this machine by an address that it has not "
-            f"itself (behind NAT), set {BIND}=host:port.",
+            f"itself (behind NAT), set {_BIND}=host:port.",
         )
     return Finding(Level.GOOD, "coordinator", f"this process can listen at {where}")
 
@@ -204,8 +203,8 @@ def _gpus(situation: Situation, found: int) -> Iterator[Finding]:
     if promised == found:
         return
     # Where GPUs are named, the fault may be in that list; else it is in the driver or in JAX.
-    listed = situation.environ.get(VISIBLE)
-    source = f"{VISIBLE}={listed!r} names" if listed is not None else "this machine has"
+    listed = situation.environ.get(_VISIBLE)
+    source = f"{_VISIBLE}={listed!r} names" if listed is not None else "this machine has"
     platforms = situation.environ.get(_PLATFORMS, "")
     if found == 0 and platforms and not {"cuda", "gpu", "rocm"} & set(platforms.split(",")):
         yield Finding(Level.FACT, "GPUs", f"{source} {promised}, and {_PLATFORMS}={platforms!r} leaves them out")
@@ -215,20 +214,20 @@ def _gpus(situation: Situation, found: int) -> Iterator[Finding]:
         )
         yield Finding(Level.ERROR, "GPUs", f"{source} {promised}, JAX finds none", fix)
     else:
-        fix = f"let {VISIBLE} name GPUs that nvidia-smi lists, once each, before Python starts."
+        fix = f"let {_VISIBLE} name GPUs that nvidia-smi lists, once each, before Python starts."
         yield Finding(Level.ERROR, "GPUs", f"{source} {promised}, JAX finds {found}", fix)
 
 
 def _pool(situation: Situation, devices: int) -> Iterator[Finding]:
-    size = situation.environ.get(POOL, os.environ.get(POOL, ""))
+    size = situation.environ.get(_POOL, os.environ.get(_POOL, ""))
     # Each device may hold one thread in a collective and one in a launch that follows.
     threads = whole_number(size)
     if threads is not None and threads < 2 * devices:
         yield Finding(
             Level.WARNING,
             "thread pool",
-            f"{POOL}={size} for {devices} CPU devices, which can wait for each other for ever",
-            f"unset {POOL}: jaxtribute chooses {2 * devices}.",
+            f"{_POOL}={size} for {devices} CPU devices, which can wait for each other for ever",
+            f"unset {_POOL}: jaxtribute chooses {2 * devices}.",
         )
 
 

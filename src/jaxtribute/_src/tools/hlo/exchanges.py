@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxtribute._src.points import TRAFFIC
 from jaxtribute._src.tools.hlo.loops import runs
 from jaxtribute._src.tools.hlo.text import Dims, Instruction, dims_of, read, sizes_of
 
@@ -96,6 +97,9 @@ def bytes_moved(text: str, devices: int) -> float:
       devices: how many devices the program runs on.
     """
     return sum(one.times * one.sent(devices) for one in collectives(text, devices))
+
+
+TRAFFIC.register(bytes_moved)
 
 
 def _parts(one: Instruction, kind: str, among: int) -> tuple[int, ...]:

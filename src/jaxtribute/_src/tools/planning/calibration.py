@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from rich.table import Table
 
-from jaxtribute._src.input.splitting import slice_size
+from jaxtribute._src.input.splitting import slice_sizes
 from jaxtribute._src.tools import tables
 from jaxtribute._src.tools.planning.cost import StepCost
 from jaxtribute._src.tools.planning.kinds import Device
@@ -123,7 +123,7 @@ def _compare(script: Path, arguments: Sequence[str], each: int, workers: int, co
             "offered. HINT: let its strategy take the devices that there are: MirroredStrategy() without a list, or "
             "MultiWorkerMirroredStrategy, which joins the cluster, and is a MirroredStrategy where there is none."
         )
-    rows = slice_size(max(answer["batch"], 1), devices)
+    rows = slice_sizes(max(answer["batch"], 1), devices)[0]
     return Comparison(devices, rows, Parts(**answer["parts"]), answer["step"], workers)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtribute._src.environment import parse_json
-from jaxtribute._src.regular_files import read_regular
+from jaxtribute._src.launcher.regular_files import read_regular
 from jaxtribute._src.tools.hlo.exchanges import Collective
 from jaxtribute.errors import ArgumentError
 

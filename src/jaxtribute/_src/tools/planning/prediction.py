@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jaxtribute._src.input.splitting import slice_size, slice_sizes
+from jaxtribute._src.input.splitting import slice_sizes
 from jaxtribute._src.tools.hlo.exchanges import Collective
 from jaxtribute._src.tools.planning.cost import StepCost
 from jaxtribute._src.tools.planning.kinds import Device, Link
@@ -121,7 +121,7 @@ def predict(
     alone = compute_of(batch) / batch
     if weak:
         batch *= cluster.size
-    rows = slice_size(batch, cluster.size)
+    rows = slice_sizes(batch, cluster.size)[0]
     compute, memory = compute_of(rows), cost.memory.at(rows)
     exchange = sum(one.times * collective_time(one, cluster) for one in cost.exchanged()) if cluster.size > 1 else 0.0
     return Prediction(

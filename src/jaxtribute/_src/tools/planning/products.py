@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxtribute._src.jaxprs.core import Jaxpr, JaxprEqn, aval, opened
+from jaxtribute._src.jaxprs.core import Jaxpr, JaxprEqn, opened
 from jaxtribute._src.jaxprs.walking import programs_in
 from jaxtribute._src.types import Array
 
@@ -48,7 +48,8 @@ def products(jaxpr: Jaxpr) -> list[Product]:
 
 
 def _operands(equation: JaxprEqn) -> tuple[jax.ShapeDtypeStruct, ...]:
-    return tuple([jax.ShapeDtypeStruct(aval(one).shape, aval(one).dtype) for one in equation.invars])
+    avals: list[Any] = [atom.aval for atom in equation.invars]
+    return tuple([jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals])
 
 
 def _product(equation: JaxprEqn, times: int) -> Product:

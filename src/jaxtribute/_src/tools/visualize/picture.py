@@ -11,11 +11,13 @@ import numpy as np
 from rich.console import Console, RenderableType
 
 from jaxtribute._src import settings
-from jaxtribute._src.execution.nests import is_whole
+from jaxtribute._src.points import PICTURES
+from jaxtribute._src.tools.visualize.html import strategy_html, values_html
 from jaxtribute._src.tools.visualize.placement import Placement, placement
 from jaxtribute._src.tools.visualize.svg import placement_svg, reading_svg
 from jaxtribute._src.tools.visualize.text import placement_text, reading_text
 from jaxtribute._src.types import Nest
+from jaxtribute._src.values.distributed import DistributedValues
 from jaxtribute.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -100,10 +102,21 @@ def visualize(strategy: Strategy, what: Nest, limit: int = 40) -> Picture:
     return Picture(placement(name, strategy.extended.mesh, what), limit)
 
 
+class _Pictures:
+    """The pictures that the core asks for."""
+
+    picture = staticmethod(visualize)
+    strategy_html = staticmethod(strategy_html)
+    values_html = staticmethod(values_html)
+
+
+PICTURES.register(_Pictures())
+
+
 def _is_dataset(what: Nest) -> bool:
     """True if this is one opaque thing that can be iterated over, as datasets and loaders are."""
     # An array can be iterated over, too, and so can what holds variables.
-    if is_whole(what) or isinstance(what, (jax.Array, np.ndarray, str)) or hasattr(what, "variables"):
+    if isinstance(what, (DistributedValues, jax.Array, np.ndarray, str)) or hasattr(what, "variables"):
         return False
     whole = jax.tree_util.all_leaves([what])
     return whole and (hasattr(what, "__iter__") or hasattr(what, "__getitem__"))

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _migrate(path: Path, *, write: bool) -> int:
     from jaxtribute._src.compat.migrate.documents import read
     from jaxtribute._src.compat.migrate.scan import scan
-    from jaxtribute._src.regular_files import read_regular
+    from jaxtribute._src.launcher.regular_files import read_regular
 
     try:
         document = read(read_regular(path), notebook=path.suffix == ".ipynb")

@@ -15,11 +15,11 @@ from jaxtribute._src.execution.capture import Capture, capture
 from jaxtribute._src.execution.function import Function, is_whole_variable
 from jaxtribute._src.execution.nests import is_array
 from jaxtribute._src.jaxprs.core import opened
-from jaxtribute._src.tools.layouts import reasons
-from jaxtribute._src.tools.layouts.axes import AxisClasses
-from jaxtribute._src.tools.layouts.clusters import Cluster, Plan, clusters_of, split_axis
-from jaxtribute._src.tools.layouts.judging import Judge, laid_out
-from jaxtribute._src.tools.layouts.search import Search
+from jaxtribute._src.layouts import reasons
+from jaxtribute._src.layouts.axes import AxisClasses
+from jaxtribute._src.layouts.clusters import Cluster, Plan, clusters_of, split_axis
+from jaxtribute._src.layouts.judging import Judge, laid_out
+from jaxtribute._src.layouts.search import Search
 from jaxtribute._src.types import Nest
 from jaxtribute._src.values.automatic import AutomaticLayout, Candidate, axis_to_split_over, split_at
 from jaxtribute._src.values.layouts import LayoutMap, LayoutNote

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxtribute._src import settings
 from jaxtribute._src.cluster.resolvers import register
-from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, counts_of, integer
+from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection
 from jaxtribute._src.cluster.spec import ClusterSpec
 from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ClusterError, ClusterSpecError, MissingLibraryError
@@ -89,7 +89,7 @@ class KubernetesClusterResolver(ClusterResolver):
         # A client that was passed, such as a stand-in for tests, may not know the option.
         self._options: dict[str, Any] = {} if override_client else {"_request_timeout": _ANSWER_S}
         self._namespace = settings.text("namespace", namespace, optional=True)
-        self._num_tasks = counts_of("num_tasks", num_tasks)
+        self._num_tasks = self._counts_of("num_tasks", num_tasks)
         self._timeout_s = settings.amount("timeout_s", timeout_s)
 
     @classmethod
@@ -97,7 +97,7 @@ class KubernetesClusterResolver(ClusterResolver):
         """Finds a pod of an indexed Job: its worker is the Job's, at the pod's index. Other pods are not found."""
         if _INDEX not in environ or _HOST not in environ:
             return None
-        index, hostname = integer(environ, _INDEX), environ.get(_HOSTNAME, "")
+        index, hostname = cls._integer(environ, _INDEX), environ.get(_HOSTNAME, "")
         # The name of the Job stands nowhere else in a pod's environment.
         job = hostname.removesuffix(f"-{index}")
         if job in ("", hostname):

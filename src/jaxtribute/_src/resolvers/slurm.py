@@ -9,11 +9,11 @@ from collections.abc import Generator, Mapping, MutableMapping
 from typing import Any
 
 from jaxtribute._src import settings
-from jaxtribute._src.cluster.accelerators import VISIBLE, visible_gpus
+from jaxtribute._src.cluster.accelerators import visible_gpus
 from jaxtribute._src.cluster.resolvers import register
-from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, counts_of, integer
+from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection
 from jaxtribute._src.cluster.spec import ClusterSpec
-from jaxtribute._src.environment import DIGITS, shown
+from jaxtribute._src.environment import shown
 from jaxtribute.errors import ClusterSpecError
 
 RANK, TASKS, HOSTS = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"
@@ -23,6 +23,9 @@ _NODE = "SLURMD_NODENAME"
 _SHOWN = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_")
 # Remembers what the node had, so that a second resolver does not share out one task's share again.
 _ALL_GPUS = "JAXTRIBUTE_SLURM_GPUS"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_DIGITS = 18
+"""Of a number that counts anything; Python refuses to read very long ones."""
 
 
 @register(rank=20)
@@ -66,11 +69,11 @@ class SlurmClusterResolver(ClusterResolver):
     ) -> None:
         super().__init__(rpc_layer=rpc_layer, environ=environ)
         self._check_present(jobs is None, tasks_per_node)
-        self._rank = integer(self.environ, RANK)
+        self._rank = self._integer(self.environ, RANK)
         self._nodes = self._tasks_by_node(tasks_per_node)
-        counts = counts_of("jobs", jobs)
+        counts = self._counts_of("jobs", jobs)
         # By their names, as TensorFlow sorts them: every task must count the same ranks.
-        self._jobs = dict(sorted((counts or {"worker": integer(self.environ, TASKS)}).items()))
+        self._jobs = dict(sorted((counts or {"worker": self._integer(self.environ, TASKS)}).items()))
         self._check_counts()
         # Node by node, as srun gives tasks out by default.
         self._places = _numbered(self._nodes)
@@ -123,7 +126,7 @@ class SlurmClusterResolver(ClusterResolver):
 
     def _tasks_by_node(self, tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
         if isinstance(tasks_per_node, Mapping):
-            return counts_of("tasks_per_node", tasks_per_node)
+            return self._counts_of("tasks_per_node", tasks_per_node)
         nodes = expand_hosts(self.environ[HOSTS])
         if tasks_per_node is not None:
             return dict.fromkeys(nodes, settings.whole("tasks_per_node", tasks_per_node))
@@ -167,7 +170,7 @@ class SlurmClusterResolver(ClusterResolver):
             per_task = available // most if most else 0
             if available and not per_task:
                 raise ClusterSpecError(
-                    f"a node has {available} GPUs for {most} tasks ({COUNTS}, {VISIBLE}). HINT: start at most "
+                    f"a node has {available} GPUs for {most} tasks ({COUNTS}, {_VISIBLE}). HINT: start at most "
                     f"{available} tasks a node, or pass gpus_per_task=0 to leave GPUs alone."
                 )
         if most * per_task > available:
@@ -187,7 +190,7 @@ class SlurmClusterResolver(ClusterResolver):
         # By the task's place on its node: all tasks of a node see the same GPUs, and each takes others.
         first = self._places[self._rank][1] * self._gpus_per_task
         self.environ[_ALL_GPUS] = ",".join(self._gpus)
-        self.environ[VISIBLE] = ",".join(self._gpus[first : first + self._gpus_per_task])
+        self.environ[_VISIBLE] = ",".join(self._gpus[first : first + self._gpus_per_task])
 
 
 def _numbered(counts: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -261,7 +264,7 @@ def _count_ranges(text: str, ranges: str) -> int:
 def _ranges(text: str, ranges: str) -> Generator[tuple[str, str]]:
     for part in ranges.split(","):
         found = _RANGE.fullmatch(part)
-        if found is None or max(map(len, part.split("-"))) > DIGITS or int(found[2] or found[1]) < int(found[1]):
+        if found is None or max(map(len, part.split("-"))) > _DIGITS or int(found[2] or found[1]) < int(found[1]):
             raise _malformed_hosts(text, f"at {shown(part)}, which is no number and no range of rising numbers")
         yield found[1], found[2] or found[1]
 
@@ -289,7 +292,7 @@ def expand_counts(text: str) -> list[int]:
                 "expected counts and repetitions, such as '3(x2),2,1'."
             )
         # A number that is too long to be read counts too many in any case.
-        too_long = max(len(found[1]), len(found[2] or "")) > DIGITS
+        too_long = max(len(found[1]), len(found[2] or "")) > _DIGITS
         tasks, more = (_MOST, 2) if too_long else (int(found[1]), int(found[2] or 1))
         total += max(tasks, 1) * more
         if total > _MOST:

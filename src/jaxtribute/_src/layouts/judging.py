@@ -12,7 +12,7 @@ from jax.sharding import Sharding
 
 from jaxtribute._src.execution.capture import Capture
 from jaxtribute._src.jaxprs.core import as_function, aval, opened
-from jaxtribute._src.tools.hlo.exchanges import bytes_moved
+from jaxtribute._src.points import TRAFFIC
 from jaxtribute._src.values.automatic import Candidate
 from jaxtribute._src.values.mesh import Layout, ReplicaMesh
 from jaxtribute._src.values.policies.base import Policy
@@ -92,7 +92,7 @@ class Judge:
             return Candidate(name, math.inf, math.inf)
         # Of a program that the compiler does not show nobody knows what it moves, which counts as the worst.
         text = compiled.as_text()
-        sent = math.inf if text is None else bytes_moved(text, len(self._mesh.devices))
+        sent = math.inf if text is None else TRAFFIC.last()(text, len(self._mesh.devices))
         return Candidate(name, sent, _memory(compiled))
 
     def _place_of_argument(self, leaf: Any) -> Sharding:

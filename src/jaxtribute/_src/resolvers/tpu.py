@@ -9,10 +9,10 @@ from typing import Any
 import jax
 
 from jaxtribute._src.cluster.resolvers import register
-from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, integer
-from jaxtribute._src.cluster.resolvers.gce import make_service, metadata
+from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection
 from jaxtribute._src.cluster.spec import ClusterSpec
 from jaxtribute._src.environment import parse_json, shown
+from jaxtribute._src.resolvers.gce import make_service, metadata
 from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ArgumentError, ClusterError, ClusterSpecError
 
@@ -91,7 +91,7 @@ class TPUClusterResolver(ClusterResolver):
                 f"the coordinator {coordinator_name!r} has no address. HINT: pass coordinator_address='host:port'."
             )
         if _ID in self.environ:
-            self._task_id = integer(self.environ, _ID)
+            self._task_id = self._integer(self.environ, _ID)
         self._coordinator: dict[str, list[str]] = {}
         if coordinator_name and coordinator_address:
             self._coordinator[coordinator_name] = [coordinator_address]

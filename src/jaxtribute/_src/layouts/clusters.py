@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from jaxtribute._src.tools.layouts.axes import AxisClasses, Use
+from jaxtribute._src.layouts.axes import AxisClasses, Use
 from jaxtribute._src.values.layouts import names_of
 from jaxtribute._src.values.mesh import AXIS, Layout
 from jaxtribute._src.values.variable import Variable

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Generator, Sequence
 from operator import attrgetter
 
-from jaxtribute._src.tools.layouts.clusters import Cluster, Plan, guesses
+from jaxtribute._src.layouts.clusters import Cluster, Plan, guesses
 from jaxtribute._src.values.automatic import Candidate
 
 _LOG = logging.getLogger(__name__)

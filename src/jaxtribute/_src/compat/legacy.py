@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 
 from jaxtribute._src import context as contexts
+from jaxtribute._src.points import OLDER_METHODS
 from jaxtribute._src.types import Function, Leaf, Nest, Numeric
-from jaxtribute._src.values.distributed import ReplicaValues
+from jaxtribute._src.values.distributed import DistributedValues
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, OutOfRangeError
 
@@ -57,7 +58,7 @@ class LegacyMethods:
         Source: `tf.distribute.Strategy.group`.
         """
         del name
-        leaves = jax.tree.leaves(value, is_leaf=lambda leaf: isinstance(leaf, (ReplicaValues, Variable)))
+        leaves = jax.tree.leaves(value, is_leaf=lambda leaf: isinstance(leaf, DistributedValues))
         local = self._extended.strategy.experimental_local_results
         jax.block_until_ready([part for leaf in leaves for part in local(leaf)])
 
@@ -350,3 +351,6 @@ class InputIterator:
         if self._iterator is None:
             self._iterator = iter(self._dataset)
         return next(self._iterator)
+
+
+OLDER_METHODS.register((LegacyMethods, LegacyExtended))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxtribute._src import settings
-from jaxtribute._src.messaging.transport import deadline
 from jaxtribute._src.values.operators import operand
 from jaxtribute.errors import CheckpointError, DeadlineError
 
 if TYPE_CHECKING:
     from jaxtribute._src.checkpoint.checkpoint import Checkpoint
-    from jaxtribute._src.checkpoint.series import Identity
-    from jaxtribute._src.summary import Writer
+    from jaxtribute._src.tracking.summary import Writer
 
 
 class SidecarEvaluator:
@@ -53,8 +53,8 @@ class SidecarEvaluator:
         self._poll_s = settings.amount("poll_s", poll_s)
         self._timeout_s = settings.amount("timeout_s", timeout_s, optional=True)
         self._stopping = threading.Event()
-        self._present: list[tuple[Path, Identity | None]] | None = None
-        self._seen: tuple[str, Identity | None] | None = None
+        self._present: list[tuple[Path, Any]] | None = None
+        self._seen: tuple[str, Any] | None = None
         self.results: list[dict[str, float]] = []
         """The metrics of each checkpoint, in order."""
 
@@ -66,7 +66,7 @@ class SidecarEvaluator:
         """
         writer = None
         if self._log_dir is not None:
-            from jaxtribute._src.summary import Writer
+            from jaxtribute._src.tracking.summary import Writer
 
             writer = Writer(self._log_dir)
         try:
@@ -98,19 +98,16 @@ class SidecarEvaluator:
 
     def _next(self) -> str | None:
         """The checkpoint that was saved last, once it is another than before; None after `stop`."""
-        from jaxtribute._src.checkpoint.files import check_path, complete
-        from jaxtribute._src.checkpoint.folder import latest_checkpoint
-        from jaxtribute._src.checkpoint.series import identity_of
+        from jaxtribute._src.checkpoint.folder import latest_checkpoint, saves_in
 
-        directory = check_path(self._directory, "directory")
-        left = deadline(self._timeout_s if self._timeout_s is not None else float("inf"))
-        while left():
+        end = math.inf if self._timeout_s is None else time.monotonic() + self._timeout_s
+        while time.monotonic() < end:
             # Also of one that a training has saved anew under its old name, after it had gone back.
-            present = [(path, identity_of(path)) for _, path in sorted(complete(directory, "ckpt").items())]
+            present = saves_in(self._directory)
             if present != self._present:  # whether a checkpoint is whole takes long to find out
-                found = latest_checkpoint(directory)
+                found = latest_checkpoint(self._directory)
                 self._present = present
-                seen = None if found is None else (found, identity_of(Path(found)))
+                seen = None if found is None else (found, dict(saves_in(self._directory)).get(Path(found)))
                 if found is not None and seen != self._seen:
                     self._seen = seen
                     return found

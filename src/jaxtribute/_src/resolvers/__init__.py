@@ -1,0 +1,1 @@
+"""Clusters that other schedulers describe: Slurm, Kubernetes, Google Compute Engine and TPUs."""

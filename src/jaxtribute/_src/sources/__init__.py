@@ -1,0 +1,1 @@
+"""Datasets of other libraries and of files, as sources of batches."""
