@@ -400,12 +400,12 @@ def clipped(strategy: jd.Strategy, wrong: str) -> Made:
             norm = jnp.sqrt(sum(jnp.sum(one**2) for one in gradients))  # at: clipped.norm
             gradients = [one * jnp.minimum(1.0, 0.05 / norm) for one in gradients]
         elif wrong == "optax_norm":
-            norm = optax.global_norm(gradients)  # at: clipped.optax_norm
+            norm = optax.tree.norm(gradients)  # at: clipped.optax_norm
             gradients = [one / norm for one in gradients]
         elif wrong == "signs":
             gradients = [jnp.sign(one) for one in gradients]  # at: clipped.signs
         elif wrong == "with_mean":
-            norm = optax.global_norm(gradients)  # at: clipped.with_mean
+            norm = optax.tree.norm(gradients)  # at: clipped.with_mean
             gradients = [one * jnp.minimum(1.0, 0.05 / norm) for one in gradients]
         elif wrong == "per_variable":
             gradients = [jnp.clip(one, -0.01, 0.01) for one in gradients]  # at: clipped.per_variable
