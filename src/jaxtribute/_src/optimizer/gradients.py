@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxtribute._src.execution.nests import step_of
 from jaxtribute._src.types import Leaf, Nest, Numeric
-from jaxtribute._src.values.distributed import PerReplica
+from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.operators import operand
 from jaxtribute._src.values.scatter import IndexedSlices
 from jaxtribute._src.values.variable import Variable
@@ -59,6 +59,8 @@ class Targets:
         return grads
 
     def _of_nest(self, nest: Nest) -> list[Any]:
+        # Mirrored values are nests of JAX's, and their places would be other than the variables'.
+        nest = jax.tree.map(_data, nest, is_leaf=lambda leaf: isinstance(leaf, (Mirrored, PerReplica)))
         leaves, tree = jax.tree.flatten(nest, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
         if tree == self._tree:
             return leaves
@@ -122,6 +124,10 @@ def _steps(path: Any) -> tuple[str, ...]:
     steps = [str(step_of(key)) for key in path]
     value = bool(path) and isinstance(path[-1], jax.tree_util.GetAttrKey) and steps[-1] == "value"
     return tuple(steps[:-1] if value else steps)
+
+
+def _data(leaf: Leaf) -> Any:
+    return leaf.data if isinstance(leaf, Mirrored) else leaf
 
 
 def _is_number(key: Leaf) -> bool:
