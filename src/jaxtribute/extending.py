@@ -10,7 +10,7 @@ Names that have no documentation of their own:
 
 - `points`: the module with the points at which add-ons register: `points.PICTURES.register(...)`.
 - `settings`: the module with the checks of arguments: `settings.whole("limit", limit, 1)`.
-- `Jaxpr`, `ClosedJaxpr`, `JaxprEqn`, `Var`, `Literal`: JAX's own classes, under one roof for all versions of JAX.
+- `Jaxpr`, `ClosedJaxpr`, `JaxprEqn`, `Var`, `Literal`, `Tracer`: JAX's classes, the same names for all its versions.
 - `as_function`: the Python function that a closed jaxpr is.
 - `ELEMENTWISE`: the names of the operations that compute each element from the elements in its place.
 - `updating`: the lock that is held while a step gives up variables' arrays and puts new ones in place.
@@ -65,6 +65,7 @@ if _TYPE_CHECKING:
         Jaxpr,
         JaxprEqn,
         Literal,
+        Tracer,
         Var,
         as_function,
         opened,
@@ -148,6 +149,7 @@ _LAZY = {
     "Summation": "collectives.summation",
     "TracedProgram": "execution.traced",
     "TracedReplica": "execution.traced",
+    "Tracer": "jaxprs.core",
     "TreeSum": "collectives.summation",
     "Update": "values.policies.base",
     "Var": "jaxprs.core",
@@ -250,6 +252,7 @@ __all__ = [
     "Summation",
     "TracedProgram",
     "TracedReplica",
+    "Tracer",
     "TreeSum",
     "Update",
     "Var",
