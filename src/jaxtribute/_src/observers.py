@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
@@ -36,6 +36,7 @@ class Event:
       error: what it raised, if it did.
       subject: the object of the library that does it. It, the arguments and the result are for tools: they may be
         other ones in the next release.
+      keywords: arguments of the call by name.
       arguments: positional arguments of the call; for `wait` the names of the workers that have not come yet.
       result: the result of the call; None until it has ended.
     """
@@ -48,6 +49,7 @@ class Event:
     subject: object = None
     arguments: tuple[Any, ...] = ()
     result: object = None
+    keywords: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Observer:
@@ -110,11 +112,12 @@ class Kind:
         observers = self.observers
         if len(observers) != 1 or not self.due():
             with self.during(subject, name, *args) as event:
+                event.keywords = kwargs
                 event.result = result = call(*args, **kwargs)
             return result
         # What `Block` does, written out for the usual case: two microseconds of a step.
         (observer,) = observers
-        event = Event(self.name, name, time.monotonic(), None, None, subject, args)
+        event = Event(self.name, name, time.monotonic(), None, None, subject, args, None, kwargs)
         self._inside.event = True
         try:
             observer.on_start(event)

@@ -1,4 +1,4 @@
-"""Helpers for tests of distributed programs: processes that form a cluster, faults, invariance, leaks.
+"""Helpers for tests of distributed programs: processes that form a cluster, faults, invariance, leaks, mistakes of a step.
 
 The fixtures for pytest are in `jaxtribute.testing.pytest_plugin`.
 """
@@ -19,12 +19,16 @@ from jaxtribute._src.testing.invariance import assert_strategy_invariant
 from jaxtribute._src.testing.points import point
 from jaxtribute._src.testing.rehearsal import rehearse
 from jaxtribute._src.testing.runner import Exited, MultiProcessRunner, run_multi_process
+from jaxtribute._src.tools.verify.asserting import NotOneDeviceError, verify
+from jaxtribute._src.tools.verify.verifying import Verdict
 
 __all__ = [
     "Exited",
     "Fault",
     "InjectedError",
     "MultiProcessRunner",
+    "NotOneDeviceError",
+    "Verdict",
     "assert_strategy_invariant",
     "corrupt_value",
     "drop_heartbeats",
@@ -36,6 +40,7 @@ __all__ = [
     "run_multi_process",
     "slow",
     "stall",
+    "verify",
 ]
 
 _publish(__name__)

@@ -8,6 +8,7 @@ In `conftest.py`:
 |---|---|
 | `no_leaks` | fails a test that leaves a thread, a process or a listening port |
 | `same_environment` | fails a test that changes an environment variable, and restores it |
+| `verify_step` | `verify_step(step, batch, strategy=strategy)` fails the test if the step is not that of one device |
 | `multi_process` | gives runners whose processes the tests of a session share: `multi_process(workers=2, devices=2)` |
 
 A test asks for them by name, or a module does for all of its tests: `pytestmark = pytest.mark.usefixtures("no_leaks")`.
@@ -16,12 +17,16 @@ A test asks for them by name, or a module does for all of its tests: `pytestmark
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from jaxtribute._src.testing import leaks
 from jaxtribute._src.testing.shared import SharedRunners
+
+if TYPE_CHECKING:
+    from jaxtribute._src.tools.verify.verifying import Verdict
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +34,14 @@ def multi_process() -> Generator[SharedRunners]:
     """Runners by number of workers and devices, kept from test to test; the one not used for longest makes room."""
     with SharedRunners() as runners:
         yield runners
+
+
+@pytest.fixture
+def verify_step() -> Callable[..., Verdict]:
+    """`jd.testing.verify`: fails the test, with the line and what to write, if a step differs from one device."""
+    from jaxtribute._src.tools.verify.asserting import verify  # here, as few tests need it
+
+    return verify
 
 
 @pytest.fixture

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.sharding import Sharding
 
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.placing import own
@@ -109,16 +106,6 @@ class ShardedPolicy(PiecesPolicy):
         """A piece of the sum in each replica: whole sums would take the memory that pieces save."""
         return SlicedPolicy(self.mesh, self.cut, self.layout)
 
-    def spread(self, array: jax.Array) -> jax.Array:
-        """A copy of the whole value in each replica."""
-        return _gathered(array, self.cut, self.mesh.laid_out(self.layout))
-
     def collected(self, array: jax.Array) -> jax.Array:
         """The pieces of a value that is whole in each replica."""
         return own(self.cut.stored(jnp.asarray(array)), self.where)
-
-
-@partial(jax.jit, static_argnums=(1, 2))
-def _gathered(array: jax.Array, cut: Cut, where: Sharding) -> jax.Array:
-    """The whole value in every replica, those of other processes too."""
-    return lax.with_sharding_constraint(cut.value(array), where)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.types import Numeric
@@ -69,6 +71,10 @@ class PiecesPolicy(Policy):
         """The value that the pieces form."""
         return self.cut.value(array)
 
+    def spread(self, array: jax.Array) -> jax.Array:
+        """A copy of the whole value in each replica."""
+        return _gathered(array, self.cut, self.mesh.laid_out(self.layout))
+
     def pieces(self, value: Numeric) -> Any:
         """The array that the value's pieces form."""
         return self.cut.stored(jnp.asarray(value))
@@ -83,6 +89,10 @@ class SlicedPolicy(PiecesPolicy):
     def place(self, value: Numeric) -> jax.Array:
         """A slice of the flat value on each device."""
         return own(self.cut.stored(jnp.asarray(value)), self.where)
+
+    def read_by_python(self, array: Numeric, variable: Variable) -> Any:
+        """The value, gathered if other processes hold pieces of it: NumPy could not read it otherwise."""
+        return self.value(array) if self.mesh.peers is None else self.spread(array)
 
     def written_by_all(self, value: Numeric, update: Update, variable: Variable, shape: tuple[int, ...]) -> Any:
         """The whole value."""
@@ -104,3 +114,9 @@ class SlicedPolicy(PiecesPolicy):
     def contributed(self, array: Numeric) -> Any:
         """The replica's piece of the sum of all replicas' arrays."""
         return self.cut.scattered(array)
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _gathered(array: jax.Array, cut: Cut, where: Sharding) -> jax.Array:
+    """The whole value in every replica, those of other processes too."""
+    return lax.with_sharding_constraint(cut.value(array), where)

@@ -1,0 +1,135 @@
+"""The mistakes that are known by name: what they are, and what to write instead. `docs/guide/verify.md` shows each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A kind of mistake.
+
+    Attributes:
+      name: its name in reports and in the guide.
+      what: what is wrong, in a clause.
+      advice: what to write instead.
+    """
+
+    name: str
+    what: str
+    advice: str
+
+
+_PATTERNS = (
+    Pattern(
+        "local-mean",
+        "the mean over this replica's rows is taken for the mean over the batch: the sum over the replicas is too large "
+        "by their number",
+        "jd.nn.compute_average_loss(per_example_losses, global_batch_size=...), whose sum over the replicas is the mean "
+        "of the batch; or reduce with 'MEAN': optimizer.apply_gradients(gradients, 'MEAN')",
+    ),
+    Pattern(
+        "mean-of-means",
+        "the mean over this replica's rows counts as much as that of a replica with more rows: right for batches that "
+        "divide, wrong for others",
+        "jd.nn.compute_average_loss(per_example_losses, global_batch_size=...) with reduction 'SUM'; for a metric "
+        "strategy.reduce('MEAN', per_example_values, axis=0)",
+    ),
+    Pattern(
+        "local-count",
+        "this replica's sum is divided by this replica's own count (of tokens, weights or examples)",
+        "divide by the count of all replicas: count = jd.get_replica_context().all_reduce('SUM', mask.sum()), and "
+        "reduce the quotients with 'SUM'",
+    ),
+    Pattern(
+        "local-total",
+        "this replica's part of a sum is taken for the sum: what is made of it is not linear, so that it cannot be "
+        "added up afterwards",
+        "all-reduce the sum first: jd.get_replica_context().all_reduce('SUM', part), then compute with the total",
+    ),
+    Pattern(
+        "batch-statistics",
+        "statistics of this replica's rows alone stand for those of the batch",
+        "average them over the replicas: jd.get_replica_context().all_reduce('MEAN', x.mean(0)), likewise of x**2; in "
+        "Keras BatchNormalization(synchronized=True), in Flax BatchNorm(axis_name=jd.REPLICA_AXIS)",
+    ),
+    Pattern(
+        "gradient-before-reduction",
+        "this replica's gradients are not those of the batch yet: a norm, a clip or another function of them comes "
+        "before the sum",
+        "clip after the sum: jd.Optimizer(optax.chain(optax.clip_by_global_norm(...), ...), variables), or reduce first, "
+        "gradients = jd.get_replica_context().all_reduce('SUM', gradients), and apply with reduce_op=None",
+    ),
+    Pattern(
+        "counted-on-each-replica",
+        "every replica adds this whole term, which depends on no rows (such as a regularizer): the sum has it once for "
+        "each replica",
+        "jd.nn.scale_regularization_loss(term), which divides by the number of replicas",
+    ),
+    Pattern(
+        "same-random-numbers",
+        "all replicas draw the same random numbers for different rows, such as one dropout mask",
+        "a key of each replica: key = jd.get_replica_context().fold_in(key), or of each example: .example_keys(key, n)",
+    ),
+    Pattern(
+        "reduced-twice",
+        "what is the same on all replicas already is added up again",
+        "reduce once: leave one of the two reductions out, or optimizer.apply_gradients(gradients, reduce_op=None) for "
+        "gradients that are reduced",
+    ),
+    Pattern(
+        "mean-of-sums",
+        "the replicas' values are parts of a sum, and their mean divides it by the number of replicas once more",
+        "reduce them with 'SUM'",
+    ),
+    Pattern(
+        "sum-of-means",
+        "the replicas' values are means, and are added up",
+        "strategy.reduce('MEAN', per_example_values, axis=0), which is exact for all batches; or 'MEAN' in place of "
+        "'SUM'",
+    ),
+    Pattern(
+        "scaled-by-replicas",
+        "the number of replicas is a factor that the reduction does not take back",
+        "leave the factor out: with 'SUM' divide by the global batch size alone, with 'MEAN' by this replica's rows "
+        "alone",
+    ),
+    Pattern(
+        "pairs-of-rows",
+        "rows are paired with the rows of this replica alone, such as the negatives of a contrastive loss",
+        "gather the others' rows: everyone = jd.get_replica_context().all_gather(rows, axis=0), and compare rows with "
+        "everyone; the own row is at replica_id_in_sync_group * rows.shape[0]",
+    ),
+    Pattern(
+        "softmax-over-batch",
+        "a softmax or logsumexp over the batch sees this replica's rows alone",
+        "gather first: jd.get_replica_context().all_gather(scores, axis=0)",
+    ),
+    Pattern(
+        "extreme-over-batch",
+        "a maximum, minimum or the like over the batch sees this replica's rows alone",
+        "take it over the replicas too: all_gather(local.max()[None], axis=0).max(), of jd.get_replica_context()",
+    ),
+    Pattern(
+        "order-of-rows",
+        "rows are sorted, accumulated, shifted or picked among this replica's rows alone",
+        "gather first, jd.get_replica_context().all_gather(rows, axis=0), and take this replica's rows of the result",
+    ),
+    Pattern(
+        "numbers-of-rows",
+        "rows are numbered from this replica's first row on",
+        "add the number of the first row, jd.get_replica_context().replica_id_in_sync_group * rows, where replicas have "
+        "equally many",
+    ),
+    Pattern(
+        "one-replica",
+        "the value of one replica stands for that of all",
+        "strategy.reduce('MEAN', value, axis=None) or 'SUM'; a variable with aggregation MEAN or SUM",
+    ),
+    Pattern(
+        "unknown",
+        "here the replicas' values are no longer rows, sums or copies of what one device has",
+        "look at what this line takes from the batch, and reduce or gather it over the replicas first",
+    ),
+)
+CATALOGUE = {pattern.name: pattern for pattern in _PATTERNS}

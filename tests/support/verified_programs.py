@@ -1,0 +1,742 @@
+"""Programs of many kinds, right and with mistakes planted in them; a comment `at: NAME` marks the line of each mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxtribute as jd
+
+ROWS = 12
+Made = tuple[Any, tuple[Any, ...]]
+
+
+class Case(NamedTuple):
+    """A program, one of its mistakes (none if empty), and the patterns that name it."""
+
+    program: Callable[[jd.Strategy, str], Made]
+    wrong: str = ""
+    patterns: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.program.__name__}-{self.wrong or 'right'}"
+
+
+RIGHT: list[Case] = []
+WRONG: list[Case] = []
+
+
+def program(right: str = "right", **wrong: str) -> Callable[[Callable[[jd.Strategy, str], Made]], Any]:
+    """Lists a program: names of its right forms, and for each mistake the patterns that name it."""
+
+    def listed(make: Callable[[jd.Strategy, str], Made]) -> Any:
+        RIGHT.extend(Case(make, name) for name in right.split())
+        WRONG.extend(Case(make, name, tuple(patterns.split())) for name, patterns in wrong.items())
+        return make
+
+    return listed
+
+
+def line_of(case: Case) -> int:
+    """The line of a mistake."""
+    for number, line in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), start=1):
+        if line.endswith(f"# at: {case.program.__name__}.{case.wrong}"):
+            return number
+    raise LookupError(str(case))
+
+
+def arrays(*shapes: tuple[int, ...], seed: int = 0) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    return [random.normal(size=shape).astype(np.float32) for shape in shapes]
+
+
+def labels(count: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(9).integers(0, count, shape or (ROWS,)).astype(np.int32)
+
+
+def variables(strategy: jd.Strategy, *shapes: tuple[int, ...]) -> list[jd.Variable]:
+    with strategy.scope():
+        return [jd.Variable(0.5 * value, name=f"w{number}") for number, value in enumerate(arrays(*shapes, seed=1))]
+
+
+def optimizer(strategy: jd.Strategy, transform: Any, held: Any) -> jd.Optimizer:
+    with strategy.scope():
+        return jd.Optimizer(transform, held)
+
+
+def cross_entropy(logits: Any, target: Any) -> Any:
+    return optax.softmax_cross_entropy_with_integer_labels(logits, target)
+
+
+@program(
+    "right reduced functional",
+    local_mean="local-mean",
+    uneven="mean-of-means",
+    mean_of_sums="mean-of-sums",
+    scaled="scaled-by-replicas",
+    metric="sum-of-means local-mean",
+    twice="reduced-twice",
+    result_twice="reduced-twice sum-of-means",
+)
+def perceptron(strategy: jd.Strategy, wrong: str) -> Made:
+    w, b, v = held = variables(strategy, (5, 6), (6,), (6, 3))
+    adam = optimizer(strategy, optax.adam(1e-2), held)
+
+    def replica(x: Any, y: Any) -> Any:
+        context = jd.get_replica_context()
+
+        def loss() -> Any:
+            each = cross_entropy(jax.nn.relu(x @ w + b) @ v, y)
+            if wrong == "local_mean":
+                return each.mean()  # at: perceptron.local_mean
+            if wrong == "uneven":
+                return jnp.mean(each)  # at: perceptron.uneven
+            if wrong == "scaled":
+                share = jd.nn.compute_average_loss(each, global_batch_size=ROWS)
+                return share / context.num_replicas_in_sync  # at: perceptron.scaled
+            return jd.nn.compute_average_loss(each, global_batch_size=ROWS)
+
+        value, gradients = jd.value_and_grad(loss, held)()
+        if wrong == "reduced":
+            gradients = context.all_reduce("SUM", gradients)
+            adam.apply_gradients(gradients, reduce_op=None)
+        elif wrong == "twice":
+            gradients = context.all_reduce("SUM", gradients)
+            adam.apply_gradients(gradients)  # at: perceptron.twice
+        elif wrong == "mean_of_sums":
+            adam.apply_gradients(gradients, "MEAN")  # at: perceptron.mean_of_sums
+        else:
+            adam.apply_gradients(gradients, "MEAN" if wrong == "uneven" else "SUM")
+        if wrong == "metric":
+            return cross_entropy(x @ w[:, :3], y).mean()
+        if wrong == "result_twice":
+            return context.all_reduce("SUM", value)
+        return value
+
+    @jd.function
+    def step(batch: Any) -> Any:
+        values = strategy.run(replica, args=batch)
+        if wrong == "metric":
+            return strategy.reduce("SUM", values, axis=None)  # at: perceptron.metric
+        if wrong == "result_twice":
+            return strategy.reduce("SUM", values, axis=None)  # at: perceptron.result_twice
+        return strategy.reduce("SUM" if wrong != "uneven" else "MEAN", values, axis=None)
+
+    return step, ((*arrays((ROWS, 5)), labels(3)),)
+
+
+@program(
+    "right synced per_example layer_norm",
+    statistics="batch-statistics",
+    variance="batch-statistics",
+    moving="mean-of-means batch-statistics",
+)
+def convolution(strategy: jd.Strategy, wrong: str) -> Made:
+    kernel, scale, head = held = variables(strategy, (3, 3, 1, 4), (4,), (4, 3))
+    sgd = optimizer(strategy, optax.sgd(0.1, momentum=0.9), held)
+    with strategy.scope():
+        moving = jd.Variable(
+            np.zeros(4, np.float32), trainable=False, name="moving", aggregation=jd.VariableAggregation.MEAN
+        )
+
+    def replica(x: Any, y: Any) -> Any:
+        context = jd.get_replica_context()
+
+        def loss() -> Any:
+            h = jax.lax.conv_general_dilated(
+                x, kernel.read_value(), (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            if wrong == "statistics":
+                mean = h.mean((0, 1, 2))  # at: convolution.statistics
+                h = (h - mean) * scale
+            elif wrong == "variance":
+                h = h / jnp.sqrt(jnp.var(h, axis=(0, 1, 2)) + 1e-3)  # at: convolution.variance
+            elif wrong == "synced":
+                count = context.all_reduce("SUM", jnp.float32(x.shape[0] * 16))
+                mean = context.all_reduce("SUM", h.sum((0, 1, 2))) / count
+                square = context.all_reduce("SUM", (h * h).sum((0, 1, 2))) / count
+                h = (h - mean) * jax.lax.rsqrt(square - mean**2 + 1e-3) * scale
+            elif wrong == "per_example":
+                h = (h - h.mean((1, 2), keepdims=True)) * scale
+            elif wrong == "layer_norm":
+                h = (h - h.mean(-1, keepdims=True)) / jnp.sqrt(h.var(-1, keepdims=True) + 1e-3)
+            each = cross_entropy(jax.nn.relu(h).mean((1, 2)) @ head, y)
+            return jd.nn.compute_average_loss(each, global_batch_size=ROWS)
+
+        value, gradients = jd.value_and_grad(loss, held)()
+        sgd.apply_gradients(gradients)
+        if wrong == "moving":
+            moving.assign(0.9 * moving + 0.1 * x.mean((0, 1, 2)).repeat(4))  # at: convolution.moving
+        return value
+
+    @jd.function
+    def step(images: Any, target: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica, args=(images, target)), axis=None)
+
+    return step, (*arrays((ROWS, 4, 4, 1)), labels(3))
+
+
+@program(
+    "right constant_weights gathered_count",
+    tokens="local-count",
+    two_lines="local-count",
+    per_batch="local-count",
+    weights="local-count",
+    perplexity="local-mean local-count local-total mean-of-means batch-statistics",
+)
+def language(strategy: jd.Strategy, wrong: str) -> Made:
+    table, mixed = held = variables(strategy, (11, 6), (6, 11))
+    adam = optimizer(strategy, optax.adamw(1e-2), held)
+
+    def replica(batch: Any) -> Any:
+        tokens, mask = batch["tokens"], batch["mask"]
+        context = jd.get_replica_context()
+
+        def loss() -> Any:
+            hidden = jnp.take(table.read_value(), tokens[:, :-1], axis=0)
+            each = cross_entropy(jnp.cumsum(hidden, axis=1) @ mixed, tokens[:, 1:])
+            total = (each * mask).sum()
+            if wrong == "tokens":
+                return total / mask.sum()  # at: language.tokens
+            if wrong == "two_lines":
+                count = jnp.maximum(mask.sum(), 1.0)
+                return total / count  # at: language.two_lines
+            if wrong == "per_batch":
+                return jnp.average(each, weights=mask)  # at: language.per_batch
+            if wrong == "weights":
+                weights = mask / mask.sum()  # at: language.weights
+                return (each * weights).sum()
+            if wrong == "perplexity":
+                return jnp.exp(each.mean()) / 100  # at: language.perplexity
+            if wrong == "constant_weights":
+                return jd.nn.compute_average_loss(each, sample_weight=mask, global_batch_size=ROWS * 4)
+            count = context.all_reduce("SUM", mask.sum())
+            if wrong == "gathered_count":
+                count = context.all_gather(mask, axis=0).sum()
+            return total / count
+
+        value, gradients = jd.value_and_grad(loss, held)()
+        adam.apply_gradients(gradients, "MEAN" if wrong in ("tokens", "two_lines", "per_batch") else "SUM")
+        return value
+
+    @jd.function
+    def step(batch: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica, args=(batch,)), axis=None)
+
+    tokens = labels(11, ROWS, 5)
+    mask = (np.arange(4)[None] < 1 + np.arange(ROWS)[:, None] % 4).astype(np.float32)
+    return step, ({"tokens": tokens, "mask": mask},)
+
+
+@program(
+    "right scaled after proximal",
+    l2="counted-on-each-replica",
+    two_lines="counted-on-each-replica",
+    l1="counted-on-each-replica",
+    orthogonal="counted-on-each-replica",
+    entropy="counted-on-each-replica",
+)
+def regularized(strategy: jd.Strategy, wrong: str) -> Made:
+    w, v = held = variables(strategy, (4, 4), (4, 2))
+    transform = optax.chain(optax.add_decayed_weights(1e-2), optax.sgd(0.1)) if wrong == "after" else optax.sgd(0.1)
+    sgd = optimizer(strategy, transform, held)
+
+    def replica(x: Any, y: Any) -> Any:
+        def loss() -> Any:
+            each = cross_entropy(jnp.tanh(x @ w) @ v, y)
+            data = jd.nn.compute_average_loss(each, global_batch_size=ROWS)
+            if wrong == "l2":
+                return data + 1e-2 * sum(jnp.sum(one.read_value() ** 2) for one in held)  # at: regularized.l2
+            if wrong == "two_lines":
+                decay = 1e-2 * jnp.sum(w.read_value() ** 2)  # at: regularized.two_lines
+                return data + decay
+            if wrong == "l1":
+                return data + 1e-2 * jnp.abs(v.read_value()).sum()  # at: regularized.l1
+            if wrong == "orthogonal":
+                gram = w.read_value().T @ w.read_value()
+                return data + 1e-2 * jnp.sum((gram - jnp.eye(4)) ** 2)  # at: regularized.orthogonal
+            if wrong == "entropy":
+                share = jax.nn.softmax(v.read_value().reshape(-1))
+                penalty = jnp.sum(share * jnp.log(share))  # at: regularized.entropy
+                return data + 0.1 * penalty
+            if wrong == "scaled":
+                return data + jd.nn.scale_regularization_loss(1e-2 * jnp.sum(w.read_value() ** 2))
+            if wrong == "proximal":
+                return data + 1e-2 * jnp.sum(w.read_value() ** 2) * x.shape[0] / ROWS
+            return data
+
+        value, gradients = jd.value_and_grad(loss, held)()
+        sgd.apply_gradients(gradients)
+        return value
+
+    @jd.function
+    def step(batch: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica, args=batch), axis=None)
+
+    return step, ((*arrays((ROWS, 4)), labels(2)),)
+
+
+@program(
+    "right wasserstein",
+    discriminator="local-mean",
+    generator="local-mean",
+    noise="same-random-numbers",
+)
+def adversarial(strategy: jd.Strategy, wrong: str) -> Made:
+    g, d, e = variables(strategy, (3, 4), (4, 5), (5, 1))
+    first = optimizer(strategy, optax.adam(1e-3), [g])
+    second = optimizer(strategy, optax.adam(1e-3), [d, e])
+
+    def judged(x: Any) -> Any:
+        return (jax.nn.leaky_relu(x @ d) @ e)[:, 0]
+
+    def replica(x: Any, key: Any) -> Any:
+        context = jd.get_replica_context()
+        own = key if wrong == "noise" else context.fold_in(key)
+        z = jax.random.normal(own, (x.shape[0], 3))  # at: adversarial.noise
+
+        def of_second() -> Any:
+            if wrong == "wasserstein":
+                each = judged(jnp.tanh(z @ g)) - judged(x)
+            else:
+                each = jax.nn.softplus(-judged(x)) + jax.nn.softplus(judged(jnp.tanh(z @ g)))
+            if wrong == "discriminator":
+                return each.mean()  # at: adversarial.discriminator
+            return each.sum() / ROWS
+
+        def of_first() -> Any:
+            each = jax.nn.softplus(-judged(jnp.tanh(z @ g)))
+            if wrong == "generator":
+                return jnp.mean(each)  # at: adversarial.generator
+            return each.sum() / ROWS
+
+        second.apply_gradients(jd.grad(of_second, [d, e])())
+        first.apply_gradients(jd.grad(of_first, [g])())
+
+    @jd.function
+    def step(x: Any, key: Any) -> None:
+        strategy.run(replica, args=(x, key))
+
+    return step, (*arrays((ROWS, 4)), jax.random.key(3))
+
+
+@program(
+    "right supervised pairs_of_one_example",
+    local="pairs-of-rows",
+    targets="numbers-of-rows pairs-of-rows",
+    softmax="softmax-over-batch",
+)
+def contrastive(strategy: jd.Strategy, wrong: str) -> Made:
+    w, v = held = variables(strategy, (4, 3), (5, 3))
+    sgd = optimizer(strategy, optax.sgd(0.1), held)
+
+    def replica(x: Any, y: Any) -> Any:
+        context = jd.get_replica_context()
+
+        def loss() -> Any:
+            one, other = x @ w, y @ v
+            rows = x.shape[0]
+            if wrong == "local":
+                scores = one @ other.T  # at: contrastive.local
+                return cross_entropy(scores, jnp.arange(rows)).sum() / ROWS
+            if wrong == "softmax":
+                chosen = (one * other).sum(-1)
+                share = jax.nn.softmax(chosen)  # at: contrastive.softmax
+                return -(share * chosen).sum()
+            if wrong == "pairs_of_one_example":
+                return ((one[:, :, None] * other[:, None, :]) ** 2).sum() / ROWS
+            everyone = context.all_gather(other, axis=0)
+            if wrong == "targets":
+                target = jnp.arange(rows)  # at: contrastive.targets
+            else:
+                before = context.all_gather(jnp.full(1, rows), axis=0)
+                place = jnp.arange(before.shape[0]) < context.replica_id_in_sync_group
+                target = jnp.where(place, before, 0).sum() + jnp.arange(rows)
+            each = cross_entropy(one @ everyone.T, target)
+            if wrong == "supervised":
+                each = each + ((one - other) ** 2).sum(-1)
+            return each.sum() / ROWS
+
+        value, gradients = jd.value_and_grad(loss, held)()
+        sgd.apply_gradients(gradients)
+        return value
+
+    @jd.function
+    def step(batch: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica, args=batch), axis=None)
+
+    return step, (tuple(arrays((ROWS, 4), (ROWS, 5))),)
+
+
+@program(
+    "right by_value after",
+    norm="gradient-before-reduction",
+    optax_norm="gradient-before-reduction",
+    by_value="",
+    signs="gradient-before-reduction",
+    with_mean="gradient-before-reduction",
+    per_variable="gradient-before-reduction",
+)
+def clipped(strategy: jd.Strategy, wrong: str) -> Made:
+    w, v = held = variables(strategy, (4, 4), (4, 2))
+    after = optax.chain(optax.clip_by_global_norm(0.05), optax.sgd(0.1))
+    sgd = optimizer(strategy, after if wrong == "after" else optax.sgd(0.1), held)
+
+    def replica(x: Any, y: Any) -> Any:
+        def loss() -> Any:
+            each = cross_entropy(jnp.tanh(x @ w) @ v, y)
+            if wrong == "with_mean":
+                return each.mean()
+            return jd.nn.compute_average_loss(each, global_batch_size=ROWS)
+
+        value, gradients = jd.value_and_grad(loss, held)()
+        if wrong == "norm":
+            norm = jnp.sqrt(sum(jnp.sum(one**2) for one in gradients))  # at: clipped.norm
+            gradients = [one * jnp.minimum(1.0, 0.05 / norm) for one in gradients]
+        elif wrong == "optax_norm":
+            norm = optax.tree.norm(gradients)  # at: clipped.optax_norm
+            gradients = [one / norm for one in gradients]
+        elif wrong == "signs":
+            gradients = [jnp.sign(one) for one in gradients]  # at: clipped.signs
+        elif wrong == "with_mean":
+            norm = optax.tree.norm(gradients)  # at: clipped.with_mean
+            gradients = [one * jnp.minimum(1.0, 0.05 / norm) for one in gradients]
+        elif wrong == "per_variable":
+            gradients = [jnp.clip(one, -0.01, 0.01) for one in gradients]  # at: clipped.per_variable
+        elif wrong == "by_value":
+            gradients = jd.get_replica_context().all_reduce("SUM", gradients)
+            gradients = [jnp.clip(one, -0.01, 0.01) for one in gradients]
+        sgd.apply_gradients(gradients, None if wrong == "by_value" else "MEAN" if wrong == "with_mean" else "SUM")
+        return value if wrong != "with_mean" else jnp.zeros(())
+
+    @jd.function
+    def step(batch: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica, args=batch), axis=None)
+
+    return step, ((*arrays((ROWS, 4)), labels(2)),)
+
+
+WRONG[:] = [case for case in WRONG if case.patterns]
+
+
+@program(
+    "right whole_key example_keys noise_of_weights",
+    same_mask="same-random-numbers",
+    noise="same-random-numbers",
+    split="same-random-numbers",
+)
+def dropout(strategy: jd.Strategy, wrong: str) -> Made:
+    w, v = held = variables(strategy, (4, 6), (6, 2))
+    sgd = optimizer(strategy, optax.sgd(0.1), held)
+
+    def replica(x: Any, y: Any, key: Any) -> Any:
+        context = jd.get_replica_context()
+        own = context.fold_in(key)
+
+        def loss() -> Any:
+            h = jnp.tanh(x @ w)
+            if wrong == "same_mask":
+                h = jnp.where(jax.random.bernoulli(key, 0.5, h.shape), h * 2, 0)  # at: dropout.same_mask
+            elif wrong == "noise":
+                h = h + 0.1 * jax.random.normal(key, h.shape)  # at: dropout.noise
+            elif wrong == "split":
+                keys = jax.random.split(key, x.shape[0])
+                h = h * jax.vmap(lambda one: jax.random.bernoulli(one, 0.5, (6,)))(keys)  # at: dropout.split
+            elif wrong == "whole_key":
+                h = jnp.where(jax.random.bernoulli(key, 0.5, (6,)), h * 2, 0)
+            elif wrong == "example_keys":
+                keys = context.example_keys(key, x.shape[0])
+                h = h * jax.vmap(lambda one: jax.random.bernoulli(one, 0.5, (6,)))(keys)
+            elif wrong == "noise_of_weights":
+                h = jnp.tanh(x @ (w + 0.1 * jax.random.normal(key, (4, 6))))
+            else:
+                h = jnp.where(jax.random.bernoulli(own, 0.5, h.shape), h * 2, 0)
+            return jd.nn.compute_average_loss(cross_entropy(h @ v, y), global_batch_size=ROWS)
+
+        value, gradients = jd.value_and_grad(loss, held)()
+        sgd.apply_gradients(gradients)
+        return value
+
+    @jd.function
+    def step(batch: Any, key: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica, args=(*batch, key)), axis=None)
+
+    return step, ((*arrays((ROWS, 4)), labels(2)), jax.random.key(1))
+
+
+@program(
+    "right scanned",
+    short="mean-of-means",
+    masked="local-count",
+    summed="local-mean",
+)
+def accumulated(strategy: jd.Strategy, wrong: str) -> Made:
+    w, v = held = variables(strategy, (4, 4), (4, 2))
+    sgd = optimizer(strategy, optax.sgd(0.1), held)
+
+    def replica(x: Any, y: Any) -> Any:
+        half = x.shape[0] // 2
+
+        def loss_of(x: Any, y: Any) -> Any:
+            each = cross_entropy(jnp.tanh(x @ w) @ v, y)
+            if wrong == "short":
+                return jnp.mean(each) / 2  # at: accumulated.short
+            if wrong == "masked":
+                seen = (y > 0).astype(jnp.float32)
+                return (each * seen).sum() / (1 + seen.sum())  # at: accumulated.masked
+            if wrong == "summed":
+                return each.mean() / 2  # at: accumulated.summed
+            return each.sum() / ROWS
+
+        total = [jnp.zeros(one.shape) for one in held]
+        if wrong == "scanned" and x.shape[0] % 2 == 0:
+
+            def body(total: Any, part: Any) -> Any:
+                found = jd.grad(lambda: loss_of(*part), held)()
+                return [one + other for one, other in zip(total, found, strict=True)], None
+
+            parts = x.reshape(2, half, 4), y.reshape(2, half)
+            total, _ = jax.lax.scan(body, total, parts)
+        else:
+            for part in (slice(None, half), slice(half, None)):
+                found = jd.grad(lambda part=part: loss_of(x[part], y[part]), held)()
+                total = [one + other for one, other in zip(total, found, strict=True)]
+        sgd.apply_gradients(total, "MEAN" if wrong == "short" else "SUM")
+
+    @jd.function
+    def step(batch: Any) -> None:
+        strategy.run(replica, args=batch)
+
+    return step, ((*arrays((ROWS, 4)), labels(2)),)
+
+
+@program(
+    "right counted in_loss maximum",
+    accuracy="sum-of-means local-mean",
+    ratio="mean-of-means",
+    variable="mean-of-means local-mean",
+    first="one-replica",
+    f1="local-count local-total mean-of-means",
+    maximum_of_rows="extreme-over-batch",
+)
+def metrics(strategy: jd.Strategy, wrong: str) -> Made:
+    (w,) = variables(strategy, (4, 3))
+    with strategy.scope():
+        hits = jd.Variable(0.0, trainable=False, name="hits", aggregation=jd.VariableAggregation.SUM)
+        share = jd.Variable(0.0, trainable=False, name="share", aggregation=jd.VariableAggregation.MEAN)
+        last = jd.Variable(0.0, trainable=False, name="last", aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA)
+
+    def replica(x: Any, y: Any) -> Any:
+        right = (jnp.argmax(x @ w, -1) == y).astype(jnp.float32)
+        context = jd.get_replica_context()
+        hits.assign_add(right.sum())
+        if wrong == "variable":
+            share.assign(right.mean())  # at: metrics.variable
+        if wrong == "first":
+            last.assign(right.sum())  # at: metrics.first
+        if wrong == "f1":
+            found = right.sum()
+            return 2 * found / (found + y.sum())  # at: metrics.f1
+        if wrong == "maximum_of_rows":
+            return jnp.max(jnp.abs(x @ w))  # at: metrics.maximum_of_rows
+        if wrong == "maximum":
+            return (
+                context.all_gather(jnp.abs(x @ w).max(initial=0.0)[None], axis=0).max() / context.num_replicas_in_sync
+            )
+        if wrong == "in_loss":
+            return context.all_reduce("SUM", right.sum()) / context.num_replicas_in_sync
+        if wrong in ("accuracy", "ratio"):
+            return right.mean()
+        return right
+
+    @jd.function
+    def step(x: Any, y: Any) -> Any:
+        result = strategy.run(replica, args=(x, y))
+        if wrong == "accuracy":
+            return strategy.reduce("SUM", result, axis=None)  # at: metrics.accuracy
+        if wrong == "ratio":
+            return strategy.reduce("MEAN", result, axis=None)  # at: metrics.ratio
+        if wrong in ("right", "counted", "variable", "first"):
+            return strategy.reduce("MEAN", result, axis=0)
+        return strategy.reduce("SUM" if wrong in ("maximum", "in_loss") else "MEAN", result, axis=None)
+
+    return step, (*arrays((ROWS, 4)), labels(3))
+
+
+@program(
+    "right teacher centered",
+    center="batch-statistics",
+    average="mean-of-means local-mean",
+)
+def averaged(strategy: jd.Strategy, wrong: str) -> Made:
+    (w,) = variables(strategy, (4, 3))
+    sgd = optimizer(strategy, optax.sgd(0.1), [w])
+    with strategy.scope():
+        copy = jd.Variable(w.read_value() * 0.9, trainable=False, name="copy")
+        center = jd.Variable(
+            np.zeros(3, np.float32), trainable=False, name="center", aggregation=jd.VariableAggregation.MEAN
+        )
+
+    def replica(x: Any) -> Any:
+        context = jd.get_replica_context()
+
+        def loss() -> Any:
+            target = x @ copy
+            if wrong == "center":
+                target = target - target.mean(0)  # at: averaged.center
+            elif wrong == "centered":
+                target = target - context.all_reduce("SUM", target.sum(0)) / context.all_reduce("SUM", x.shape[0] * 1.0)
+            each = -(jax.nn.softmax(target) * jax.nn.log_softmax(x @ w)).sum(-1)
+            return jd.nn.compute_average_loss(each, global_batch_size=ROWS)
+
+        value, (gradient,) = jd.value_and_grad(loss, [w])()
+        sgd.apply_gradients([gradient])
+        if wrong == "average":
+            center.assign(0.9 * center + 0.1 * (x @ copy).mean(0))  # at: averaged.average
+        return value
+
+    @jd.function
+    def step(x: Any) -> Any:
+        value = strategy.reduce("SUM", strategy.run(replica, args=(x,)), axis=None)
+        copy.assign(0.99 * copy + 0.01 * w)
+        return value
+
+    return step, tuple(arrays((ROWS, 4)))
+
+
+@program(
+    "right gathered",
+    ranks="order-of-rows",
+    rolled="order-of-rows pairs-of-rows",
+    hardest="order-of-rows extreme-over-batch",
+    running="order-of-rows",
+    correlation="batch-statistics local-total local-mean",
+    positions="numbers-of-rows",
+)
+def ranked(strategy: jd.Strategy, wrong: str) -> Made:
+    (w,) = variables(strategy, (4, 1))
+    sgd = optimizer(strategy, optax.sgd(0.1), [w])
+
+    def replica(x: Any, y: Any) -> Any:
+        context = jd.get_replica_context()
+
+        def loss() -> Any:
+            scores = (x @ w)[:, 0]
+            each = (scores - y) ** 2
+            if wrong == "ranks":
+                order = jnp.argsort(scores)  # at: ranked.ranks
+                return (each * order).sum() / ROWS
+            if wrong == "rolled":
+                return ((scores - jnp.roll(scores, 1)) ** 2).sum() / ROWS  # at: ranked.rolled
+            if wrong == "hardest":
+                hard = jax.lax.top_k(each, max(1, x.shape[0] // 2))[0]  # at: ranked.hardest
+                return hard.sum() / ROWS
+            if wrong == "running":
+                return (jnp.cumsum(each) * y).sum() / ROWS  # at: ranked.running
+            if wrong == "correlation":
+                one = scores - scores.mean()  # at: ranked.correlation
+                return (one * y).sum() / ROWS
+            if wrong == "positions":
+                weight = jnp.arange(x.shape[0]) + 1.0  # at: ranked.positions
+                return (each * weight).sum() / ROWS
+            if wrong == "gathered":
+                everyone = context.all_gather(scores, axis=0)
+                return ((scores[:, None] - everyone[None, :]) ** 2).sum() / ROWS
+            return each.sum() / ROWS
+
+        value, gradients = jd.value_and_grad(loss, [w])()
+        sgd.apply_gradients(gradients)
+        return value
+
+    @jd.function
+    def step(x: Any, y: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica, args=(x, y)), axis=None)
+
+    return step, tuple(arrays((ROWS, 4), (ROWS,)))
+
+
+@program(
+    "right means cosine half",
+    root="local-mean local-total mean-of-means batch-statistics",
+    logarithm="local-total",
+    dice="local-count local-total",
+)
+def regression(strategy: jd.Strategy, wrong: str) -> Made:
+    (w,) = variables(strategy, (4, 2))
+    sgd = optimizer(strategy, optax.sgd(0.1), [w])
+
+    def replica(x: Any, y: Any) -> Any:
+        def loss() -> Any:
+            out = x @ w
+            if wrong == "half":
+                out = (x.astype(jnp.bfloat16) @ w.read_value().astype(jnp.bfloat16)).astype(jnp.float32)
+            each = ((out - y) ** 2).mean(-1)
+            if wrong == "root":
+                return jnp.sqrt(each.mean())  # at: regression.root
+            if wrong == "logarithm":
+                return jnp.log(each.sum())  # at: regression.logarithm
+            if wrong == "dice":
+                both = (jax.nn.sigmoid(out) * jax.nn.sigmoid(y)).sum()
+                return 1 - both / (jax.nn.sigmoid(out).sum() + jax.nn.sigmoid(y).sum())  # at: regression.dice
+            if wrong == "cosine":
+                each = optax.losses.cosine_distance(out, y, epsilon=1e-6)
+            return each.sum() / ROWS
+
+        value, gradients = jd.value_and_grad(loss, [w])()
+        sgd.apply_gradients(gradients, "MEAN" if wrong == "root" else "SUM")
+        return value
+
+    @jd.function
+    def step(x: Any, y: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica, args=(x, y)), axis=None)
+
+    return step, tuple(arrays((ROWS, 4), (ROWS, 2)))
+
+
+@program(
+    "right merged",
+    mean_outside="mean-of-sums",
+    sum_outside="local-mean sum-of-means",
+    merged_mean="mean-of-sums",
+)
+def outside(strategy: jd.Strategy, wrong: str) -> Made:
+    """Gradients that the code around the replicas reduces and applies."""
+    (w,) = variables(strategy, (4, 2))
+    sgd = optimizer(strategy, optax.sgd(0.1), [w])
+
+    def merged(strategy: jd.Strategy, gradient: Any) -> Any:
+        if wrong == "merged_mean":
+            return strategy.reduce("MEAN", gradient, axis=None)  # at: outside.merged_mean
+        return strategy.reduce("SUM", gradient, axis=None)
+
+    def replica(x: Any, y: Any) -> Any:
+        def loss() -> Any:
+            each = ((x @ w - y) ** 2).sum(-1)
+            if wrong == "sum_outside":
+                return each.mean()  # at: outside.sum_outside
+            return each.sum() / ROWS
+
+        (gradient,) = jd.grad(loss, [w])()
+        if wrong.startswith("merged"):
+            gradient = jd.get_replica_context().merge_call(merged, args=(gradient,))
+            sgd.apply_gradients([gradient], reduce_op=None)
+        return gradient
+
+    @jd.function
+    def step(x: Any, y: Any) -> Any:
+        gradient = strategy.run(replica, args=(x, y))
+        if wrong.startswith("merged"):
+            return
+        if wrong == "mean_outside":
+            total = strategy.reduce("MEAN", gradient, axis=None)  # at: outside.mean_outside
+        else:
+            total = strategy.reduce("SUM", gradient, axis=None)
+        sgd.apply_gradients([total], reduce_op=None)
+
+    return step, tuple(arrays((ROWS, 4), (ROWS, 2)))
