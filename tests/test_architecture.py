@@ -30,7 +30,7 @@ FLOORS = [
     {"compat"},
     {"testing"},
     {"tools"},
-    {"bench", "doctor", "live", "profiling", "visualize"},
+    {"bench", "doctor", "live", "profiling", "verify", "visualize"},
     {"planning"},
     {"compiling"},
     {"cli"},

@@ -10,8 +10,7 @@ Names that have no documentation of their own:
 
 - `points`: the module with the points at which add-ons register: `points.PICTURES.register(...)`.
 - `settings`: the module with the checks of arguments: `settings.whole("limit", limit, 1)`.
-- `Jaxpr`, `ClosedJaxpr`, `JaxprEqn`, `Var`, `Literal`: JAX's own classes, under one roof for all versions of JAX.
-- `as_function`: the Python function that a closed jaxpr is.
+- `Jaxpr`, `ClosedJaxpr`, `JaxprEqn`, `Var`, `Literal`, `Tracer`: JAX's classes, the same names for all its versions.
 - `ELEMENTWISE`: the names of the operations that compute each element from the elements in its place.
 - `updating`: the lock that is held while a step gives up variables' arrays and puts new ones in place.
 """
@@ -37,6 +36,7 @@ if _TYPE_CHECKING:
     from jaxtribute._src.cluster.runtime import current as current_cluster
     from jaxtribute._src.cluster.server import ServerDef
     from jaxtribute._src.cluster.spec import task_number
+    from jaxtribute._src.collectives.in_replica import all_reduce
     from jaxtribute._src.collectives.summation import AutoSum, OneDeviceSum, PackedSum, Packs, Summation, TreeSum
     from jaxtribute._src.context import Context
     from jaxtribute._src.devices import default_devices, described_devices, device_name, resolve_device
@@ -46,10 +46,13 @@ if _TYPE_CHECKING:
     from jaxtribute._src.execution.executor import Executor
     from jaxtribute._src.execution.feeds import Drawn, EndOfData, Feed
     from jaxtribute._src.execution.function import Function
-    from jaxtribute._src.execution.nests import map_leaves, step_of
+    from jaxtribute._src.execution.gathers import Gathers
+    from jaxtribute._src.execution.inference import varying_outputs
+    from jaxtribute._src.execution.nests import Nests
     from jaxtribute._src.execution.overlay import Overlay
     from jaxtribute._src.execution.program import Program
     from jaxtribute._src.execution.row_gradients import overlaid_rows
+    from jaxtribute._src.execution.standpoints import InReplica
     from jaxtribute._src.execution.traced import TracedProgram, TracedReplica, check_untraced
     from jaxtribute._src.folders import Folder
     from jaxtribute._src.input.batches import Batch, as_batch, copied, examples_in
@@ -60,21 +63,11 @@ if _TYPE_CHECKING:
     from jaxtribute._src.input.sources.grain_map import MapSource
     from jaxtribute._src.input.sources.iterables import CountingStream, IterableSource
     from jaxtribute._src.input.splitting import Shard, slice_sizes
-    from jaxtribute._src.jaxprs.core import (
-        ClosedJaxpr,
-        Jaxpr,
-        JaxprEqn,
-        Literal,
-        Var,
-        as_function,
-        opened,
-        pruned,
-        user_line,
-    )
+    from jaxtribute._src.jaxprs.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Tracer, Var
     from jaxtribute._src.jaxprs.flow import Flow
     from jaxtribute._src.jaxprs.kinds import ELEMENTWISE
+    from jaxtribute._src.jaxprs.programs import Programs
     from jaxtribute._src.jaxprs.rows import Rows
-    from jaxtribute._src.jaxprs.walking import programs_in
     from jaxtribute._src.libraries import Library
     from jaxtribute._src.observers import Kinds, subscribe
     from jaxtribute._src.optimizer.parameters import Parameters
@@ -117,6 +110,8 @@ _LAZY = {
     "Flow": "jaxprs.flow",
     "Folder": "folders",
     "Function": "execution.function",
+    "Gathers": "execution.gathers",
+    "InReplica": "execution.standpoints",
     "IterableSource": "input.sources.iterables",
     "Jaxpr": "jaxprs.core",
     "JaxprEqn": "jaxprs.core",
@@ -126,6 +121,7 @@ _LAZY = {
     "Literal": "jaxprs.core",
     "MapSource": "input.sources.grain_map",
     "MirroredPolicy": "values.policies.mirrored",
+    "Nests": "execution.nests",
     "OnReadPolicy": "values.policies.on_read",
     "OneDeviceSum": "collectives.summation",
     "Overlay": "execution.overlay",
@@ -135,6 +131,7 @@ _LAZY = {
     "PlainPolicy": "values.policies.plain",
     "Policy": "values.policies.base",
     "Program": "execution.program",
+    "Programs": "jaxprs.programs",
     "ReplicaMesh": "values.mesh",
     "Roster": "cluster.roster",
     "Rows": "jaxprs.rows",
@@ -148,11 +145,12 @@ _LAZY = {
     "Summation": "collectives.summation",
     "TracedProgram": "execution.traced",
     "TracedReplica": "execution.traced",
+    "Tracer": "jaxprs.core",
     "TreeSum": "collectives.summation",
     "Update": "values.policies.base",
     "Var": "jaxprs.core",
+    "all_reduce": "collectives.in_replica",
     "as_batch": "input.batches",
-    "as_function": "jaxprs.core",
     "check_untraced": "execution.traced",
     "checksum_of": "checksums:mark",
     "copied": "input.batches",
@@ -167,16 +165,12 @@ _LAZY = {
     "initial_array": "values.numbers",
     "latest_of_any_name": "checkpoint.folder",
     "located": "callers",
-    "map_leaves": "execution.nests",
-    "opened": "jaxprs.core",
     "operand": "values.operators",
     "optax_rules": "optimizer.slots",
     "overlaid_rows": "execution.row_gradients",
     "own": "values.placing",
     "parse_json": "environment",
     "points": "points:",
-    "programs_in": "jaxprs.walking",
-    "pruned": "jaxprs.core",
     "read_all": "checkpoint.restoring",
     "register_source": "input.sources:register",
     "resolve_device": "devices",
@@ -186,12 +180,11 @@ _LAZY = {
     "settings": "settings:",
     "shown": "environment",
     "slice_sizes": "input.splitting",
-    "step_of": "execution.nests",
     "subscribe": "observers",
     "task_number": "cluster.spec",
     "tune_allocator": "allocator",
     "updating": "values.stored",
-    "user_line": "jaxprs.core",
+    "varying_outputs": "execution.inference",
     "visible_gpus": "cluster.accelerators",
     "whole_number": "environment",
 }
@@ -219,6 +212,8 @@ __all__ = [
     "Flow",
     "Folder",
     "Function",
+    "Gathers",
+    "InReplica",
     "IterableSource",
     "Jaxpr",
     "JaxprEqn",
@@ -228,6 +223,7 @@ __all__ = [
     "Literal",
     "MapSource",
     "MirroredPolicy",
+    "Nests",
     "OnReadPolicy",
     "OneDeviceSum",
     "Overlay",
@@ -237,6 +233,7 @@ __all__ = [
     "PlainPolicy",
     "Policy",
     "Program",
+    "Programs",
     "ReplicaMesh",
     "Roster",
     "Rows",
@@ -250,11 +247,12 @@ __all__ = [
     "Summation",
     "TracedProgram",
     "TracedReplica",
+    "Tracer",
     "TreeSum",
     "Update",
     "Var",
+    "all_reduce",
     "as_batch",
-    "as_function",
     "check_untraced",
     "checksum_of",
     "copied",
@@ -269,16 +267,12 @@ __all__ = [
     "initial_array",
     "latest_of_any_name",
     "located",
-    "map_leaves",
-    "opened",
     "operand",
     "optax_rules",
     "overlaid_rows",
     "own",
     "parse_json",
     "points",
-    "programs_in",
-    "pruned",
     "read_all",
     "register_source",
     "resolve_device",
@@ -288,12 +282,11 @@ __all__ = [
     "settings",
     "shown",
     "slice_sizes",
-    "step_of",
     "subscribe",
     "task_number",
     "tune_allocator",
     "updating",
-    "user_line",
+    "varying_outputs",
     "visible_gpus",
     "whole_number",
 ]

@@ -41,7 +41,8 @@ def test_every_question_has_an_answer() -> None:
 
 @pytest.mark.parametrize("group", ["spec", "tf_config", "simple", "union", "slurm"])
 def test_answers_are_those_of_tensorflow(group: str) -> None:
-    names = {"ClusterSpec": jd.ClusterSpec} | vars(jd.cluster_resolver)
+    resolvers = jd.cluster_resolver
+    names = {"ClusterSpec": jd.ClusterSpec} | {name: getattr(resolvers, name) for name in resolvers.__all__}
     for name, (environ, code) in CASES.items():
         if name.startswith(f"{group}/"):
             with mock.patch.dict(os.environ, environ):

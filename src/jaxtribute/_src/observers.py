@@ -218,8 +218,11 @@ class Kinds:
     METRICS = METRICS
     POINT = POINT
     RESTORE = RESTORE
+    RUN = RUN
     SAVE = SAVE
+    STEP = STEP
     TASK = TASK
+    TRACE = TRACE
     WAIT = WAIT
     WRITE = WRITE
 

@@ -78,9 +78,16 @@ def all_reduce(
     summation: Summation | None = None,
     idle: tuple[int, ...] = (),
 ) -> list[Any]:
-    """Reduces each array over the replicas by `summation`; every replica gets the result. `idle` as above.
+    """Reduces each array over the replicas; every replica gets the result.
 
     Differentiable: the gradient is the all-reduce of the cotangents with the same operation.
+
+    Args:
+      values: this replica's arrays.
+      op: the operation.
+      replicas: the number of replicas.
+      summation: the way to add up; `AutoSum` by default.
+      idle: the replicas without data, which contribute nothing.
     """
     arrays, count = contributions(values, op, replicas, idle)
     totals = (summation or AutoSum())(arrays, replicas)

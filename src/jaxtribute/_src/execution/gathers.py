@@ -22,6 +22,13 @@ class Gathers:
       known: what an earlier trace has told: for each array every replica's length.
     """
 
+    @staticmethod
+    def settled(
+        trace: Callable[[int, Gathers], T], samples: Sequence[int], table: Sequence[int], rows: Sequence[int]
+    ) -> list[T]:
+        """Traces each class of replicas until the traces agree on what is gathered; see `settled` below."""
+        return settled(trace, samples, table, rows)
+
     def __init__(self, replica: int, rows: Sequence[int], known: Sequence[tuple[int, ...]]) -> None:
         self._replica, self._rows, self._known = replica, rows, known
         self.own: list[int] = []

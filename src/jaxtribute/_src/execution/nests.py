@@ -236,3 +236,14 @@ def _fits(shape: Sequence[int], promised: Sequence[int | None]) -> bool:
     return len(shape) == len(sizes) and all(
         want is None or have == want for have, want in zip(shape, sizes, strict=True)
     )
+
+
+class Nests:
+    """Nests of arguments and results, as add-ons take them apart."""
+
+    flatten = staticmethod(flatten)
+    is_array = staticmethod(is_array)
+    is_number = staticmethod(is_number)
+    map_leaves = staticmethod(map_leaves)
+    reveal = staticmethod(reveal)
+    step_of = staticmethod(step_of)

@@ -177,6 +177,11 @@ class TracedProgram(InTrace):
         self.written[variable] = None
         self.changed(variable)
 
+    @staticmethod
+    def lift(closed: ClosedJaxpr) -> ClosedJaxpr:
+        """Turns what a traced program reads into inputs behind its own: variables by first read, then batches drawn."""
+        return lift(closed)
+
     def record(self, operation: Any, values: Sequence[Any], variable: Variable) -> None:
         """Notes an operation that the program sends to the process that holds a variable.
 

@@ -13,7 +13,6 @@ from typing import Any, TextIO
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.compat.tf.dataset import Dataset
@@ -23,6 +22,7 @@ from jaxtribute._src.execution import function as functions
 from jaxtribute._src.execution.eager import Eager
 from jaxtribute._src.execution.nests import map_leaves
 from jaxtribute._src.input.dataset import DistributedDataset
+from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.types import Array, ArrayLike, Leaf, Nest
 from jaxtribute._src.values.operators import operand
 

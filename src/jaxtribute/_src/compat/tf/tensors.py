@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from jaxtribute._src.compat.tf.symbolic import allow_in_models
+from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.types import DType
 from jaxtribute._src.values.operators import operand
 from jaxtribute.errors import ArgumentError

@@ -13,9 +13,9 @@ from typing import Any
 
 import keras
 import numpy as np
-from jax.core import Tracer
 
 from jaxtribute._src.integrations.keras import internals
+from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.types import HostArray, Leaf, Nest
 from jaxtribute.errors import ArgumentError
 

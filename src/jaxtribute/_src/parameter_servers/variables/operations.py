@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jax.core import Tracer
 
 from jaxtribute._src.execution.traced import TracedProgram
+from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.parameter_servers.server.client import MOVE, Exchange
 from jaxtribute._src.types import ArrayLike
 from jaxtribute._src.values.variable import Variable

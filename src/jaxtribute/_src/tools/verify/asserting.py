@@ -18,7 +18,7 @@ from jaxtribute._src.tools.verify.verifying import Verdict
 from jaxtribute._src.tools.verify.watching import KINDS, Watcher
 from jaxtribute._src.types import Function as Callee
 from jaxtribute._src.types import Nest
-from jaxtribute._src.values.distributed import PerReplica, ReplicaValues
+from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute.errors import ArgumentError
 
 
@@ -75,7 +75,7 @@ class _Once(Watcher):
 def _distributed(batch: tuple[Any, ...], strategy: Any) -> tuple[Any, ...]:
     leaves, tree = flatten(batch)
     count = strategy.num_replicas_in_sync
-    if count == 1 or any(isinstance(leaf, ReplicaValues) for leaf in leaves):
+    if count == 1 or any(isinstance(leaf, (PerReplica, Mirrored)) for leaf in leaves):
         return batch
     rows = next((len(leaf) for leaf in leaves if is_array(leaf) and np.ndim(leaf) and not is_key(leaf)), 0)
     bounds = np.cumsum(slice_sizes(rows, count))[:-1]

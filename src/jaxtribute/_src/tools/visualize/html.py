@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
-from jax.core import Tracer
 
+from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.types import Foreign, Leaf
 
 if TYPE_CHECKING:
