@@ -98,7 +98,7 @@ def test_the_pod_of_kubernetes(text: str) -> None:
 
 
 NUMBERS: dict[str, tuple[Callable[[], object], float]] = {
-    config.CPU_DEVICES: (config.apply_environment, 1),
+    environment.CPU_DEVICES: (config.apply_environment, 1),
     RESTART: (lambda: environment.count(RESTART, 0), 0),
     runtime.TIMEOUT: (lambda: environment.seconds(runtime.TIMEOUT, 600.0, 1.0), 1),
     runtime.SILENCE: (lambda: environment.seconds(runtime.SILENCE, 20.0, 1.0), 1),

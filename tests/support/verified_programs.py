@@ -1,4 +1,4 @@
-"""Programs of many kinds, right and with mistakes planted in them; a comment `at: NAME` marks the line of each mistake."""
+"""Programs of many kinds, right and with planted mistakes; a comment `at: NAME` marks the line of each mistake."""
 
 from __future__ import annotations
 
@@ -70,8 +70,28 @@ def optimizer(strategy: jd.Strategy, transform: Any, held: Any) -> jd.Optimizer:
         return jd.Optimizer(transform, held)
 
 
+def context() -> jd.ReplicaContext:
+    """The replica context, where there is one."""
+    found = jd.get_replica_context()
+    assert found is not None
+    return found
+
+
 def cross_entropy(logits: Any, target: Any) -> Any:
     return optax.softmax_cross_entropy_with_integer_labels(logits, target)
+
+
+def perceptron_loss(x: Any, y: Any, held: Any, wrong: str) -> Any:
+    w, b, v = held
+    each = cross_entropy(jax.nn.relu(x @ w + b) @ v, y)
+    if wrong == "local_mean":
+        return each.mean()  # at: perceptron.local_mean
+    if wrong == "uneven":
+        return jnp.mean(each)  # at: perceptron.uneven
+    if wrong == "scaled":
+        share = jd.nn.compute_average_loss(each, global_batch_size=ROWS)
+        return share / context().num_replicas_in_sync  # at: perceptron.scaled
+    return jd.nn.compute_average_loss(each, global_batch_size=ROWS)
 
 
 @program(
@@ -85,29 +105,17 @@ def cross_entropy(logits: Any, target: Any) -> Any:
     result_twice="reduced-twice sum-of-means",
 )
 def perceptron(strategy: jd.Strategy, wrong: str) -> Made:
-    w, b, v = held = variables(strategy, (5, 6), (6,), (6, 3))
+    w, *_ = held = variables(strategy, (5, 6), (6,), (6, 3))
     adam = optimizer(strategy, optax.adam(1e-2), held)
 
     def replica(x: Any, y: Any) -> Any:
-        context = jd.get_replica_context()
 
-        def loss() -> Any:
-            each = cross_entropy(jax.nn.relu(x @ w + b) @ v, y)
-            if wrong == "local_mean":
-                return each.mean()  # at: perceptron.local_mean
-            if wrong == "uneven":
-                return jnp.mean(each)  # at: perceptron.uneven
-            if wrong == "scaled":
-                share = jd.nn.compute_average_loss(each, global_batch_size=ROWS)
-                return share / context.num_replicas_in_sync  # at: perceptron.scaled
-            return jd.nn.compute_average_loss(each, global_batch_size=ROWS)
-
-        value, gradients = jd.value_and_grad(loss, held)()
+        value, gradients = jd.value_and_grad(lambda: perceptron_loss(x, y, held, wrong), held)()
         if wrong == "reduced":
-            gradients = context.all_reduce("SUM", gradients)
+            gradients = context().all_reduce("SUM", gradients)
             adam.apply_gradients(gradients, reduce_op=None)
         elif wrong == "twice":
-            gradients = context.all_reduce("SUM", gradients)
+            gradients = context().all_reduce("SUM", gradients)
             adam.apply_gradients(gradients)  # at: perceptron.twice
         elif wrong == "mean_of_sums":
             adam.apply_gradients(gradients, "MEAN")  # at: perceptron.mean_of_sums
@@ -116,7 +124,7 @@ def perceptron(strategy: jd.Strategy, wrong: str) -> Made:
         if wrong == "metric":
             return cross_entropy(x @ w[:, :3], y).mean()
         if wrong == "result_twice":
-            return context.all_reduce("SUM", value)
+            return context().all_reduce("SUM", value)
         return value
 
     @jd.function
@@ -146,7 +154,6 @@ def convolution(strategy: jd.Strategy, wrong: str) -> Made:
         )
 
     def replica(x: Any, y: Any) -> Any:
-        context = jd.get_replica_context()
 
         def loss() -> Any:
             h = jax.lax.conv_general_dilated(
@@ -158,9 +165,9 @@ def convolution(strategy: jd.Strategy, wrong: str) -> Made:
             elif wrong == "variance":
                 h = h / jnp.sqrt(jnp.var(h, axis=(0, 1, 2)) + 1e-3)  # at: convolution.variance
             elif wrong == "synced":
-                count = context.all_reduce("SUM", jnp.float32(x.shape[0] * 16))
-                mean = context.all_reduce("SUM", h.sum((0, 1, 2))) / count
-                square = context.all_reduce("SUM", (h * h).sum((0, 1, 2))) / count
+                count = context().all_reduce("SUM", jnp.float32(x.shape[0] * 16))
+                mean = context().all_reduce("SUM", h.sum((0, 1, 2))) / count
+                square = context().all_reduce("SUM", (h * h).sum((0, 1, 2))) / count
                 h = (h - mean) * jax.lax.rsqrt(square - mean**2 + 1e-3) * scale
             elif wrong == "per_example":
                 h = (h - h.mean((1, 2), keepdims=True)) * scale
@@ -196,7 +203,6 @@ def language(strategy: jd.Strategy, wrong: str) -> Made:
 
     def replica(batch: Any) -> Any:
         tokens, mask = batch["tokens"], batch["mask"]
-        context = jd.get_replica_context()
 
         def loss() -> Any:
             hidden = jnp.take(table.read_value(), tokens[:, :-1], axis=0)
@@ -216,9 +222,9 @@ def language(strategy: jd.Strategy, wrong: str) -> Made:
                 return jnp.exp(each.mean()) / 100  # at: language.perplexity
             if wrong == "constant_weights":
                 return jd.nn.compute_average_loss(each, sample_weight=mask, global_batch_size=ROWS * 4)
-            count = context.all_reduce("SUM", mask.sum())
+            count = context().all_reduce("SUM", mask.sum())
             if wrong == "gathered_count":
-                count = context.all_gather(mask, axis=0).sum()
+                count = context().all_gather(mask, axis=0).sum()
             return total / count
 
         value, gradients = jd.value_and_grad(loss, held)()
@@ -297,8 +303,7 @@ def adversarial(strategy: jd.Strategy, wrong: str) -> Made:
         return (jax.nn.leaky_relu(x @ d) @ e)[:, 0]
 
     def replica(x: Any, key: Any) -> Any:
-        context = jd.get_replica_context()
-        own = key if wrong == "noise" else context.fold_in(key)
+        own = key if wrong == "noise" else context().fold_in(key)
         z = jax.random.normal(own, (x.shape[0], 3))  # at: adversarial.noise
 
         def of_second() -> Any:
@@ -337,7 +342,6 @@ def contrastive(strategy: jd.Strategy, wrong: str) -> Made:
     sgd = optimizer(strategy, optax.sgd(0.1), held)
 
     def replica(x: Any, y: Any) -> Any:
-        context = jd.get_replica_context()
 
         def loss() -> Any:
             one, other = x @ w, y @ v
@@ -351,12 +355,12 @@ def contrastive(strategy: jd.Strategy, wrong: str) -> Made:
                 return -(share * chosen).sum()
             if wrong == "pairs_of_one_example":
                 return ((one[:, :, None] * other[:, None, :]) ** 2).sum() / ROWS
-            everyone = context.all_gather(other, axis=0)
+            everyone = context().all_gather(other, axis=0)
             if wrong == "targets":
                 target = jnp.arange(rows)  # at: contrastive.targets
             else:
-                before = context.all_gather(jnp.full(1, rows), axis=0)
-                place = jnp.arange(before.shape[0]) < context.replica_id_in_sync_group
+                before = context().all_gather(jnp.full(1, rows), axis=0)
+                place = jnp.arange(before.shape[0]) < context().replica_id_in_sync_group
                 target = jnp.where(place, before, 0).sum() + jnp.arange(rows)
             each = cross_entropy(one @ everyone.T, target)
             if wrong == "supervised":
@@ -410,7 +414,7 @@ def clipped(strategy: jd.Strategy, wrong: str) -> Made:
         elif wrong == "per_variable":
             gradients = [jnp.clip(one, -0.01, 0.01) for one in gradients]  # at: clipped.per_variable
         elif wrong == "by_value":
-            gradients = jd.get_replica_context().all_reduce("SUM", gradients)
+            gradients = context().all_reduce("SUM", gradients)
             gradients = [jnp.clip(one, -0.01, 0.01) for one in gradients]
         sgd.apply_gradients(gradients, None if wrong == "by_value" else "MEAN" if wrong == "with_mean" else "SUM")
         return value if wrong != "with_mean" else jnp.zeros(())
@@ -436,8 +440,7 @@ def dropout(strategy: jd.Strategy, wrong: str) -> Made:
     sgd = optimizer(strategy, optax.sgd(0.1), held)
 
     def replica(x: Any, y: Any, key: Any) -> Any:
-        context = jd.get_replica_context()
-        own = context.fold_in(key)
+        own = context().fold_in(key)
 
         def loss() -> Any:
             h = jnp.tanh(x @ w)
@@ -451,7 +454,7 @@ def dropout(strategy: jd.Strategy, wrong: str) -> Made:
             elif wrong == "whole_key":
                 h = jnp.where(jax.random.bernoulli(key, 0.5, (6,)), h * 2, 0)
             elif wrong == "example_keys":
-                keys = context.example_keys(key, x.shape[0])
+                keys = context().example_keys(key, x.shape[0])
                 h = h * jax.vmap(lambda one: jax.random.bernoulli(one, 0.5, (6,)))(keys)
             elif wrong == "noise_of_weights":
                 h = jnp.tanh(x @ (w + 0.1 * jax.random.normal(key, (4, 6))))
@@ -516,6 +519,25 @@ def accumulated(strategy: jd.Strategy, wrong: str) -> Made:
     return step, ((*arrays((ROWS, 4)), labels(2)),)
 
 
+def measured(x: Any, y: Any, w: Any, wrong: str) -> Any:
+    """The metric of a replica."""
+    right = (jnp.argmax(x @ w, -1) == y).astype(jnp.float32)
+    if wrong == "f1":
+        found = right.sum()
+        return 2 * found / (found + y.sum())  # at: metrics.f1
+    if wrong == "maximum_of_rows":
+        return jnp.max(jnp.abs(x @ w))  # at: metrics.maximum_of_rows
+    if wrong == "maximum":
+        return (
+            context().all_gather(jnp.abs(x @ w).max(initial=0.0)[None], axis=0).max() / context().num_replicas_in_sync
+        )
+    if wrong == "in_loss":
+        return context().all_reduce("SUM", right.sum()) / context().num_replicas_in_sync
+    if wrong in ("accuracy", "ratio"):
+        return right.mean()
+    return right
+
+
 @program(
     "right counted in_loss maximum",
     accuracy="sum-of-means local-mean",
@@ -534,26 +556,12 @@ def metrics(strategy: jd.Strategy, wrong: str) -> Made:
 
     def replica(x: Any, y: Any) -> Any:
         right = (jnp.argmax(x @ w, -1) == y).astype(jnp.float32)
-        context = jd.get_replica_context()
         hits.assign_add(right.sum())
         if wrong == "variable":
             share.assign(right.mean())  # at: metrics.variable
         if wrong == "first":
             last.assign(right.sum())  # at: metrics.first
-        if wrong == "f1":
-            found = right.sum()
-            return 2 * found / (found + y.sum())  # at: metrics.f1
-        if wrong == "maximum_of_rows":
-            return jnp.max(jnp.abs(x @ w))  # at: metrics.maximum_of_rows
-        if wrong == "maximum":
-            return (
-                context.all_gather(jnp.abs(x @ w).max(initial=0.0)[None], axis=0).max() / context.num_replicas_in_sync
-            )
-        if wrong == "in_loss":
-            return context.all_reduce("SUM", right.sum()) / context.num_replicas_in_sync
-        if wrong in ("accuracy", "ratio"):
-            return right.mean()
-        return right
+        return measured(x, y, w, wrong)
 
     @jd.function
     def step(x: Any, y: Any) -> Any:
@@ -584,14 +592,15 @@ def averaged(strategy: jd.Strategy, wrong: str) -> Made:
         )
 
     def replica(x: Any) -> Any:
-        context = jd.get_replica_context()
 
         def loss() -> Any:
             target = x @ copy
             if wrong == "center":
                 target = target - target.mean(0)  # at: averaged.center
             elif wrong == "centered":
-                target = target - context.all_reduce("SUM", target.sum(0)) / context.all_reduce("SUM", x.shape[0] * 1.0)
+                target = target - context().all_reduce("SUM", target.sum(0)) / context().all_reduce(
+                    "SUM", x.shape[0] * 1.0
+                )
             each = -(jax.nn.softmax(target) * jax.nn.log_softmax(x @ w)).sum(-1)
             return jd.nn.compute_average_loss(each, global_batch_size=ROWS)
 
@@ -624,7 +633,6 @@ def ranked(strategy: jd.Strategy, wrong: str) -> Made:
     sgd = optimizer(strategy, optax.sgd(0.1), [w])
 
     def replica(x: Any, y: Any) -> Any:
-        context = jd.get_replica_context()
 
         def loss() -> Any:
             scores = (x @ w)[:, 0]
@@ -646,7 +654,7 @@ def ranked(strategy: jd.Strategy, wrong: str) -> Made:
                 weight = jnp.arange(x.shape[0]) + 1.0  # at: ranked.positions
                 return (each * weight).sum() / ROWS
             if wrong == "gathered":
-                everyone = context.all_gather(scores, axis=0)
+                everyone = context().all_gather(scores, axis=0)
                 return ((scores[:, None] - everyone[None, :]) ** 2).sum() / ROWS
             return each.sum() / ROWS
 
@@ -724,7 +732,7 @@ def outside(strategy: jd.Strategy, wrong: str) -> Made:
 
         (gradient,) = jd.grad(loss, [w])()
         if wrong.startswith("merged"):
-            gradient = jd.get_replica_context().merge_call(merged, args=(gradient,))
+            gradient = context().merge_call(merged, args=(gradient,))
             sgd.apply_gradients([gradient], reduce_op=None)
         return gradient
 

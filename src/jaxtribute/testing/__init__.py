@@ -1,4 +1,4 @@
-"""Helpers for tests of distributed programs: processes that form a cluster, faults, invariance, leaks, mistakes of a step.
+"""Helpers for tests of distributed programs: processes that form a cluster, faults, invariance, leaks, wrong steps.
 
 The fixtures for pytest are in `jaxtribute.testing.pytest_plugin`.
 """

@@ -38,7 +38,7 @@ class Arrangement:
 
     @property
     def kind(self) -> str:
-        """How the batch falls, in words."""
+        """The fall of the batch, in words."""
         if self.idle:
             return "leaves replicas empty"
         return "divides" if len(set(self.sizes)) == 1 else "does not divide"

@@ -29,8 +29,8 @@ class NotOneDeviceError(AssertionError):
 def verify(step: Callee, *batch: Nest, strategy: Any = None, raises: bool = True) -> Verdict:
     """Checks that a step on replicas does what it does on one device with the whole batch.
 
-    The step is traced and evaluated in float64 on two, three and four virtual replicas, for batches that divide, that do
-    not, and that leave a replica empty. Nothing runs on devices, and no variable changes.
+    The step is traced and evaluated in float64 on two, three and four virtual replicas, for batches that divide, that
+    do not, and that leave a replica empty. Nothing runs on devices, and no variable changes.
 
     Args:
       step: a `jd.function`, or a function that would be one, that calls `strategy.run`.
@@ -49,13 +49,12 @@ def verify(step: Callee, *batch: Nest, strategy: Any = None, raises: bool = True
     compiled = step if isinstance(step, Function) else function(step)
     given = batch if strategy is None else _distributed(batch, strategy)
     watcher = _Once(lambda _: None, None)
-    with observe(watcher, *KINDS):
-        with contextlib.suppress(Finished):
-            compiled(*given)
+    with observe(watcher, *KINDS), contextlib.suppress(Finished):
+        compiled(*given)
     if not watcher.verdicts:
         raise ArgumentError(
-            f"{getattr(step, '__name__', 'the step')} called strategy.run nowhere. HINT: give the jd.function around it, "
-            "not the replica function."
+            f"{getattr(step, '__name__', 'the step')} called strategy.run nowhere. HINT: give the jd.function around "
+            "it, not the replica function."
         )
     verdict = watcher.verdicts[0]
     if raises and not (verdict.right and verdict.tried):

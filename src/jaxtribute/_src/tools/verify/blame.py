@@ -34,7 +34,7 @@ _TABLE = CATALOGUE
 
 @dataclass(slots=True, eq=False)
 class Culprit:
-    """Where a mistake is.
+    """The place of a mistake.
 
     Attributes:
       pattern: what kind of mistake; None where none fits.
@@ -54,7 +54,7 @@ class Culprit:
 
     @property
     def mistake(self) -> tuple[str, str]:
-        """What two findings of one mistake have in common."""
+        """The name and the line that two findings of one mistake have in common."""
         return self.pattern.name, str(self.place)
 
 
@@ -151,7 +151,7 @@ class Suspects:
         return name in _SUMS or name.startswith("strategy.reduce")
 
     def _last(self) -> list[tuple[int, bool]]:
-        """Where it is not known which operation has made what is wrong, as code around computed it: reductions first."""
+        """Suspects all operations if code around the replicas computed what is wrong: reductions first."""
         records = self._tape.records
         reductions = [number for number in range(len(records)) if self._reduces(number)]
         wrong = [number for number in reductions if not self._is_right(self._relation(number), True)]
@@ -288,42 +288,52 @@ class Suspects:
 
     def _broken(self, leaf: int, chain: set[int]) -> Culprit:
         """An operation whose operands are right."""
+        kinds = [self._operand(leaf, place).kind for place in range(len(self._tape.records[leaf].operands))]
+        return (
+            self._of_one_replica(leaf, kinds)
+            or self._of_partial_sum(leaf, kinds)
+            or (self._in_pieces(leaf, chain) if Kind.ROWS in kinds else None)
+            or self._named(self._among_rows(leaf, chain), leaf)
+        )
+
+    def _of_one_replica(self, leaf: int, kinds: Sequence[Kind]) -> Culprit | None:
+        """A count, a term or a choice that each replica has for itself."""
         record = self._tape.records[leaf]
-        kinds = [self._operand(leaf, place).kind for place in range(len(record.operands))]
-        name = record.name
-        if name == "div" and kinds[-1] is Kind.SUM and np.ndim(record.operands[-1]) == 0:
+        if record.name == "div" and kinds[-1] is Kind.SUM and np.ndim(record.operands[-1]) == 0:
             return self._named("local-count", leaf)
         if any(self._tape.records[maker].name == "axis_index" for maker in self._all_makers(leaf)):
             return self._named("one-replica", leaf)
-        if name in _ADDS and Kind.SUM in kinds and Kind.SAME in kinds:
+        if record.name in _ADDS and Kind.SUM in kinds and Kind.SAME in kinds:
             return self._regularizer(leaf, kinds.index(Kind.SAME))
-        if name in ("select_n", "mul") and self._picks_replica(leaf):
+        if record.name in ("select_n", "mul") and self._picks_replica(leaf):
             return self._named("one-replica", leaf)
-        if Kind.SUM in kinds:
-            partial = self._operand_makers(leaf, kinds.index(Kind.SUM))
-            if Kind.ROWS in kinds and partial and not record.backwards:
-                return self._named("batch-statistics", partial[0], leaf)
-            if name in ("integer_pow", "square", "sqrt", "rsqrt", "log", "pow", "exp", "div") and record.backwards:
-                return self._named("local-count" if name in ("div", "integer_pow", "pow") else "local-total", leaf)
-            return self._named("local-total", leaf)
-        if name in _CUTS and Kind.ROWS in kinds:
-            other = self._in_pieces(leaf, chain)
-            if other is not None:
-                return other
+        return None
+
+    def _of_partial_sum(self, leaf: int, kinds: Sequence[Kind]) -> Culprit | None:
+        """A replica's part of a sum that stands for the sum."""
+        if Kind.SUM not in kinds:
+            return None
+        record = self._tape.records[leaf]
+        partial = self._operand_makers(leaf, kinds.index(Kind.SUM))
+        if Kind.ROWS in kinds and partial and not record.backwards:
+            return self._named("batch-statistics", partial[0], leaf)
+        divides = record.backwards and record.name in ("div", "integer_pow", "pow")
+        return self._named("local-count" if divides else "local-total", leaf)
+
+    def _among_rows(self, leaf: int, chain: set[int]) -> str:
+        """The pattern of an operation that compares, orders or numbers a replica's rows."""
+        record = self._tape.records[leaf]
         text = (record.place.whole if record.place else "").lower()
         if "softmax" in text or "logsumexp" in text:
-            return self._named("softmax-over-batch", leaf)
-        if name in _EXTREMES or name.startswith("reduce_window"):
-            return self._named("extreme-over-batch", leaf)
-        if name == "dot_general" or len(self._scaled_axes(leaf)) > 1:
-            return self._named("pairs-of-rows", leaf)
-        if name == "iota" and self._on_line(leaf, "sort", chain):
-            return self._named("order-of-rows", leaf)
-        if name == "iota" or not record.operands:
-            return self._named("numbers-of-rows", leaf)
-        if name in _ORDERS or "scatter" in name:
-            return self._named("order-of-rows", leaf)
-        return self._named("unknown", leaf)
+            return "softmax-over-batch"
+        if record.name in _EXTREMES or record.name.startswith("reduce_window"):
+            return "extreme-over-batch"
+        if record.name == "dot_general" or len(self._scaled_axes(leaf)) > 1:
+            return "pairs-of-rows"
+        numbers = record.name == "iota" or not record.operands
+        if numbers and not (record.name == "iota" and self._on_line(leaf, "sort", chain)):
+            return "numbers-of-rows"
+        return "order-of-rows" if numbers or record.name in _ORDERS or "scatter" in record.name else "unknown"
 
     def _all_makers(self, number: int) -> list[int]:
         count = len(self._tape.records[number].operands)
@@ -340,6 +350,8 @@ class Suspects:
 
         What divides by the number of a piece's rows, or by a number that was counted, is told by its form.
         """
+        if self._tape.records[leaf].name not in _CUTS:
+            return None
         ratio = self._arrangement.rows / self._arrangement.sizes[0]
         for number in sorted(number for number in chain if number > leaf):
             record, other = self._tape.records[number], self._other(0, number)
@@ -354,12 +366,15 @@ class Suspects:
                 near = max(quotient, 1 / quotient if quotient else 0.0)
                 if near > 1.2 and abs(near / ratio - 1) < 0.5:
                     return self._of_means(number, chain)
-            elif record.name == "div" and any(
-                self._tape.records[one].name == "reduce_sum" for one in self._upstream(makers)
-            ):
-                if not any(self._is_sum(one) for one in self._upstream(makers)):
-                    return self._named("local-count", number)
+            elif record.name == "div" and self._is_counted(makers):
+                return self._named("local-count", number)
         return None
+
+    def _is_counted(self, makers: Sequence[int]) -> bool:
+        """True if a number is a sum over a replica's own rows."""
+        before = self._upstream(makers)
+        summed = any(self._tape.records[number].name == "reduce_sum" for number in before)
+        return summed and not any(self._is_sum(number) for number in before)
 
     def _scaled_axes(self, leaf: int) -> list[int]:
         value, other = self._tape.records[leaf].results[0], self._other(0, leaf)
@@ -382,7 +397,7 @@ class Suspects:
         return self._named("counted-on-each-replica", source, self._other_line(source) or leaf)
 
     def _other_line(self, number: int) -> int | None:
-        """What an operation scales, if another line has made it."""
+        """The maker of what an operation scales, if it is on another line."""
         record = self._tape.records[number]
         if record.name not in ("mul", "neg", "div", "convert_element_type") or record.place is None:
             return None
@@ -416,9 +431,9 @@ class Suspects:
             return False
         count = self._arrangement.replicas
         for mine, theirs in zip(record.operands, other.operands, strict=True):
-            if np.ndim(mine) == 0 and np.ndim(theirs) == 0 and not is_key(mine):
-                if float(mine) == 1.0 and float(theirs) in (float(count), 1.0 / count):
-                    return True
+            numbers = np.ndim(mine) == 0 and np.ndim(theirs) == 0 and not is_key(mine)
+            if numbers and float(mine) == 1.0 and float(theirs) in (float(count), 1.0 / count):
+                return True
         return False
 
     def _wrong_collective(self, leaf: int, chain: set[int]) -> Culprit | None:

@@ -23,10 +23,10 @@ class Pattern:
 _PATTERNS = (
     Pattern(
         "local-mean",
-        "the mean over this replica's rows is taken for the mean over the batch: the sum over the replicas is too large "
-        "by their number",
-        "jd.nn.compute_average_loss(per_example_losses, global_batch_size=...), whose sum over the replicas is the mean "
-        "of the batch; or reduce with 'MEAN': optimizer.apply_gradients(gradients, 'MEAN')",
+        "the mean over this replica's rows is taken for the mean over the batch: the sum over the replicas is too "
+        "large by their number",
+        "jd.nn.compute_average_loss(per_example_losses, global_batch_size=...), whose sum over the replicas is the "
+        "mean of the batch; or reduce with 'MEAN': optimizer.apply_gradients(gradients, 'MEAN')",
     ),
     Pattern(
         "mean-of-means",
@@ -57,8 +57,8 @@ _PATTERNS = (
         "gradient-before-reduction",
         "this replica's gradients are not those of the batch yet: a norm, a clip or another function of them comes "
         "before the sum",
-        "clip after the sum: jd.Optimizer(optax.chain(optax.clip_by_global_norm(...), ...), variables), or reduce first, "
-        "gradients = jd.get_replica_context().all_reduce('SUM', gradients), and apply with reduce_op=None",
+        "clip after the sum: jd.Optimizer(optax.chain(optax.clip_by_global_norm(...), ...), variables), or reduce "
+        "first, gradients = jd.get_replica_context().all_reduce('SUM', gradients), and apply with reduce_op=None",
     ),
     Pattern(
         "counted-on-each-replica",
@@ -118,8 +118,8 @@ _PATTERNS = (
     Pattern(
         "numbers-of-rows",
         "rows are numbered from this replica's first row on",
-        "add the number of the first row, jd.get_replica_context().replica_id_in_sync_group * rows, where replicas have "
-        "equally many",
+        "add the number of the first row, jd.get_replica_context().replica_id_in_sync_group * rows, where replicas "
+        "have equally many",
     ),
     Pattern(
         "one-replica",

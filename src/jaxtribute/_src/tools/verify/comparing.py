@@ -19,7 +19,7 @@ _GLOBAL = 1e-9
 _CONSTANTS = 2e-7
 """Of a value: constants of a program, such as the weight 5/11 of a replica, have 32 bits."""
 _ROUNDED = 1e-4, 2e-6
-"""Where code around the replicas computes in 32 bits: of the change, and of the value."""
+"""The same for code around the replicas, which computes in 32 bits: of the change, and of the value."""
 
 
 @dataclass(slots=True, eq=False)

@@ -58,7 +58,7 @@ class Record:
 
 @dataclass(slots=True, eq=False)
 class Tape:
-    """What one replica has computed, in order; nothing where `keeps` is False."""
+    """The operations of one replica, in order; none if `keeps` is False."""
 
     keeps: bool = False
     records: list[Record] = field(default_factory=list)

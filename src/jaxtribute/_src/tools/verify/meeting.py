@@ -1,4 +1,4 @@
-"""What replicas do together: collectives, and draws of random numbers, which have to be compared with one device's."""
+"""Collectives of replicas, and draws of random numbers, which have to be compared with one device's."""
 
 from __future__ import annotations
 

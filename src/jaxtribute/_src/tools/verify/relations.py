@@ -1,4 +1,4 @@
-"""How a value of one device is made up of the replicas' values, as their numbers tell."""
+"""Relations of a value of one device to the replicas' values, as their numbers tell."""
 
 from __future__ import annotations
 

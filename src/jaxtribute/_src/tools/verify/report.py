@@ -1,4 +1,4 @@
-"""What `jaxtribute verify` says of a step."""
+"""The report of `jaxtribute verify` on a step."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _chosen(places: Iterable[Place]) -> Place | None:
 
 def calling_place() -> Place | None:
     """The innermost line of the user's on Python's stack."""
-    frame: Any = sys._getframe(1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    frame: Any = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         if is_theirs(frame.f_code.co_filename) and "/jax/" not in frame.f_code.co_filename:
             positions = list(frame.f_code.co_positions())

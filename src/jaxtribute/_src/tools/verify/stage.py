@@ -30,7 +30,7 @@ from jaxtribute._src.execution.nests import flatten, is_array, is_number, reveal
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.execution.standpoints import InReplica
 from jaxtribute._src.execution.traced import TracedReplica, lift
-from jaxtribute._src.jaxprs.core import Literal, Tracer, opened
+from jaxtribute._src.jaxprs.core import Literal, Tracer, aval, opened
 from jaxtribute._src.optimizer.optimizer import Optimizer
 from jaxtribute._src.tools.verify.arrangements import Arrangement
 from jaxtribute._src.tools.verify.machine import CannotVerify, Machine, Record, Tape, together
@@ -49,7 +49,7 @@ from jaxtribute._src.values.variable import Variable
 
 @dataclass(slots=True, eq=False)
 class Outcome:
-    """What a step has done on some replicas.
+    """The results and writes of a step on some replicas.
 
     Attributes:
       arrangement: the replicas.
@@ -149,7 +149,7 @@ class Stage(Executor):
         return None
 
     def exact_value(self, variable: Variable) -> Any:
-        """What a variable holds: of one with a row for each replica, the rows."""
+        """Gives the value of a variable: of a variable with a row for each replica, the rows."""
         if variable in self.found.written:
             return self.found.written[variable]
         if variable not in self._state:
@@ -375,7 +375,7 @@ class _Run:
         varying = varying_outputs(jaxpr, [*split, *(one.policy.split for one in first.executor.inputs)])
         reached = _reached(jaxpr)
         for index, place in enumerate(first.places):
-            dtype = jaxpr.outvars[index].aval.dtype
+            dtype = aval(jaxpr.outvars[index]).dtype
             parts = [self._stage.result(column[index], dtype) for column in outputs]
             if self._count == 1:
                 leaves[place] = parts[0]
@@ -426,7 +426,7 @@ class _Traced:
 
 
 def snapshot(variable: Variable) -> Any:
-    """What a variable holds, in float64: its value, or the replicas' rows."""
+    """Copies a variable in float64: its value, or the replicas' rows."""
     if variable.policy.form == "rows":
         return as_wide(np.asarray(variable.stored))
     value = as_wide(np.asarray(variable.read_value()))

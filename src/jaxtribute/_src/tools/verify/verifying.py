@@ -56,7 +56,7 @@ class Finding:
 
 @dataclass(slots=True, eq=False)
 class Verdict:
-    """What came of the verification of one step.
+    """The result of the verification of one step.
 
     Attributes:
       name: the step's function.
@@ -292,7 +292,7 @@ def _batches(
 
 
 def _shaken(variable: Variable, number: int) -> Any:
-    """What a variable holds; a trained one that is all zero gets some noise."""
+    """Copies a variable; a trained variable that is all zero gets some noise."""
     value = snapshot(variable)
     if not variable.trainable or value.dtype != np.float64 or value.any():
         return value
