@@ -12,7 +12,7 @@ import jax
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.checkpoint import committing
+from jaxtribute._src.checkpoint import committing, files
 from jaxtribute.errors import CheckpointError, ConfigError, DeadlineError
 from processes import run_python
 
@@ -91,7 +91,7 @@ def test_a_program_that_is_killed_while_it_replaces_a_checkpoint(at: int, tmp_pa
 def moments(folder: Path, save: Callable[[], Any]) -> list[Path]:
     """Copies of a folder at each moment of a save when names in it change: what a kill leaves there."""
     copies: list[Path] = []
-    rename, remove = Path.rename, committing.remove
+    rename, remove = Path.rename, files.remove
 
     def note() -> None:
         copies.append(folder.with_name(f"{folder.name}-{len(copies)}"))

@@ -356,7 +356,7 @@ def test_an_interrupt_of_a_save(tmp_path: Path) -> None:
 GUARDED = """
     checkpoint/background checkpoint/checkpoint checkpoint/committing checkpoint/files checkpoint/leaves
     checkpoint/manager checkpoint/owner checkpoint/preemption checkpoint/preemption_agreement checkpoint/restoring
-    checkpoint/sidecar cluster/runtime cluster/server cluster/waiting execution/eager execution/interrupts
+    tracking/sidecar cluster/runtime cluster/server cluster/waiting execution/eager execution/interrupts
     execution/rendezvous folders integrations/keras/scheduling launcher/family launcher/launch launcher/node
     parameter_servers/engines/engine parameter_servers/engines/ray_engine parameter_servers/engines/ray_node
     messaging/transport parameter_servers/scheduling/closure_queue

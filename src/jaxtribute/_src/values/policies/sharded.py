@@ -96,7 +96,7 @@ class ShardedPolicy(PiecesPolicy):
 
     def read_by_python(self, array: Numeric, variable: Variable) -> Any:
         """The value, gathered."""
-        return self.spread(array)
+        return self.gathered(array)
 
     def gradient(self, gradient: Numeric, variable: Variable) -> Any:
         """Of the value's shape, without the padding."""
@@ -105,6 +105,10 @@ class ShardedPolicy(PiecesPolicy):
     def accumulated(self) -> Policy:
         """A piece of the sum in each replica: whole sums would take the memory that pieces save."""
         return SlicedPolicy(self.mesh, self.cut, self.layout)
+
+    def spread(self, array: jax.Array) -> jax.Array:
+        """A copy of the whole value in each replica."""
+        return self.gathered(array)
 
     def collected(self, array: jax.Array) -> jax.Array:
         """The pieces of a value that is whole in each replica."""

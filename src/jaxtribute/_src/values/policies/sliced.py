@@ -71,8 +71,8 @@ class PiecesPolicy(Policy):
         """The value that the pieces form."""
         return self.cut.value(array)
 
-    def spread(self, array: jax.Array) -> jax.Array:
-        """A copy of the whole value in each replica."""
+    def gathered(self, array: jax.Array) -> jax.Array:
+        """A copy of the whole value in each replica, those of other processes too."""
         return _gathered(array, self.cut, self.mesh.laid_out(self.layout))
 
     def pieces(self, value: Numeric) -> Any:
@@ -92,7 +92,7 @@ class SlicedPolicy(PiecesPolicy):
 
     def read_by_python(self, array: Numeric, variable: Variable) -> Any:
         """The value, gathered if other processes hold pieces of it: NumPy could not read it otherwise."""
-        return self.value(array) if self.mesh.peers is None else self.spread(array)
+        return self.value(array) if self.mesh.peers is None else self.gathered(array)
 
     def written_by_all(self, value: Numeric, update: Update, variable: Variable, shape: tuple[int, ...]) -> Any:
         """The whole value."""
@@ -118,5 +118,4 @@ class SlicedPolicy(PiecesPolicy):
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _gathered(array: jax.Array, cut: Cut, where: Sharding) -> jax.Array:
-    """The whole value in every replica, those of other processes too."""
     return lax.with_sharding_constraint(cut.value(array), where)
