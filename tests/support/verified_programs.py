@@ -88,6 +88,8 @@ def perceptron_loss(x: Any, y: Any, held: Any, wrong: str) -> Any:
         return each.mean()  # at: perceptron.local_mean
     if wrong == "uneven":
         return jnp.mean(each)  # at: perceptron.uneven
+    if wrong == "no_size":
+        return jd.nn.compute_average_loss(each)  # at: perceptron.no_size
     if wrong == "scaled":
         share = jd.nn.compute_average_loss(each, global_batch_size=ROWS)
         return share / context().num_replicas_in_sync  # at: perceptron.scaled
@@ -98,6 +100,7 @@ def perceptron_loss(x: Any, y: Any, held: Any, wrong: str) -> Any:
     "right reduced functional",
     local_mean="local-mean",
     uneven="mean-of-means",
+    no_size="mean-of-means",
     mean_of_sums="mean-of-sums",
     scaled="scaled-by-replicas",
     metric="sum-of-means local-mean",

@@ -8,7 +8,7 @@ A program is *closed* with the values of its constants. JAX 0.10 has a class of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -177,6 +177,11 @@ def is_ref(atom: Any) -> bool:
     return type(atom.aval).__name__ == "AbstractRef"
 
 
+def user_frames(eqn: JaxprEqn) -> Iterable[Any]:
+    """The lines outside of JAX that made an operation, the innermost first: frames with file names and lines."""
+    return source_info_util.user_frames(eqn.source_info.traceback)
+
+
 def user_line(eqn: JaxprEqn, *but: str) -> str | None:
     """The innermost line of the user's that made an operation, as file:line; None if it is not known.
 
@@ -184,7 +189,7 @@ def user_line(eqn: JaxprEqn, *but: str) -> str | None:
       eqn: the operation.
       but: parts of the paths of files that are not the user's.
     """
-    for frame in source_info_util.user_frames(eqn.source_info.traceback):
+    for frame in user_frames(eqn):
         if not any(part in frame.file_name for part in but):
             return f"{frame.file_name}:{frame.start_line}"
     return None

@@ -8,6 +8,7 @@ right, and its result is not, there is the mistake.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -469,6 +470,9 @@ class Suspects:
 
     def _named(self, pattern: str, number: int, elsewhere: int | None = None) -> Culprit:
         record = self._tape.records[number]
+        # Without the size of the batch it divides by this replica's rows, times the number of replicas.
+        if record.place is not None and re.search(r"compute_average_loss\((?!.*global_batch_size)", record.place.whole):
+            pattern = "mean-of-means"
         others = [self._other(index, number) for index in range(len(self._pairs))]
         other = self._tape.records[elsewhere].place if elsewhere is not None else None
         return Culprit(

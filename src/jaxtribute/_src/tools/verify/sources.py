@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jax._src import source_info_util
-
-from jaxtribute._src.jaxprs.core import JaxprEqn
+from jaxtribute._src.jaxprs.core import JaxprEqn, user_frames
 
 _LIBRARY = str(Path(__file__).parents[3])
 _STANDARD = sysconfig.get_paths()["stdlib"]
@@ -73,7 +71,7 @@ def place_of(eqn: JaxprEqn) -> Place | None:
     """The innermost line of the user's that made an operation; one of another library's where there is none."""
     return _chosen(
         Place(frame.file_name, frame.start_line, frame.start_column, frame.end_column, frame.end_line)
-        for frame in source_info_util.user_frames(eqn.source_info.traceback)
+        for frame in user_frames(eqn)
     )
 
 
