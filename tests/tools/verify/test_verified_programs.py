@@ -22,7 +22,7 @@ def verdict(case: Case) -> testing.Verdict:
     strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
     step, batch = case.program(strategy, case.wrong)
     # The programs are written as users write them.
-    with jax.numpy_rank_promotion("allow"):
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         return testing.verify(step, *batch, strategy=strategy, raises=False)
 
 
