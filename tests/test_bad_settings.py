@@ -48,6 +48,7 @@ FROM_ONE = {
         "accumulate_steps",
         "bytes_per_string",
         "checkpoint_interval",
+        "compute_devices",
         "devices",
         "devices_per_replica",
         "every",

@@ -72,15 +72,14 @@ def test_updates_are_not_in_slices_between_processes_unless_asked_for(multi_proc
 
 
 OF_WORKERS = {
-    (1, 1): ["inject_hyperparams"],
     (2, 1): ["line search"],
-    (2, 2): ["dpsgd"],
+    (2, 2): ["weight decay but for biases"],
 }
 """Transformations by workers and devices of each; all: `python -m transformation_product --workers 2 1`."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shape", "kind"), list(zip(OF_WORKERS, ("NNX", "dict", "classes"), strict=True)))
+@pytest.mark.parametrize(("shape", "kind"), list(zip(OF_WORKERS, ("dict", "classes"), strict=True)))
 def test_transformations_do_what_plain_optax_does(
     multi_process: SharedRunners, shape: tuple[int, int], kind: str
 ) -> None:

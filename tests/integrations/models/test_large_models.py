@@ -74,8 +74,8 @@ def on_one_device(name: str) -> list[float]:
 
 
 CASES = [
-    *(("gpt", jd.MirroredStrategy, *shape) for shape in [(1, 2), (1, 4), (2, 4)]),
-    *(("gpt", jd.FullyShardedStrategy, *shape) for shape in [(2, 2), (4, 2), (2, 4)]),
+    *(("gpt", jd.MirroredStrategy, *shape) for shape in [(1, 2), (2, 4)]),
+    *(("gpt", jd.FullyShardedStrategy, *shape) for shape in [(2, 2), (4, 2)]),
     ("conv", jd.MirroredStrategy, 4, 2),
     ("conv", jd.FullyShardedStrategy, 2, 4),
 ]

@@ -14,7 +14,7 @@ from jaxtribute import testing
 from jaxtribute._src.tools.cli.main import main
 from verified_programs import RIGHT, WRONG, Case
 
-EVERY = 1 if "VERIFY_ALL" in os.environ else 5
+EVERY = 1 if "VERIFY_ALL" in os.environ else 9
 """Every so many of the cases are run: a sample spread over the programs, the same each time."""
 
 
