@@ -1,6 +1,7 @@
 """Transformations that look at paths or at further arguments, against plain Optax on the same nests."""
 
 import importlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +18,10 @@ from replicas import execute, fraction, mirrored
 from transformation_product import PLACES, TOLERANCE, Place, failures, product
 from transformations import CASES, KINDS, dictionary, difference, is_weight, variables_of
 
-importlib.import_module("keras_models")  # before any test, as Keras sets environment variables
+# Before any test, as Keras sets environment variables. Old libraries that Keras imports warn of newer ones.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    importlib.import_module("keras_models")
 
 
 @pytest.fixture
