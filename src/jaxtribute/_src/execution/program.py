@@ -374,7 +374,8 @@ class Program:
         if not group.whole:
             group.gather(donated)
         guard = self._guard
-        read = [*arrays_of(kept), *self._shared]
+        read = arrays_of(kept)
+        read += self._shared
         if self._donated_leaves:
             inputs = self._divided(group.arrays, read, leaves)
         else:

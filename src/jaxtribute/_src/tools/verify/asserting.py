@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxtribute._src.execution.function import Function, function
-from jaxtribute._src.execution.nests import flatten, is_array
+from jaxtribute._src.execution.nests import flatten, is_array, is_distributed
 from jaxtribute._src.input.splitting import slice_sizes
 from jaxtribute._src.observers import observe
 from jaxtribute._src.tools.user_scripts import Finished
@@ -18,7 +18,7 @@ from jaxtribute._src.tools.verify.verifying import Verdict
 from jaxtribute._src.tools.verify.watching import KINDS, Watcher
 from jaxtribute._src.types import Function as Callee
 from jaxtribute._src.types import Nest
-from jaxtribute._src.values.distributed import Mirrored, PerReplica
+from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute.errors import ArgumentError
 
 
@@ -74,7 +74,7 @@ class _Once(Watcher):
 def _distributed(batch: tuple[Any, ...], strategy: Any) -> tuple[Any, ...]:
     leaves, tree = flatten(batch)
     count = strategy.num_replicas_in_sync
-    if count == 1 or any(isinstance(leaf, (PerReplica, Mirrored)) for leaf in leaves):
+    if count == 1 or any(map(is_distributed, leaves)):
         return batch
     rows = next((len(leaf) for leaf in leaves if is_array(leaf) and np.ndim(leaf) and not is_key(leaf)), 0)
     bounds = np.cumsum(slice_sizes(rows, count))[:-1]

@@ -464,7 +464,7 @@ class Suspects:
         return None
 
     def _unknown(self) -> Culprit:
-        if self._apart and _is_first_replicas(self._apart[0], self._found):
+        if self._apart and np.shape(self._apart[0].alone) == np.shape(self._apart[0].others):
             return Culprit(_TABLE["one-replica"], None)
         return Culprit(_TABLE["unknown"], None)
 
@@ -483,11 +483,6 @@ class Suspects:
             record.results[0] if record.results else None,
             [one.results[0] for one in others if one is not None and one.results],
         )
-
-
-def _is_first_replicas(difference: Difference, found: Outcome) -> bool:
-    del found
-    return np.shape(difference.alone) == np.shape(difference.others)
 
 
 def _value_of(one: Outcome, difference: Difference) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.context import Context, entered
-from jaxtribute._src.execution.nests import flatten, is_array
+from jaxtribute._src.execution.nests import flatten, is_array, is_whole
 from jaxtribute._src.tools.verify.arrangements import Arrangement, alone, arrangements
 from jaxtribute._src.tools.verify.blame import Culprit, Suspects
 from jaxtribute._src.tools.verify.comparing import Difference, differences
@@ -232,8 +232,7 @@ class Verification:
         return PerReplica(tuple(parts), self._strategy.extended.mesh, idle=arrangement.idle)
 
     def _note(self, result: Any, stage: Stage) -> None:
-        whole = lambda leaf: isinstance(leaf, (PerReplica, Mirrored, Variable))  # noqa: E731
-        for path, leaf in jax.tree_util.tree_leaves_with_path(result, is_leaf=whole):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(result, is_leaf=is_whole):
             if isinstance(leaf, Variable):
                 continue
             name = jax.tree_util.keystr(path)
