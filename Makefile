@@ -84,7 +84,7 @@ lowest:  ## test the core on the oldest Python, at the lowest versions of the de
 	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check uv
 	VIRTUAL_ENV=build/lowest build/lowest/bin/uv pip install --quiet --resolution lowest-direct --editable '.[test]'
 	build/lowest/bin/python -m pytest --numprocesses=3 --dist=worksteal -m "not slow" \
-		tests/values tests/execution tests/strategies tests/optimizer tests/input tests/checkpoint
+		tests/core
 
 # Beside the compilers JAX would look for their accelerators, in every test: so they have environments of their own.
 tpu-compiler: COMPILERS = tpu-compiler
@@ -97,7 +97,7 @@ tpu-compiler compilers:
 	build/$@/bin/python -m pip install --quiet --disable-pip-version-check uv
 	VIRTUAL_ENV=build/$@ build/$@/bin/uv pip install --quiet --editable '.[test,$(COMPILERS)]'
 	JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 build/$@/bin/python -m pytest \
-		--numprocesses=2 --dist=worksteal -m "slow or not slow" tests/tools/compiling
+		--numprocesses=2 --dist=worksteal -m "slow or not slow" tests/addons/compiling
 
 clean:  ## remove everything that the targets above make
 	rm -rf .venv site dist build .cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov

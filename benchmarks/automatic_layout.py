@@ -25,11 +25,11 @@ import jax
 
 import jaxtribute as jd
 import layout_models
-from jaxtribute._src import context as contexts
-from jaxtribute._src.execution.capture import capture
-from jaxtribute._src.layouts.search import Search
-from jaxtribute._src.layouts.settling import Choice
-from jaxtribute._src.values.automatic import Candidate, split_at
+from jaxtribute._src.core import context as contexts
+from jaxtribute._src.core.execution.capture import capture
+from jaxtribute._src.core.layouts.search import Search
+from jaxtribute._src.core.layouts.settling import Choice
+from jaxtribute._src.core.values.automatic import Candidate, split_at
 
 QUICK = "tied autoencoder"
 

@@ -26,10 +26,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxtribute as jd
 from benchmarks.peers.jax_steps import OPS, replica_step_of
 from benchmarks.problems import Problem, make
-from jaxtribute._src.tools.compiling.targets import compile_for
-from jaxtribute._src.tools.compiling.topologies import topology_named
-from jaxtribute._src.tools.hlo.exchanges import bytes_moved, collectives
-from jaxtribute._src.tools.hlo.work import costs, kernels
+from jaxtribute._src.addons.compiling.targets import compile_for
+from jaxtribute._src.addons.compiling.topologies import topology_named
+from jaxtribute._src.addons.tools.hlo.exchanges import bytes_moved, collectives
+from jaxtribute._src.addons.tools.hlo.work import costs, kernels
 
 EMBEDDINGS = "embeddings"
 PROBLEMS = {

@@ -35,7 +35,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxtribute as jd
 from benchmarks.compiled import Figures, figures_by_hand, figures_of_library, ratios_of
-from jaxtribute._src.tools.compiling.topologies import topology_named
+from jaxtribute._src.addons.compiling.topologies import topology_named
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import gpt

@@ -67,7 +67,7 @@ def peer() -> None:
 
     import jax
 
-    from jaxtribute._src.values.mesh import ReplicaMesh
+    from jaxtribute._src.core.values.mesh import ReplicaMesh
     from jaxtribute.input import InputContext, InputOptions, distribute_dataset, make_numpy_dataset
 
     jd.config.prepare_cpu_backend()

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import TRAINING_SCRIPT
-from jaxtribute._src.tools.planning.calibration import Comparison, calibrate, calibrate_processes
+from jaxtribute._src.addons.planning.calibration import Comparison, calibrate, calibrate_processes
 
 BAR = 0.25
 PROBLEMS = (

@@ -29,7 +29,7 @@ from rich.table import Table
 
 import jaxtribute as jd
 from benchmarks.mlp import LEARNING_RATE, MOMENTUM, loss_sum, problem
-from jaxtribute._src.execution.feeds import Drawn, Feed
+from jaxtribute._src.core.execution.feeds import Drawn, Feed
 
 CALL = 16
 WARMUP = 3

@@ -73,7 +73,7 @@ def problems() -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], float
 
 def lock_us(times: int = 100_000) -> float:
     """The time to take and give back the lock that a step takes, with nobody else about."""
-    from jaxtribute._src.values.stored import updating
+    from jaxtribute._src.core.values.stored import updating
 
     start = time.thread_time()
     for _ in range(times):

@@ -16,12 +16,12 @@ import jax
 import pytest
 
 from jaxtribute import config
-from jaxtribute._src.execution import rendezvous
+from jaxtribute._src.core.execution import rendezvous
 from namespaces import Machine, NoRightsError, two_machines
 
 try:
-    from jaxtribute._src.testing import leaks
-    from jaxtribute._src.testing.shared import SharedRunners
+    from jaxtribute._src.addons.testing import leaks
+    from jaxtribute._src.addons.testing.shared import SharedRunners
 except ModuleNotFoundError:  # where `make fence` tries the core without it
     pytest_plugins = ["without_testing"]
 else:

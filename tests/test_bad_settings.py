@@ -19,8 +19,8 @@ import optax
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.execution.function import Function
-from jaxtribute._src.testing.runner import MultiProcessRunner
+from jaxtribute._src.addons.testing.runner import MultiProcessRunner
+from jaxtribute._src.core.execution.function import Function
 from replicas import mirrored
 
 NAN = float("nan")

@@ -11,7 +11,7 @@ import pytest
 import jaxtribute as jd
 from arrangements import WORKERS, table_failures
 from behaviours import EXECUTORS, ROWS, bundles, error_of, is_uneven
-from jaxtribute._src.testing.shared import SharedRunners
+from jaxtribute._src.addons.testing.shared import SharedRunners
 from replicas import mirrored, one_device
 
 STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {

@@ -25,7 +25,7 @@ from benchmarks.comparison import PLAIN, Comparison, Contender, Kind, rows_of  #
 from benchmarks.harness import Group, Peer, Result, alternate  # noqa: E402
 from benchmarks.peers import host_cost  # noqa: E402
 
-from jaxtribute._src.execution.function import Function  # noqa: E402
+from jaxtribute._src.core.execution.function import Function  # noqa: E402
 
 WHOLE = (
     "overhead", "memory", "ledger", "threads", "ragged", "central_storage", "sharded_memory", "checkpoint",
@@ -47,12 +47,12 @@ COMMANDS = {
 """Suites that start a process for each figure."""
 NAMED = {
     "scaling": "its peer and its plan, below",
-    "predicted": "its script, by the plan of `scaling`; what calibrates it: tests/tools/planning",
+    "predicted": "its script, by the plan of `scaling`; what calibrates it: tests/addons/planning",
     "run_steps": "its steps, below",
-    "keras_fit": "Keras: tests/integrations",
-    "launch": "starts of workers: tests/launcher",
-    "launcher_output": "readers that stall: tests/launcher/test_terminal.py",
-    "faults": "the same faults: tests/cluster",
+    "keras_fit": "Keras: tests/addons/models",
+    "launch": "starts of workers: tests/addons/launcher",
+    "launcher_output": "readers that stall: tests/addons/launcher/test_terminal.py",
+    "faults": "the same faults: tests/core/cluster",
     "network": "needs the rights of root; its contenders are those of `workers` and `causes`",
     "parameter_server_network": "needs the rights of root; its problems are those of `parameter_server`",
 }

@@ -22,8 +22,8 @@ from benchmarks.harness import Peer  # noqa: E402
 from benchmarks.peers.jax_steps import OPS  # noqa: E402
 from benchmarks.scaling import order  # noqa: E402
 
-from jaxtribute._src.tools.planning.calibration import Comparison as Calibrated  # noqa: E402
-from jaxtribute._src.tools.planning.probes import Parts  # noqa: E402
+from jaxtribute._src.addons.planning.calibration import Comparison as Calibrated  # noqa: E402
+from jaxtribute._src.addons.planning.probes import Parts  # noqa: E402
 
 
 @pytest.mark.quick_cases(1)

@@ -71,7 +71,6 @@ def test_the_core_imports_no_addon() -> None:
     assert list(crossings(CORE, FACADE)) == ["jaxtribute.extending imports jaxtribute._src.public.lazy_names"]
 
 
-@pytest.mark.skip(reason="until add-ons import through the port")
 def test_addons_import_the_core_through_the_port() -> None:
     assert list(crossings(ADDONS, CORE)) == []
 
@@ -87,7 +86,6 @@ def test_each_name_of_the_port_is_documented(name: str) -> None:
     assert own or f"`{name}`" in (extending.__doc__ or ""), f"jd.extending.{name} has no docstring"
 
 
-@pytest.mark.skip(reason="until add-ons import through the port")
 def test_every_name_of_the_port_is_used_or_makes_strategies() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in ADDONS)
     assert [name for name in extending.__all__ if name not in text and name not in OF_STRATEGIES] == []

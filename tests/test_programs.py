@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import jaxtribute as jd
 from arrangements import WORKERS, check_program
-from jaxtribute._src.testing.shared import SharedRunners
+from jaxtribute._src.addons.testing.shared import SharedRunners
 from random_programs import Program, check, programs
 from replicas import mirrored, one_device
 

@@ -121,12 +121,13 @@ def test_importing_starts_no_backend_and_loads_no_extra() -> None:
         """
         import sys
         import jaxtribute
-        from jaxtribute._src.backend import backend_started
+        from jaxtribute._src.core.backend import backend_started
         extras = {"tensorflow", "torch", "keras", "ray", "flax", "sklearn", "optax", "jax.extend"}
-        rooms = ["checkpoint", "input", "optimizer", "parameter_servers", "rpc", "tools", "testing"]
-        own = [f"jaxtribute._src.{room}" for room in rooms]
-        own += [f"jaxtribute._src.values.{name}" for name in ("automatic", "slices", "spec", "policies.sharded")]
-        own += [f"jaxtribute._src.execution.{name}" for name in ("compiled", "lockstep", "ragged", "step_loops")]
+        rooms = ["checkpoint", "input", "layouts", "optimizer"]
+        own = [f"jaxtribute._src.core.{room}" for room in rooms]
+        own += [f"jaxtribute._src.core.values.{name}" for name in ("automatic", "slices", "spec", "policies.sharded")]
+        own += [f"jaxtribute._src.core.execution.{name}" for name in ("compiled", "lockstep", "ragged", "step_loops")]
+        own += [name for name in sys.modules if name.startswith("jaxtribute._src.addons")]
         print(backend_started(), sorted({*extras, *own} & set(sys.modules)))
         """
     )

@@ -10,7 +10,7 @@ from benchmarks.harness import serve
 from benchmarks.peers.arguments import Step
 from benchmarks.peers.jax_steps import by_jaxtribute
 from benchmarks.problems import make
-from jaxtribute._src.cluster import ledger
+from jaxtribute._src.core.cluster import ledger
 
 PROBLEM, BATCH = "64-256-256-10", 256
 

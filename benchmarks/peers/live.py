@@ -17,7 +17,7 @@ from benchmarks.harness import serve
 from benchmarks.peers.arguments import Step
 from benchmarks.peers.jax_steps import by_jaxtribute
 from benchmarks.problems import make
-from jaxtribute._src.observers import DISPATCH, INPUT, KINDS, Kind, Observer, observed
+from jaxtribute._src.core.observers import DISPATCH, INPUT, KINDS, Kind, Observer, observed
 
 PROBLEM, BATCH = "64-256-256-10", 256
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from jaxtribute import errors as errors
-from jaxtribute._src.launching import launches as _launches
+from jaxtribute._src.core.launching import launches as _launches
 from jaxtribute._src.offers import offer_all as _offer_all
 from jaxtribute._src.public import lazy_names as _lazy_names
 from jaxtribute._src.public import publish as _publish
@@ -14,35 +14,35 @@ from jaxtribute._src.public import publish as _publish
 # The launcher starts in a tenth of the time without JAX, and leaves the settings of the environment to its ranks.
 if not _launches():
     from jaxtribute import config as config
-    from jaxtribute._src import forks as _forks
-    from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
-    from jaxtribute._src.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
-    from jaxtribute._src.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
-    from jaxtribute._src.collectives.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
-    from jaxtribute._src.execution.function import function as function
-    from jaxtribute._src.execution.replica_context import ReplicaContext as ReplicaContext
-    from jaxtribute._src.strategies import default as _default
-    from jaxtribute._src.strategies.base import RunOptions as RunOptions
-    from jaxtribute._src.strategies.base import Strategy as Strategy
-    from jaxtribute._src.strategies.extended import StrategyExtended as StrategyExtended
-    from jaxtribute._src.strategies.mirrored import MirroredStrategy as MirroredStrategy
-    from jaxtribute._src.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
-    from jaxtribute._src.strategies.scope import experimental_set_strategy as experimental_set_strategy
-    from jaxtribute._src.strategies.scope import get_replica_context as get_replica_context
-    from jaxtribute._src.strategies.scope import get_strategy as get_strategy
-    from jaxtribute._src.strategies.scope import has_strategy as has_strategy
-    from jaxtribute._src.strategies.scope import in_cross_replica_context as in_cross_replica_context
-    from jaxtribute._src.values.distributed import DistributedValues as DistributedValues
-    from jaxtribute._src.values.distributed import Mirrored as Mirrored
-    from jaxtribute._src.values.distributed import PerReplica as PerReplica
-    from jaxtribute._src.values.enums import ReduceOp as ReduceOp
-    from jaxtribute._src.values.enums import VariableAggregation as VariableAggregation
-    from jaxtribute._src.values.enums import VariableSynchronization as VariableSynchronization
-    from jaxtribute._src.values.layouts import LayoutMap as LayoutMap
-    from jaxtribute._src.values.layouts import with_layout as with_layout
-    from jaxtribute._src.values.mesh import AXIS as _AXIS
-    from jaxtribute._src.values.scatter import IndexedSlices as IndexedSlices
-    from jaxtribute._src.values.variable import Variable as Variable
+    from jaxtribute._src.core import forks as _forks
+    from jaxtribute._src.core.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
+    from jaxtribute._src.core.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
+    from jaxtribute._src.core.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
+    from jaxtribute._src.core.collectives.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
+    from jaxtribute._src.core.execution.function import function as function
+    from jaxtribute._src.core.execution.replica_context import ReplicaContext as ReplicaContext
+    from jaxtribute._src.core.strategies import default as _default
+    from jaxtribute._src.core.strategies.base import RunOptions as RunOptions
+    from jaxtribute._src.core.strategies.base import Strategy as Strategy
+    from jaxtribute._src.core.strategies.extended import StrategyExtended as StrategyExtended
+    from jaxtribute._src.core.strategies.mirrored import MirroredStrategy as MirroredStrategy
+    from jaxtribute._src.core.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
+    from jaxtribute._src.core.strategies.scope import experimental_set_strategy as experimental_set_strategy
+    from jaxtribute._src.core.strategies.scope import get_replica_context as get_replica_context
+    from jaxtribute._src.core.strategies.scope import get_strategy as get_strategy
+    from jaxtribute._src.core.strategies.scope import has_strategy as has_strategy
+    from jaxtribute._src.core.strategies.scope import in_cross_replica_context as in_cross_replica_context
+    from jaxtribute._src.core.values.distributed import DistributedValues as DistributedValues
+    from jaxtribute._src.core.values.distributed import Mirrored as Mirrored
+    from jaxtribute._src.core.values.distributed import PerReplica as PerReplica
+    from jaxtribute._src.core.values.enums import ReduceOp as ReduceOp
+    from jaxtribute._src.core.values.enums import VariableAggregation as VariableAggregation
+    from jaxtribute._src.core.values.enums import VariableSynchronization as VariableSynchronization
+    from jaxtribute._src.core.values.layouts import LayoutMap as LayoutMap
+    from jaxtribute._src.core.values.layouts import with_layout as with_layout
+    from jaxtribute._src.core.values.mesh import AXIS as _AXIS
+    from jaxtribute._src.core.values.scatter import IndexedSlices as IndexedSlices
+    from jaxtribute._src.core.values.variable import Variable as Variable
 
     REPLICA_AXIS = _AXIS
     """Name of the axis over the replicas in compiled programs: the `axis_name` of layers of other libraries."""
@@ -54,31 +54,31 @@ if not _launches():
     config.apply_environment()
 
 _LAZY = {
-    "ArraySpec": "values.spec",
-    "AutoShardPolicy": "input.options",
-    "CentralStorageStrategy": "strategies.central_storage",
-    "Checkpoint": "checkpoint.checkpoint",
-    "CheckpointManager": "checkpoint.manager",
-    "ClusterDeviceFilters": "cluster.spec",
-    "ClusterSpec": "cluster.spec",
-    "DistributedDataset": "input.dataset",
-    "DistributedIterator": "input.iterator",
-    "FullyShardedStrategy": "strategies.fully_sharded",
-    "InputContext": "input.options",
-    "InputOptions": "input.options",
-    "InputReplicationMode": "input.options",
-    "Model": "integrations.model",
-    "MultiWorkerMirroredStrategy": "strategies.multi_worker",
-    "Optimizer": "optimizer.optimizer",
-    "ParameterServerStrategy": "parameter_servers.strategy",
-    "Server": "cluster.server",
-    "TPUStrategy": "strategies.tpu",
-    "grad": "execution.autodiff",
-    "is_main": "cluster.main_process",
-    "latest_checkpoint": "checkpoint.folder",
-    "progress": "tools.live.progress",
-    "shard_hint": "input.grain_files",
-    "value_and_grad": "execution.autodiff",
+    "ArraySpec": "core.values.spec",
+    "AutoShardPolicy": "core.input.options",
+    "CentralStorageStrategy": "core.strategies.central_storage",
+    "Checkpoint": "core.checkpoint.checkpoint",
+    "CheckpointManager": "core.checkpoint.manager",
+    "ClusterDeviceFilters": "core.cluster.spec",
+    "ClusterSpec": "core.cluster.spec",
+    "DistributedDataset": "core.input.dataset",
+    "DistributedIterator": "core.input.iterator",
+    "FullyShardedStrategy": "core.strategies.fully_sharded",
+    "InputContext": "core.input.options",
+    "InputOptions": "core.input.options",
+    "InputReplicationMode": "core.input.options",
+    "Model": "addons.models.model",
+    "MultiWorkerMirroredStrategy": "core.strategies.multi_worker",
+    "Optimizer": "core.optimizer.optimizer",
+    "ParameterServerStrategy": "addons.parameter_servers.strategy",
+    "Server": "core.cluster.server",
+    "TPUStrategy": "core.strategies.tpu",
+    "grad": "core.execution.autodiff",
+    "is_main": "core.cluster.main_process",
+    "latest_checkpoint": "core.checkpoint.folder",
+    "progress": "addons.live.progress",
+    "shard_hint": "core.input.grain_files",
+    "value_and_grad": "core.execution.autodiff",
 }
 """Lazily imported public names, and the private module that defines each."""
 
@@ -106,31 +106,31 @@ if _TYPE_CHECKING:
     from jaxtribute import precision as precision
     from jaxtribute import summary as summary
     from jaxtribute import testing as testing
-    from jaxtribute._src.checkpoint.checkpoint import Checkpoint as Checkpoint
-    from jaxtribute._src.checkpoint.folder import latest_checkpoint as latest_checkpoint
-    from jaxtribute._src.checkpoint.manager import CheckpointManager as CheckpointManager
-    from jaxtribute._src.cluster.main_process import is_main as is_main
-    from jaxtribute._src.cluster.server import Server as Server
-    from jaxtribute._src.cluster.spec import ClusterDeviceFilters as ClusterDeviceFilters
-    from jaxtribute._src.cluster.spec import ClusterSpec as ClusterSpec
-    from jaxtribute._src.execution.autodiff import grad as grad
-    from jaxtribute._src.execution.autodiff import value_and_grad as value_and_grad
-    from jaxtribute._src.input.dataset import DistributedDataset as DistributedDataset
-    from jaxtribute._src.input.grain_files import shard_hint as shard_hint
-    from jaxtribute._src.input.iterator import DistributedIterator as DistributedIterator
-    from jaxtribute._src.input.options import AutoShardPolicy as AutoShardPolicy
-    from jaxtribute._src.input.options import InputContext as InputContext
-    from jaxtribute._src.input.options import InputOptions as InputOptions
-    from jaxtribute._src.input.options import InputReplicationMode as InputReplicationMode
-    from jaxtribute._src.integrations.model import Model as Model
-    from jaxtribute._src.optimizer.optimizer import Optimizer as Optimizer
-    from jaxtribute._src.parameter_servers.strategy import ParameterServerStrategy as ParameterServerStrategy
-    from jaxtribute._src.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
-    from jaxtribute._src.strategies.fully_sharded import FullyShardedStrategy as FullyShardedStrategy
-    from jaxtribute._src.strategies.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
-    from jaxtribute._src.strategies.tpu import TPUStrategy as TPUStrategy
-    from jaxtribute._src.tools.live.progress import progress as progress
-    from jaxtribute._src.values.spec import ArraySpec as ArraySpec
+    from jaxtribute._src.addons.live.progress import progress as progress
+    from jaxtribute._src.addons.models.model import Model as Model
+    from jaxtribute._src.addons.parameter_servers.strategy import ParameterServerStrategy as ParameterServerStrategy
+    from jaxtribute._src.core.checkpoint.checkpoint import Checkpoint as Checkpoint
+    from jaxtribute._src.core.checkpoint.folder import latest_checkpoint as latest_checkpoint
+    from jaxtribute._src.core.checkpoint.manager import CheckpointManager as CheckpointManager
+    from jaxtribute._src.core.cluster.main_process import is_main as is_main
+    from jaxtribute._src.core.cluster.server import Server as Server
+    from jaxtribute._src.core.cluster.spec import ClusterDeviceFilters as ClusterDeviceFilters
+    from jaxtribute._src.core.cluster.spec import ClusterSpec as ClusterSpec
+    from jaxtribute._src.core.execution.autodiff import grad as grad
+    from jaxtribute._src.core.execution.autodiff import value_and_grad as value_and_grad
+    from jaxtribute._src.core.input.dataset import DistributedDataset as DistributedDataset
+    from jaxtribute._src.core.input.grain_files import shard_hint as shard_hint
+    from jaxtribute._src.core.input.iterator import DistributedIterator as DistributedIterator
+    from jaxtribute._src.core.input.options import AutoShardPolicy as AutoShardPolicy
+    from jaxtribute._src.core.input.options import InputContext as InputContext
+    from jaxtribute._src.core.input.options import InputOptions as InputOptions
+    from jaxtribute._src.core.input.options import InputReplicationMode as InputReplicationMode
+    from jaxtribute._src.core.optimizer.optimizer import Optimizer as Optimizer
+    from jaxtribute._src.core.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
+    from jaxtribute._src.core.strategies.fully_sharded import FullyShardedStrategy as FullyShardedStrategy
+    from jaxtribute._src.core.strategies.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
+    from jaxtribute._src.core.strategies.tpu import TPUStrategy as TPUStrategy
+    from jaxtribute._src.core.values.spec import ArraySpec as ArraySpec
 
 
 _found, _listed = _lazy_names(__name__, _LAZY, _LAZY_MODULES)
@@ -153,6 +153,6 @@ _publish(__name__, [name for name in globals() if not name.startswith("_")])
 # At the end: what they load imports the names above.
 if not _launches():
     if "JAXTRIBUTE_RUN" in _environ:
-        _import_module(f"{__name__}._src.tools.live.starting").apply_environment()
+        _import_module(f"{__name__}._src.addons.live.starting").apply_environment()
     if "JAXTRIBUTE_FAULTS" in _environ:
-        _import_module(f"{__name__}._src.testing.faults").apply_environment()
+        _import_module(f"{__name__}._src.addons.testing.faults").apply_environment()

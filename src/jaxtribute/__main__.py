@@ -1,5 +1,5 @@
 """`python -m jaxtribute`: the command line."""
 
-from jaxtribute._src.tools.cli.main import entry_point
+from jaxtribute._src.addons.cli.main import entry_point
 
 entry_point()

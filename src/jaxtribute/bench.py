@@ -1,7 +1,7 @@
 """Measures the speed of this cluster for a user; `jaxtribute bench` is its command line."""
 
+from jaxtribute._src.addons.bench.suite import PARTS, Report, run
 from jaxtribute._src.public import publish as _publish
-from jaxtribute._src.tools.bench.suite import PARTS, Report, run
 
 __all__ = [
     "PARTS",

@@ -2,19 +2,19 @@
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from jaxtribute._src.cluster.resolvers import detect, known, register
-from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection
-from jaxtribute._src.cluster.resolvers.simple import SimpleClusterResolver
-from jaxtribute._src.cluster.resolvers.tf_config import TFConfigClusterResolver
-from jaxtribute._src.cluster.resolvers.union import UnionResolver
+from jaxtribute._src.core.cluster.resolvers import detect, known, register
+from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver, Detection
+from jaxtribute._src.core.cluster.resolvers.simple import SimpleClusterResolver
+from jaxtribute._src.core.cluster.resolvers.tf_config import TFConfigClusterResolver
+from jaxtribute._src.core.cluster.resolvers.union import UnionResolver
 from jaxtribute._src.public import lazy_names as _lazy_names
 from jaxtribute._src.public import publish as _publish
 
 if _TYPE_CHECKING:
-    from jaxtribute._src.resolvers.gce import GCEClusterResolver
-    from jaxtribute._src.resolvers.kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
-    from jaxtribute._src.resolvers.slurm import SlurmClusterResolver
-    from jaxtribute._src.resolvers.tpu import TPUClusterResolver
+    from jaxtribute._src.addons.resolvers.gce import GCEClusterResolver
+    from jaxtribute._src.addons.resolvers.kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
+    from jaxtribute._src.addons.resolvers.slurm import SlurmClusterResolver
+    from jaxtribute._src.addons.resolvers.tpu import TPUClusterResolver
 
 __all__ = [
     "ClusterResolver",
@@ -33,11 +33,11 @@ __all__ = [
 ]
 
 _LAZY = {
-    "GCEClusterResolver": "resolvers.gce",
-    "KubernetesClusterResolver": "resolvers.kubernetes",
-    "KubernetesExecutableLocation": "resolvers.kubernetes",
-    "SlurmClusterResolver": "resolvers.slurm",
-    "TPUClusterResolver": "resolvers.tpu",
+    "GCEClusterResolver": "addons.resolvers.gce",
+    "KubernetesClusterResolver": "addons.resolvers.kubernetes",
+    "KubernetesExecutableLocation": "addons.resolvers.kubernetes",
+    "SlurmClusterResolver": "addons.resolvers.slurm",
+    "TPUClusterResolver": "addons.resolvers.tpu",
 }
 
 __getattr__, __dir__ = _lazy_names(__name__, _LAZY)

@@ -10,9 +10,9 @@
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from jaxtribute._src.backend import prepare_cpu_backend
-from jaxtribute._src.config import apply_environment, set_logical_cpu_devices
-from jaxtribute._src.devices import alias_devices
+from jaxtribute._src.core.backend import prepare_cpu_backend
+from jaxtribute._src.core.config import apply_environment, set_logical_cpu_devices
+from jaxtribute._src.core.devices import alias_devices
 from jaxtribute._src.public import lazy_names as _lazy_names
 from jaxtribute._src.public import publish as _publish
 
@@ -27,15 +27,15 @@ __all__ = [
 ]
 
 _LAZY = {
-    "debug_collectives": "cluster.ledger",
-    "enable_compilation_cache": "launcher.compilation_cache",
-    "record_run": "tools.live.starting",
+    "debug_collectives": "core.cluster.ledger",
+    "enable_compilation_cache": "addons.launcher.compilation_cache",
+    "record_run": "addons.live.starting",
 }
 
 if _TYPE_CHECKING:
-    from jaxtribute._src.cluster.ledger import debug_collectives
-    from jaxtribute._src.launcher.compilation_cache import enable_compilation_cache
-    from jaxtribute._src.tools.live.starting import record_run
+    from jaxtribute._src.addons.launcher.compilation_cache import enable_compilation_cache
+    from jaxtribute._src.addons.live.starting import record_run
+    from jaxtribute._src.core.cluster.ledger import debug_collectives
 
 __getattr__, __dir__ = _lazy_names(__name__, _LAZY)
 

@@ -20,173 +20,173 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from jaxtribute._src.public import lazy_names as _lazy_names
 
 if _TYPE_CHECKING:
-    from jaxtribute._src import points, settings
-    from jaxtribute._src.allocator import tune_allocator
-    from jaxtribute._src.callers import located
-    from jaxtribute._src.checkpoint.committing import cluster as saving_cluster
-    from jaxtribute._src.checkpoint.folder import latest_of_any_name, saves_in
-    from jaxtribute._src.checkpoint.restoring import read_all
-    from jaxtribute._src.checkpoint.state import StateAdapter
-    from jaxtribute._src.checksums import damages as damaged_files
-    from jaxtribute._src.checksums import mark as checksum_of
-    from jaxtribute._src.cluster.accelerators import visible_gpus
-    from jaxtribute._src.cluster.addresses import Address
-    from jaxtribute._src.cluster.failures import ExitCode
-    from jaxtribute._src.cluster.roster import Roster
-    from jaxtribute._src.cluster.runtime import current as current_cluster
-    from jaxtribute._src.cluster.server import ServerDef
-    from jaxtribute._src.cluster.spec import task_number
-    from jaxtribute._src.collectives.in_replica import all_reduce
-    from jaxtribute._src.collectives.summation import AutoSum, OneDeviceSum, PackedSum, Packs, Summation, TreeSum
-    from jaxtribute._src.context import Context
-    from jaxtribute._src.devices import default_devices, described_devices, device_name, resolve_device
-    from jaxtribute._src.environment import count, parse_json, shown, whole_number
-    from jaxtribute._src.execution.capture import Capture
-    from jaxtribute._src.execution.eager import Eager
-    from jaxtribute._src.execution.executor import Executor
-    from jaxtribute._src.execution.feeds import Drawn, EndOfData, Feed
-    from jaxtribute._src.execution.function import Function
-    from jaxtribute._src.execution.gathers import Gathers
-    from jaxtribute._src.execution.inference import varying_outputs
-    from jaxtribute._src.execution.nests import Nests
-    from jaxtribute._src.execution.overlay import Overlay
-    from jaxtribute._src.execution.program import Program
-    from jaxtribute._src.execution.row_gradients import overlaid_rows
-    from jaxtribute._src.execution.standpoints import InReplica
-    from jaxtribute._src.execution.traced import TracedProgram, TracedReplica, check_untraced
-    from jaxtribute._src.folders import Folder
-    from jaxtribute._src.input.batches import Batch, as_batch, copied, examples_in
-    from jaxtribute._src.input.grain_tree import exact
-    from jaxtribute._src.input.placement import BatchPlacer
-    from jaxtribute._src.input.sources import register as register_source
-    from jaxtribute._src.input.sources.base import Source
-    from jaxtribute._src.input.sources.grain_map import MapSource
-    from jaxtribute._src.input.sources.iterables import CountingStream, IterableSource
-    from jaxtribute._src.input.splitting import Shard, slice_sizes
-    from jaxtribute._src.jaxprs.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Tracer, Var
-    from jaxtribute._src.jaxprs.flow import Flow
-    from jaxtribute._src.jaxprs.kinds import ELEMENTWISE
-    from jaxtribute._src.jaxprs.programs import Programs
-    from jaxtribute._src.jaxprs.rows import Rows
-    from jaxtribute._src.libraries import Library
-    from jaxtribute._src.observers import Kinds, subscribe
-    from jaxtribute._src.optimizer.parameters import Parameters
-    from jaxtribute._src.optimizer.slots import Slots, optax_rules
-    from jaxtribute._src.reading import Disk
-    from jaxtribute._src.values.mesh import ReplicaMesh
-    from jaxtribute._src.values.numbers import initial_array, row_ids
-    from jaxtribute._src.values.operators import ArrayOperators, operand
-    from jaxtribute._src.values.placing import own
-    from jaxtribute._src.values.policies.base import Policy, Update
-    from jaxtribute._src.values.policies.central import CentralPolicy
-    from jaxtribute._src.values.policies.mirrored import MirroredPolicy
-    from jaxtribute._src.values.policies.on_read import OnReadPolicy
-    from jaxtribute._src.values.policies.plain import PlainPolicy
-    from jaxtribute._src.values.policies.sharded import ShardedPolicy
-    from jaxtribute._src.values.scatter import Scatter
-    from jaxtribute._src.values.slices import Cut
-    from jaxtribute._src.values.stored import Lease, updating
+    from jaxtribute._src.core import points, settings
+    from jaxtribute._src.core.allocator import tune_allocator
+    from jaxtribute._src.core.callers import located
+    from jaxtribute._src.core.checkpoint.committing import cluster as saving_cluster
+    from jaxtribute._src.core.checkpoint.folder import latest_of_any_name, saves_in
+    from jaxtribute._src.core.checkpoint.restoring import read_all
+    from jaxtribute._src.core.checkpoint.state import StateAdapter
+    from jaxtribute._src.core.checksums import damages as damaged_files
+    from jaxtribute._src.core.checksums import mark as checksum_of
+    from jaxtribute._src.core.cluster.accelerators import visible_gpus
+    from jaxtribute._src.core.cluster.addresses import Address
+    from jaxtribute._src.core.cluster.failures import ExitCode
+    from jaxtribute._src.core.cluster.roster import Roster
+    from jaxtribute._src.core.cluster.runtime import current as current_cluster
+    from jaxtribute._src.core.cluster.server import ServerDef
+    from jaxtribute._src.core.cluster.spec import task_number
+    from jaxtribute._src.core.collectives.in_replica import all_reduce
+    from jaxtribute._src.core.collectives.summation import AutoSum, OneDeviceSum, PackedSum, Packs, Summation, TreeSum
+    from jaxtribute._src.core.context import Context
+    from jaxtribute._src.core.devices import default_devices, described_devices, device_name, resolve_device
+    from jaxtribute._src.core.environment import count, parse_json, shown, whole_number
+    from jaxtribute._src.core.execution.capture import Capture
+    from jaxtribute._src.core.execution.eager import Eager
+    from jaxtribute._src.core.execution.executor import Executor
+    from jaxtribute._src.core.execution.feeds import Drawn, EndOfData, Feed
+    from jaxtribute._src.core.execution.function import Function
+    from jaxtribute._src.core.execution.gathers import Gathers
+    from jaxtribute._src.core.execution.inference import varying_outputs
+    from jaxtribute._src.core.execution.nests import Nests
+    from jaxtribute._src.core.execution.overlay import Overlay
+    from jaxtribute._src.core.execution.program import Program
+    from jaxtribute._src.core.execution.row_gradients import overlaid_rows
+    from jaxtribute._src.core.execution.standpoints import InReplica
+    from jaxtribute._src.core.execution.traced import TracedProgram, TracedReplica, check_untraced
+    from jaxtribute._src.core.folders import Folder
+    from jaxtribute._src.core.input.batches import Batch, as_batch, copied, examples_in
+    from jaxtribute._src.core.input.grain_tree import exact
+    from jaxtribute._src.core.input.placement import BatchPlacer
+    from jaxtribute._src.core.input.sources import register as register_source
+    from jaxtribute._src.core.input.sources.base import Source
+    from jaxtribute._src.core.input.sources.grain_map import MapSource
+    from jaxtribute._src.core.input.sources.iterables import CountingStream, IterableSource
+    from jaxtribute._src.core.input.splitting import Shard, slice_sizes
+    from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Tracer, Var
+    from jaxtribute._src.core.jaxprs.flow import Flow
+    from jaxtribute._src.core.jaxprs.kinds import ELEMENTWISE
+    from jaxtribute._src.core.jaxprs.programs import Programs
+    from jaxtribute._src.core.jaxprs.rows import Rows
+    from jaxtribute._src.core.libraries import Library
+    from jaxtribute._src.core.observers import Kinds, subscribe
+    from jaxtribute._src.core.optimizer.parameters import Parameters
+    from jaxtribute._src.core.optimizer.slots import Slots, optax_rules
+    from jaxtribute._src.core.reading import Disk
+    from jaxtribute._src.core.values.mesh import ReplicaMesh
+    from jaxtribute._src.core.values.numbers import initial_array, row_ids
+    from jaxtribute._src.core.values.operators import ArrayOperators, operand
+    from jaxtribute._src.core.values.placing import own
+    from jaxtribute._src.core.values.policies.base import Policy, Update
+    from jaxtribute._src.core.values.policies.central import CentralPolicy
+    from jaxtribute._src.core.values.policies.mirrored import MirroredPolicy
+    from jaxtribute._src.core.values.policies.on_read import OnReadPolicy
+    from jaxtribute._src.core.values.policies.plain import PlainPolicy
+    from jaxtribute._src.core.values.policies.sharded import ShardedPolicy
+    from jaxtribute._src.core.values.scatter import Scatter
+    from jaxtribute._src.core.values.slices import Cut
+    from jaxtribute._src.core.values.stored import Lease, updating
 
 _LAZY = {
-    "Address": "cluster.addresses",
-    "ArrayOperators": "values.operators",
-    "AutoSum": "collectives.summation",
-    "Batch": "input.batches",
-    "BatchPlacer": "input.placement",
-    "Capture": "execution.capture",
-    "CentralPolicy": "values.policies.central",
-    "ClosedJaxpr": "jaxprs.core",
-    "Context": "context",
-    "CountingStream": "input.sources.iterables",
-    "Cut": "values.slices",
-    "Disk": "reading",
-    "Drawn": "execution.feeds",
-    "ELEMENTWISE": "jaxprs.kinds",
-    "Eager": "execution.eager",
-    "EndOfData": "execution.feeds",
-    "Executor": "execution.executor",
-    "ExitCode": "cluster.failures",
-    "Feed": "execution.feeds",
-    "Flow": "jaxprs.flow",
-    "Folder": "folders",
-    "Function": "execution.function",
-    "Gathers": "execution.gathers",
-    "InReplica": "execution.standpoints",
-    "IterableSource": "input.sources.iterables",
-    "Jaxpr": "jaxprs.core",
-    "JaxprEqn": "jaxprs.core",
-    "Kinds": "observers",
-    "Lease": "values.stored",
-    "Library": "libraries",
-    "Literal": "jaxprs.core",
-    "MapSource": "input.sources.grain_map",
-    "MirroredPolicy": "values.policies.mirrored",
-    "Nests": "execution.nests",
-    "OnReadPolicy": "values.policies.on_read",
-    "OneDeviceSum": "collectives.summation",
-    "Overlay": "execution.overlay",
-    "PackedSum": "collectives.summation",
-    "Packs": "collectives.summation",
-    "Parameters": "optimizer.parameters",
-    "PlainPolicy": "values.policies.plain",
-    "Policy": "values.policies.base",
-    "Program": "execution.program",
-    "Programs": "jaxprs.programs",
-    "ReplicaMesh": "values.mesh",
-    "Roster": "cluster.roster",
-    "Rows": "jaxprs.rows",
-    "Scatter": "values.scatter",
-    "ServerDef": "cluster.server",
-    "Shard": "input.splitting",
-    "ShardedPolicy": "values.policies.sharded",
-    "Slots": "optimizer.slots",
-    "Source": "input.sources.base",
-    "StateAdapter": "checkpoint.state",
-    "Summation": "collectives.summation",
-    "TracedProgram": "execution.traced",
-    "TracedReplica": "execution.traced",
-    "Tracer": "jaxprs.core",
-    "TreeSum": "collectives.summation",
-    "Update": "values.policies.base",
-    "Var": "jaxprs.core",
-    "all_reduce": "collectives.in_replica",
-    "as_batch": "input.batches",
-    "check_untraced": "execution.traced",
-    "checksum_of": "checksums:mark",
-    "copied": "input.batches",
-    "count": "environment",
-    "current_cluster": "cluster.runtime:current",
-    "damaged_files": "checksums:damages",
-    "default_devices": "devices",
-    "described_devices": "devices",
-    "device_name": "devices",
-    "exact": "input.grain_tree",
-    "examples_in": "input.batches",
-    "initial_array": "values.numbers",
-    "latest_of_any_name": "checkpoint.folder",
-    "located": "callers",
-    "operand": "values.operators",
-    "optax_rules": "optimizer.slots",
-    "overlaid_rows": "execution.row_gradients",
-    "own": "values.placing",
-    "parse_json": "environment",
-    "points": "points:",
-    "read_all": "checkpoint.restoring",
-    "register_source": "input.sources:register",
-    "resolve_device": "devices",
-    "row_ids": "values.numbers",
-    "saves_in": "checkpoint.folder",
-    "saving_cluster": "checkpoint.committing:cluster",
-    "settings": "settings:",
-    "shown": "environment",
-    "slice_sizes": "input.splitting",
-    "subscribe": "observers",
-    "task_number": "cluster.spec",
-    "tune_allocator": "allocator",
-    "updating": "values.stored",
-    "varying_outputs": "execution.inference",
-    "visible_gpus": "cluster.accelerators",
-    "whole_number": "environment",
+    "Address": "core.cluster.addresses",
+    "ArrayOperators": "core.values.operators",
+    "AutoSum": "core.collectives.summation",
+    "Batch": "core.input.batches",
+    "BatchPlacer": "core.input.placement",
+    "Capture": "core.execution.capture",
+    "CentralPolicy": "core.values.policies.central",
+    "ClosedJaxpr": "core.jaxprs.core",
+    "Context": "core.context",
+    "CountingStream": "core.input.sources.iterables",
+    "Cut": "core.values.slices",
+    "Disk": "core.reading",
+    "Drawn": "core.execution.feeds",
+    "ELEMENTWISE": "core.jaxprs.kinds",
+    "Eager": "core.execution.eager",
+    "EndOfData": "core.execution.feeds",
+    "Executor": "core.execution.executor",
+    "ExitCode": "core.cluster.failures",
+    "Feed": "core.execution.feeds",
+    "Flow": "core.jaxprs.flow",
+    "Folder": "core.folders",
+    "Function": "core.execution.function",
+    "Gathers": "core.execution.gathers",
+    "InReplica": "core.execution.standpoints",
+    "IterableSource": "core.input.sources.iterables",
+    "Jaxpr": "core.jaxprs.core",
+    "JaxprEqn": "core.jaxprs.core",
+    "Kinds": "core.observers",
+    "Lease": "core.values.stored",
+    "Library": "core.libraries",
+    "Literal": "core.jaxprs.core",
+    "MapSource": "core.input.sources.grain_map",
+    "MirroredPolicy": "core.values.policies.mirrored",
+    "Nests": "core.execution.nests",
+    "OnReadPolicy": "core.values.policies.on_read",
+    "OneDeviceSum": "core.collectives.summation",
+    "Overlay": "core.execution.overlay",
+    "PackedSum": "core.collectives.summation",
+    "Packs": "core.collectives.summation",
+    "Parameters": "core.optimizer.parameters",
+    "PlainPolicy": "core.values.policies.plain",
+    "Policy": "core.values.policies.base",
+    "Program": "core.execution.program",
+    "Programs": "core.jaxprs.programs",
+    "ReplicaMesh": "core.values.mesh",
+    "Roster": "core.cluster.roster",
+    "Rows": "core.jaxprs.rows",
+    "Scatter": "core.values.scatter",
+    "ServerDef": "core.cluster.server",
+    "Shard": "core.input.splitting",
+    "ShardedPolicy": "core.values.policies.sharded",
+    "Slots": "core.optimizer.slots",
+    "Source": "core.input.sources.base",
+    "StateAdapter": "core.checkpoint.state",
+    "Summation": "core.collectives.summation",
+    "TracedProgram": "core.execution.traced",
+    "TracedReplica": "core.execution.traced",
+    "Tracer": "core.jaxprs.core",
+    "TreeSum": "core.collectives.summation",
+    "Update": "core.values.policies.base",
+    "Var": "core.jaxprs.core",
+    "all_reduce": "core.collectives.in_replica",
+    "as_batch": "core.input.batches",
+    "check_untraced": "core.execution.traced",
+    "checksum_of": "core.checksums:mark",
+    "copied": "core.input.batches",
+    "count": "core.environment",
+    "current_cluster": "core.cluster.runtime:current",
+    "damaged_files": "core.checksums:damages",
+    "default_devices": "core.devices",
+    "described_devices": "core.devices",
+    "device_name": "core.devices",
+    "exact": "core.input.grain_tree",
+    "examples_in": "core.input.batches",
+    "initial_array": "core.values.numbers",
+    "latest_of_any_name": "core.checkpoint.folder",
+    "located": "core.callers",
+    "operand": "core.values.operators",
+    "optax_rules": "core.optimizer.slots",
+    "overlaid_rows": "core.execution.row_gradients",
+    "own": "core.values.placing",
+    "parse_json": "core.environment",
+    "points": "core.points:",
+    "read_all": "core.checkpoint.restoring",
+    "register_source": "core.input.sources:register",
+    "resolve_device": "core.devices",
+    "row_ids": "core.values.numbers",
+    "saves_in": "core.checkpoint.folder",
+    "saving_cluster": "core.checkpoint.committing:cluster",
+    "settings": "core.settings:",
+    "shown": "core.environment",
+    "slice_sizes": "core.input.splitting",
+    "subscribe": "core.observers",
+    "task_number": "core.cluster.spec",
+    "tune_allocator": "core.allocator",
+    "updating": "core.values.stored",
+    "varying_outputs": "core.execution.inference",
+    "visible_gpus": "core.cluster.accelerators",
+    "whole_number": "core.environment",
 }
 
 __all__ = [

@@ -2,20 +2,20 @@
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from jaxtribute._src.execution.feeds import Optional
-from jaxtribute._src.input.agreement import Agreements, KeyValueAgreements, StepAgreement
-from jaxtribute._src.input.array_source import ArraySource, make_numpy_dataset
-from jaxtribute._src.input.dataset import DistributedDataset, distribute_dataset, distribute_from_function
-from jaxtribute._src.input.explain import Explanation, WorkerReads
-from jaxtribute._src.input.grain_files import shard_hint
-from jaxtribute._src.input.iterator import DistributedIterator
-from jaxtribute._src.input.options import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
+from jaxtribute._src.core.execution.feeds import Optional
+from jaxtribute._src.core.input.agreement import Agreements, KeyValueAgreements, StepAgreement
+from jaxtribute._src.core.input.array_source import ArraySource, make_numpy_dataset
+from jaxtribute._src.core.input.dataset import DistributedDataset, distribute_dataset, distribute_from_function
+from jaxtribute._src.core.input.explain import Explanation, WorkerReads
+from jaxtribute._src.core.input.grain_files import shard_hint
+from jaxtribute._src.core.input.iterator import DistributedIterator
+from jaxtribute._src.core.input.options import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
+from jaxtribute._src.core.values.spec import PerReplicaSpec
 from jaxtribute._src.public import lazy_names as _lazy_names
 from jaxtribute._src.public import publish as _publish
-from jaxtribute._src.values.spec import PerReplicaSpec
 
 if _TYPE_CHECKING:
-    from jaxtribute._src.sources.file_records import TextLineSource
+    from jaxtribute._src.addons.sources.file_records import TextLineSource
 
 __all__ = [
     "Agreements",
@@ -39,7 +39,7 @@ __all__ = [
     "shard_hint",
 ]
 
-_LAZY = {"TextLineSource": "sources.file_records"}
+_LAZY = {"TextLineSource": "addons.sources.file_records"}
 
 __getattr__, __dir__ = _lazy_names(__name__, _LAZY)
 

@@ -1,6 +1,6 @@
 """`jd.experimental.partitioners`: how variables are cut over parameter servers."""
 
-from jaxtribute._src.parameter_servers.partitioners import (
+from jaxtribute._src.addons.parameter_servers.partitioners import (
     FixedShardsPartitioner,
     MaxSizePartitioner,
     MinSizePartitioner,

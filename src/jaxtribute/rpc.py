@@ -3,10 +3,10 @@
 from jaxtribute._src.public import publish as _publish
 
 try:
-    from jaxtribute._src.rpc.client import Client as Client
-    from jaxtribute._src.rpc.protocol import StatusOrResult as StatusOrResult
-    from jaxtribute._src.rpc.protocol import make_keys as make_keys
-    from jaxtribute._src.rpc.server import Server as Server
+    from jaxtribute._src.addons.rpc.client import Client as Client
+    from jaxtribute._src.addons.rpc.protocol import StatusOrResult as StatusOrResult
+    from jaxtribute._src.addons.rpc.protocol import make_keys as make_keys
+    from jaxtribute._src.addons.rpc.server import Server as Server
 except ModuleNotFoundError as _missing:
     if _missing.name not in ("zmq", "msgpack"):
         raise

@@ -1,6 +1,6 @@
 """`jaxtribute.typing`: names for the types of arguments that Python's own types say little about."""
 
-from jaxtribute._src.types import (
+from jaxtribute._src.core.types import (
     Array,
     ArrayLike,
     DType,

@@ -1,7 +1,7 @@
 """Pictures of what is where: `strategy.visualize(...)` makes them."""
 
+from jaxtribute._src.addons.visualize.picture import Picture, visualize
 from jaxtribute._src.public import publish as _publish
-from jaxtribute._src.tools.visualize.picture import Picture, visualize
 
 __all__ = [
     "Picture",

@@ -76,7 +76,7 @@ def test_any_number_of_devices_does_the_same_and_lines_wrap(one_device: str) -> 
 
 def test_two_workers_of_two_devices_do_the_same(one_device: str) -> None:
     """Bar 1 of the launcher; `python -m benchmarks.launch` has the other shapes."""
-    launch = "from jaxtribute._src.tools.cli.main import entry_point; entry_point()"
+    launch = "from jaxtribute._src.addons.cli.main import entry_point; entry_point()"
     shape = ["--workers", "2", "--devices-per-worker", "2"]
     arguments = ["launch", *shape, str(SCRIPT), "--strategy", "multi-worker", "--epochs", "2"]
     output = run_python(launch, *arguments, env=WIDTH)

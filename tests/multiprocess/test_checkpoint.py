@@ -12,7 +12,7 @@ import pytest
 import checkpoint_workers
 import jaxtribute as jd
 from checkpoint_programs import advance, assert_same, build
-from jaxtribute._src.testing.shared import SharedRunners
+from jaxtribute._src.addons.testing.shared import SharedRunners
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ WORKERS = "2 workers x 2"
 
 
 def test_workers_and_one_process_restore_each_others_checkpoints(multi_process: SharedRunners, tmp_path: Path) -> None:
-    # Those of one process restore each other's in tests/checkpoint/test_checkpoint.py.
+    # Those of one process restore each other's in tests/core/checkpoint/test_checkpoint.py.
     workers = multi_process(workers=2, devices=2)
     saved = workers.run(checkpoint_workers.save, (str(tmp_path / WORKERS),))
     state, rests = saved[0]["state"], sorted([*saved[0]["rest"], *saved[1]["rest"]])

@@ -9,7 +9,7 @@ import pytest
 
 import differing_workers as programs
 from arrangements import WORKERS
-from jaxtribute._src.testing.shared import SharedRunners
+from jaxtribute._src.addons.testing.shared import SharedRunners
 
 pytestmark = pytest.mark.slow
 

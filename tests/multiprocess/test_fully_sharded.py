@@ -10,7 +10,7 @@ import pytest
 
 import jaxtribute as jd
 import sharded_programs as programs
-from jaxtribute._src.testing.shared import SharedRunners
+from jaxtribute._src.addons.testing.shared import SharedRunners
 from jaxtribute.errors import ArgumentError
 from replicas import one_device
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import grouped_programs
-from jaxtribute._src.testing.shared import SharedRunners
+from jaxtribute._src.addons.testing.shared import SharedRunners
 from jaxtribute.errors import ProcessFailedError
 
 

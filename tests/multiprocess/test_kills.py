@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import kill_program
-from jaxtribute._src.testing.rehearsal import rehearse
-from jaxtribute._src.testing.shared import SharedRunners
+from jaxtribute._src.addons.testing.rehearsal import rehearse
+from jaxtribute._src.addons.testing.shared import SharedRunners
 
 PROGRAM = Path(kill_program.__file__)
 EPOCHS, EVERY, EXAMPLES = 3, 2, 320

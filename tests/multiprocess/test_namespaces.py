@@ -25,7 +25,7 @@ import importlib.util, sys, time
 import jax, jax.numpy as jnp, psutil
 from rich.console import Console
 import jaxtribute as jd
-from jaxtribute._src.cluster import runtime
+from jaxtribute._src.core.cluster import runtime
 
 spec = importlib.util.spec_from_file_location("digits", {str(DIGITS)!r})
 digits = sys.modules["digits"] = importlib.util.module_from_spec(spec)

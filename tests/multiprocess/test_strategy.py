@@ -12,7 +12,7 @@ import pytest
 
 import jaxtribute as jd
 import worker_programs as programs
-from jaxtribute._src.testing.shared import SharedRunners
+from jaxtribute._src.addons.testing.shared import SharedRunners
 from transformation_product import EVEN, UNEVEN, is_right, on_worker
 
 

@@ -16,7 +16,7 @@ import psutil
 
 import jaxtribute as jd
 from damages import DAMAGES, damage
-from jaxtribute._src import checksums
+from jaxtribute._src.core import checksums
 from jaxtribute.errors import CheckpointDamagedError
 from soak import training
 from soak.jobs import WAIT_S, Job

@@ -11,7 +11,7 @@ import numpy as np
 import jaxtribute as jd
 import worker_programs
 from checkpoint_programs import Program, advance, build
-from jaxtribute._src.checkpoint.description import Description
+from jaxtribute._src.core.checkpoint.description import Description
 
 
 def _program() -> Program:

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 import worker_programs
-from jaxtribute._src.cluster import runtime
-from jaxtribute._src.values.mesh import ReplicaMesh
+from jaxtribute._src.core.cluster import runtime
+from jaxtribute._src.core.values.mesh import ReplicaMesh
 from jaxtribute.input import (
     AutoShardPolicy,
     InputContext,

@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 import jaxtribute as jd
-from jaxtribute._src.checkpoint import committing
+from jaxtribute._src.core.checkpoint import committing
 
 FAULT, FOLDER = sys.argv[1], Path(sys.argv[2])
 SECONDS = float(sys.argv[3]) if len(sys.argv) > 3 else 5.0

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from jaxtribute._src.tools.live.files import JOB, now_file, worker_file, write_now
-from jaxtribute._src.tools.live.windows import Window, length_after
+from jaxtribute._src.addons.live.files import JOB, now_file, worker_file, write_now
+from jaxtribute._src.addons.live.windows import Window, length_after
 
 on_a_quiet_machine = pytest.mark.skipif(
     "JAXTRIBUTE_QUIET_MACHINE" not in os.environ,

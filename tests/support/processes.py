@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxtribute._src.testing.leaks import is_alive
+from jaxtribute._src.addons.testing.leaks import is_alive
 
 # What decides about devices and their pool is the test's to set, not inherited from the test process.
 _NOT_INHERITED = (

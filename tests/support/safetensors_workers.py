@@ -1,4 +1,4 @@
-"""What the workers run in `tests/integrations/test_safetensors.py`."""
+"""What the workers run in `tests/addons/models/test_safetensors.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import jaxtribute as jd
-from jaxtribute._src.integrations import safetensors
+from jaxtribute._src.addons.models import safetensors
 
 ROWS = 1 << 18
 

@@ -12,9 +12,9 @@ import optax
 from jax.sharding import PartitionSpec
 
 import jaxtribute as jd
-from jaxtribute._src.jaxprs.kinds import list_collectives
-from jaxtribute._src.values.mesh import AXIS
-from jaxtribute._src.values.slices import Cut
+from jaxtribute._src.core.jaxprs.kinds import list_collectives
+from jaxtribute._src.core.values.mesh import AXIS
+from jaxtribute._src.core.values.slices import Cut
 
 
 def on_this_worker() -> dict[str, Any]:

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import jax
 
-from jaxtribute._src.input.agreement import Agreements, StepRows
-from jaxtribute._src.input.dataset import DistributedDataset
-from jaxtribute._src.input.splitting import Shard
-from jaxtribute._src.input.worker_steps import WorkerStep, WorkerSteps
+from jaxtribute._src.core.input.agreement import Agreements, StepRows
+from jaxtribute._src.core.input.dataset import DistributedDataset
+from jaxtribute._src.core.input.splitting import Shard
+from jaxtribute._src.core.input.worker_steps import WorkerStep, WorkerSteps
 
 T = TypeVar("T")
 DEADLINE_S = 60.0

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 import jaxtribute as jd
 from jaxtribute import config
-from jaxtribute._src.input.options import AutoShardPolicy, InputOptions
+from jaxtribute._src.core.input.options import AutoShardPolicy, InputOptions
 from jaxtribute.partitioners import FixedShardsPartitioner
 from jaxtribute.testing import run_multi_process
 from replicas import mirrored, one_device

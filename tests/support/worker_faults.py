@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxtribute as jd
-from jaxtribute._src.cluster import runtime
+from jaxtribute._src.core.cluster import runtime
 
 CASE, STEP, STEPS = sys.argv[1], 3, 40
 

@@ -14,8 +14,8 @@ import numpy as np
 import optax
 
 import jaxtribute as jd
-from jaxtribute._src.cluster import runtime
-from jaxtribute._src.strategies import multi_worker
+from jaxtribute._src.core.cluster import runtime
+from jaxtribute._src.core.strategies import multi_worker
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxtribute._src import points
+from jaxtribute._src.core import points
 
 _HOME = __package__
 
@@ -10,13 +10,13 @@ _HOME = __package__
 def offer_all() -> None:
     """Tells each point which modules have something for it; imports none of them."""
     for point, modules in (
-        (points.LIBRARIES, ("integrations.keras.activation", "integrations.nnx_writes")),
-        (points.SOURCES, ("sources.tf_data", "sources.torch_loader", "sources.hugging_face")),
-        (points.RESOLVERS, ("resolvers.tpu", "resolvers.slurm", "resolvers.kubernetes")),
-        (points.STATEFUL, ("integrations.state", "integrations.keras.state")),
-        (points.PICTURES, ("tools.visualize.picture",)),
-        (points.PARAMETER_SERVERS, ("parameter_servers.engines.ray_node",)),
-        (points.OLDER_METHODS, ("compat.legacy",)),
-        (points.TRAFFIC, ("tools.hlo.exchanges",)),
+        (points.LIBRARIES, ("addons.keras.activation", "addons.models.nnx_writes")),
+        (points.SOURCES, ("addons.sources.tf_data", "addons.sources.torch_loader", "addons.sources.hugging_face")),
+        (points.RESOLVERS, ("addons.resolvers.tpu", "addons.resolvers.slurm", "addons.resolvers.kubernetes")),
+        (points.STATEFUL, ("addons.models.state", "addons.keras.state")),
+        (points.PICTURES, ("addons.visualize.picture",)),
+        (points.PARAMETER_SERVERS, ("addons.parameter_servers.engines.ray_node",)),
+        (points.OLDER_METHODS, ("addons.compat.legacy",)),
+        (points.TRAFFIC, ("addons.tools.hlo.exchanges",)),
     ):
         point.offer(*(f"{_HOME}.{module}" for module in modules))

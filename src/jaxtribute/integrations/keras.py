@@ -4,10 +4,10 @@
 names. Needs the extra `jaxtribute[keras]`.
 """
 
-from jaxtribute._src.integrations.keras.callbacks import TensorBoard
-from jaxtribute._src.integrations.keras.lookups import IntegerLookup, StringLookup
-from jaxtribute._src.integrations.keras.text import TextVectorization
-from jaxtribute._src.integrations.keras.variables import shards
+from jaxtribute._src.addons.keras.callbacks import TensorBoard
+from jaxtribute._src.addons.keras.lookups import IntegerLookup, StringLookup
+from jaxtribute._src.addons.keras.text import TextVectorization
+from jaxtribute._src.addons.keras.variables import shards
 from jaxtribute._src.public import publish as _publish
 
 __all__ = [

@@ -4,7 +4,7 @@ No process ever holds more than its own shards and one tensor: each reads its pa
 the one file, which must therefore be on a disk that all workers share. Needs the extra `jaxtribute[safetensors]`.
 """
 
-from jaxtribute._src.integrations.safetensors import load, save, weights
+from jaxtribute._src.addons.models.safetensors import load, save, weights
 from jaxtribute._src.public import publish as _publish
 
 __all__ = [

@@ -3,8 +3,7 @@
 The fixtures for pytest are in `jaxtribute.testing.pytest_plugin`.
 """
 
-from jaxtribute._src.public import publish as _publish
-from jaxtribute._src.testing.faults import (
+from jaxtribute._src.addons.testing.faults import (
     Fault,
     InjectedError,
     corrupt_value,
@@ -15,12 +14,13 @@ from jaxtribute._src.testing.faults import (
     slow,
     stall,
 )
-from jaxtribute._src.testing.invariance import assert_strategy_invariant
-from jaxtribute._src.testing.points import point
-from jaxtribute._src.testing.rehearsal import rehearse
-from jaxtribute._src.testing.runner import Exited, MultiProcessRunner, run_multi_process
-from jaxtribute._src.tools.verify.asserting import NotOneDeviceError, verify
-from jaxtribute._src.tools.verify.verifying import Verdict
+from jaxtribute._src.addons.testing.invariance import assert_strategy_invariant
+from jaxtribute._src.addons.testing.points import point
+from jaxtribute._src.addons.testing.rehearsal import rehearse
+from jaxtribute._src.addons.testing.runner import Exited, MultiProcessRunner, run_multi_process
+from jaxtribute._src.addons.verify.asserting import NotOneDeviceError, verify
+from jaxtribute._src.addons.verify.verifying import Verdict
+from jaxtribute._src.public import publish as _publish
 
 __all__ = [
     "Exited",

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jaxtribute._src.testing import leaks
-from jaxtribute._src.testing.shared import SharedRunners
+from jaxtribute._src.addons.testing import leaks
+from jaxtribute._src.addons.testing.shared import SharedRunners
 
 if TYPE_CHECKING:
-    from jaxtribute._src.tools.verify.verifying import Verdict
+    from jaxtribute._src.addons.verify.verifying import Verdict
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +39,7 @@ def multi_process() -> Generator[SharedRunners]:
 @pytest.fixture
 def verify_step() -> Callable[..., Verdict]:
     """`jd.testing.verify`: fails the test, with the line and what to write, if a step differs from one device."""
-    from jaxtribute._src.tools.verify.asserting import verify  # here, as few tests need it
+    from jaxtribute._src.addons.verify.asserting import verify  # here, as few tests need it
 
     return verify
 

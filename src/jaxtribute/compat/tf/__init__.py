@@ -9,18 +9,18 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any
 
-from jaxtribute._src.compat.catalog.lookup import explain_absent
-from jaxtribute._src.compat.tf.functions import *
-from jaxtribute._src.compat.tf.math import *
-from jaxtribute._src.compat.tf.naming import name_scope as name_scope
-from jaxtribute._src.compat.tf.naming import variable_creator_scope as variable_creator_scope
-from jaxtribute._src.compat.tf.specs import TensorShape as TensorShape
-from jaxtribute._src.compat.tf.specs import TensorSpec as TensorSpec
-from jaxtribute._src.compat.tf.tensors import *
-from jaxtribute._src.compat.tf.variables import Module as Module
-from jaxtribute._src.compat.tf.variables import Variable as Variable
-from jaxtribute._src.values.enums import VariableAggregation as VariableAggregation
-from jaxtribute._src.values.enums import VariableSynchronization as VariableSynchronization
+from jaxtribute._src.addons.compat.catalog.lookup import explain_absent
+from jaxtribute._src.addons.compat.tf.functions import *
+from jaxtribute._src.addons.compat.tf.math import *
+from jaxtribute._src.addons.compat.tf.naming import name_scope as name_scope
+from jaxtribute._src.addons.compat.tf.naming import variable_creator_scope as variable_creator_scope
+from jaxtribute._src.addons.compat.tf.specs import TensorShape as TensorShape
+from jaxtribute._src.addons.compat.tf.specs import TensorSpec as TensorSpec
+from jaxtribute._src.addons.compat.tf.tensors import *
+from jaxtribute._src.addons.compat.tf.variables import Module as Module
+from jaxtribute._src.addons.compat.tf.variables import Variable as Variable
+from jaxtribute._src.core.values.enums import VariableAggregation as VariableAggregation
+from jaxtribute._src.core.values.enums import VariableSynchronization as VariableSynchronization
 from jaxtribute.compat.tf import compat as compat
 from jaxtribute.compat.tf import config as config
 from jaxtribute.compat.tf import data as data

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from jaxtribute import config
-from jaxtribute._src.compat.catalog.lookup import explain_absent
-from jaxtribute._src.devices import DeviceSpec, available_devices
+from jaxtribute._src.addons.compat.catalog.lookup import explain_absent
+from jaxtribute._src.core.devices import DeviceSpec, available_devices
 from jaxtribute.errors import ArgumentError
 
 

@@ -23,14 +23,14 @@ from jaxtribute import get_replica_context as get_replica_context
 from jaxtribute import get_strategy as get_strategy
 from jaxtribute import has_strategy as has_strategy
 from jaxtribute import in_cross_replica_context as in_cross_replica_context
-from jaxtribute._src.compat.catalog.distribute import MODULES
-from jaxtribute._src.compat.catalog.lookup import explain_absent
-from jaxtribute._src.input.dataset import DistributedDataset as DistributedDataset
-from jaxtribute._src.input.iterator import DistributedIterator as DistributedIterator
-from jaxtribute._src.input.options import InputContext as InputContext
-from jaxtribute._src.input.options import InputOptions as InputOptions
-from jaxtribute._src.input.options import InputReplicationMode as InputReplicationMode
-from jaxtribute._src.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
+from jaxtribute._src.addons.compat.catalog.distribute import MODULES
+from jaxtribute._src.addons.compat.catalog.lookup import explain_absent
+from jaxtribute._src.core.input.dataset import DistributedDataset as DistributedDataset
+from jaxtribute._src.core.input.iterator import DistributedIterator as DistributedIterator
+from jaxtribute._src.core.input.options import InputContext as InputContext
+from jaxtribute._src.core.input.options import InputOptions as InputOptions
+from jaxtribute._src.core.input.options import InputReplicationMode as InputReplicationMode
+from jaxtribute._src.core.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
 
 
 def __getattr__(name: str) -> Any:

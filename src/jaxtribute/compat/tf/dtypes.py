@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtribute._src.compat.tf.specs import as_dtype, string
+from jaxtribute._src.addons.compat.tf.specs import as_dtype, string
 
 __all__ = [
     "DType",

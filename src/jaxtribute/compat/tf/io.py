@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute._src.compat.catalog.lookup import explain_absent
-from jaxtribute._src.types import DType, Nest
+from jaxtribute._src.addons.compat.catalog.lookup import explain_absent
+from jaxtribute._src.core.types import DType, Nest
 from jaxtribute.compat.tf import gfile as gfile
 
 

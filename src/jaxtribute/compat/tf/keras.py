@@ -9,12 +9,13 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 from jaxtribute.errors import MissingLibraryError as _MissingLibraryError
 
 try:
-    import keras as _keras
     import keras._tf_keras.keras as _with_older_names
+
+    import keras as _keras
 except ModuleNotFoundError as _missing:
     raise _MissingLibraryError(f"tf.keras needs {_missing.name}. HINT: pip install 'jaxtribute[keras]'.") from _missing
 
-from jaxtribute._src import context as _contexts
+from jaxtribute._src.core import context as _contexts
 
 # Outside of scopes, too, Keras shall read this package's datasets.
 _contexts.announce()

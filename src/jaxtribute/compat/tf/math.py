@@ -1,19 +1,19 @@
 """Arithmetic, comparisons, reductions and products, by their names in `tf.math`."""
 
-from jaxtribute._src.compat.tf.math import *
-from jaxtribute._src.compat.tf.math import ceil as ceil
-from jaxtribute._src.compat.tf.math import divide_no_nan as divide_no_nan
-from jaxtribute._src.compat.tf.math import expm1 as expm1
-from jaxtribute._src.compat.tf.math import floordiv as floordiv
-from jaxtribute._src.compat.tf.math import floormod as floormod
-from jaxtribute._src.compat.tf.math import global_norm as global_norm
-from jaxtribute._src.compat.tf.math import is_finite as is_finite
-from jaxtribute._src.compat.tf.math import is_nan as is_nan
-from jaxtribute._src.compat.tf.math import log as log
-from jaxtribute._src.compat.tf.math import log1p as log1p
-from jaxtribute._src.compat.tf.math import reciprocal as reciprocal
-from jaxtribute._src.compat.tf.math import reduce_std as reduce_std
-from jaxtribute._src.compat.tf.math import reduce_variance as reduce_variance
-from jaxtribute._src.compat.tf.math import rsqrt as rsqrt
-from jaxtribute._src.compat.tf.math import softplus as softplus
-from jaxtribute._src.compat.tf.math import squared_difference as squared_difference
+from jaxtribute._src.addons.compat.tf.math import *
+from jaxtribute._src.addons.compat.tf.math import ceil as ceil
+from jaxtribute._src.addons.compat.tf.math import divide_no_nan as divide_no_nan
+from jaxtribute._src.addons.compat.tf.math import expm1 as expm1
+from jaxtribute._src.addons.compat.tf.math import floordiv as floordiv
+from jaxtribute._src.addons.compat.tf.math import floormod as floormod
+from jaxtribute._src.addons.compat.tf.math import global_norm as global_norm
+from jaxtribute._src.addons.compat.tf.math import is_finite as is_finite
+from jaxtribute._src.addons.compat.tf.math import is_nan as is_nan
+from jaxtribute._src.addons.compat.tf.math import log as log
+from jaxtribute._src.addons.compat.tf.math import log1p as log1p
+from jaxtribute._src.addons.compat.tf.math import reciprocal as reciprocal
+from jaxtribute._src.addons.compat.tf.math import reduce_std as reduce_std
+from jaxtribute._src.addons.compat.tf.math import reduce_variance as reduce_variance
+from jaxtribute._src.addons.compat.tf.math import rsqrt as rsqrt
+from jaxtribute._src.addons.compat.tf.math import softplus as softplus
+from jaxtribute._src.addons.compat.tf.math import squared_difference as squared_difference

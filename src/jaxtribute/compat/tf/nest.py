@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from jaxtribute._src.execution.nests import is_whole
-from jaxtribute._src.types import Leaf, Nest
+from jaxtribute._src.core.execution.nests import is_whole
+from jaxtribute._src.core.types import Leaf, Nest
 
 
 def _is_leaf(node: object) -> bool:

@@ -1,3 +1,3 @@
 """A little of `tf.random`. The numbers are not TensorFlow's: no other library has its generators."""
 
-from jaxtribute._src.compat.tf.random import *
+from jaxtribute._src.addons.compat.tf.random import *

@@ -3,18 +3,18 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jaxtribute._src.cluster.server import ServerDef as ServerDef
-from jaxtribute._src.cluster.spec import ClusterDef as ClusterDef
-from jaxtribute._src.cluster.spec import ClusterSpec as ClusterSpec
-from jaxtribute._src.cluster.spec import JobDef as JobDef
-from jaxtribute._src.compat.catalog.lookup import explain_absent
-from jaxtribute._src.compat.tf.averages import ExponentialMovingAverage as ExponentialMovingAverage
+from jaxtribute._src.addons.compat.catalog.lookup import explain_absent
+from jaxtribute._src.addons.compat.tf.averages import ExponentialMovingAverage as ExponentialMovingAverage
+from jaxtribute._src.core.cluster.server import ServerDef as ServerDef
+from jaxtribute._src.core.cluster.spec import ClusterDef as ClusterDef
+from jaxtribute._src.core.cluster.spec import ClusterSpec as ClusterSpec
+from jaxtribute._src.core.cluster.spec import JobDef as JobDef
 
 if TYPE_CHECKING:
-    from jaxtribute._src.compat.tf.checkpoints import Checkpoint as Checkpoint
-    from jaxtribute._src.compat.tf.checkpoints import CheckpointManager as CheckpointManager
-    from jaxtribute._src.compat.tf.checkpoints import CheckpointOptions as CheckpointOptions
-    from jaxtribute._src.compat.tf.checkpoints import latest_checkpoint as latest_checkpoint
+    from jaxtribute._src.addons.compat.tf.checkpoints import Checkpoint as Checkpoint
+    from jaxtribute._src.addons.compat.tf.checkpoints import CheckpointManager as CheckpointManager
+    from jaxtribute._src.addons.compat.tf.checkpoints import CheckpointOptions as CheckpointOptions
+    from jaxtribute._src.addons.compat.tf.checkpoints import latest_checkpoint as latest_checkpoint
 
 _CHECKPOINTS = {"Checkpoint", "CheckpointManager", "CheckpointOptions", "latest_checkpoint"}
 """Names of a module that loads Orbax."""
@@ -22,5 +22,5 @@ _CHECKPOINTS = {"Checkpoint", "CheckpointManager", "CheckpointOptions", "latest_
 
 def __getattr__(name: str) -> Any:
     if name in _CHECKPOINTS:
-        return getattr(import_module("jaxtribute._src.compat.tf.checkpoints"), name)
+        return getattr(import_module("jaxtribute._src.addons.compat.tf.checkpoints"), name)
     raise explain_absent(__name__, "tf.train", name)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxtribute._src.compat.catalog.lookup import explain_absent
+from jaxtribute._src.addons.compat.catalog.lookup import explain_absent
 from jaxtribute.compat.tf.tpu import experimental as experimental
 
 

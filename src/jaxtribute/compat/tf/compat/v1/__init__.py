@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxtribute._src.compat.catalog.lookup import explain_absent
-from jaxtribute._src.compat.tf.functions import enable_eager_execution as enable_eager_execution
-from jaxtribute._src.compat.tf.functions import executing_eagerly as executing_eagerly
+from jaxtribute._src.addons.compat.catalog.lookup import explain_absent
+from jaxtribute._src.addons.compat.tf.functions import enable_eager_execution as enable_eager_execution
+from jaxtribute._src.addons.compat.tf.functions import executing_eagerly as executing_eagerly
 from jaxtribute.compat import v1 as distribute
 
 __all__ = ["ConfigProto", "distribute", "enable_eager_execution", "enable_v2_behavior", "executing_eagerly"]

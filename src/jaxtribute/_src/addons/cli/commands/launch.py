@@ -1,0 +1,210 @@
+"""`jaxtribute launch`: a program in several processes that form a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxtribute.extending import shown, whole_number
+
+if TYPE_CHECKING:
+    from jaxtribute._src.addons.launcher.options import Options
+
+HELP = "run a program in several processes that form a cluster, on this machine or on several"
+WRONG, UNREACHABLE = 2, 70
+"""Exit statuses besides those of the program: wrong arguments; machines that do not find each other."""
+_KEY_BYTES = 16
+LOGS = Path("jaxtribute-logs")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Tells the parser what the command takes."""
+    add = parser.add_argument
+    add("--workers", type=_count, metavar="N", help="processes on this machine (1)")
+    add(
+        "--ps",
+        type=_count,
+        metavar="N",
+        help="parameter servers: the program is the chief, which starts them and workers",
+    )
+    add("--devices-per-worker", type=_count, metavar="N", help="logical CPU devices a process")
+    add("--gpus-per-worker", type=_count, metavar="N", help="GPUs a process, of those of this machine")
+    add("--split", action="store_true", help=f"show rank 0 alone; the others go to log files ({LOGS}/rank-N.log)")
+    add("--quiet", action="store_true", help="say nothing of the launcher's own, except why a rank failed")
+    add("--log-dir", type=Path, metavar="DIR", help="write a log file a rank there")
+    add("--grace", type=_seconds, default=3.0, metavar="S", help="seconds from SIGTERM to SIGKILL after a failure (3)")
+    add("--save-time", type=_seconds, default=60.0, metavar="S", help="seconds to save in after a preemption (60)")
+    add("--run", type=Path, metavar="DIR", help="record the run there, for `jaxtribute top` and `jaxtribute serve`")
+    add(
+        "--track",
+        action="append",
+        metavar="TRACKER",
+        help="what jd.summary writes goes there too: tensorboard, wandb, mlflow, csv or jsonl; may be repeated",
+    )
+    several = parser.add_argument_group("several machines", "the same command on each, apart from --node-rank")
+    several.add_argument("--nodes", type=_count, metavar="N", help="how many machines; Slurm says it by itself")
+    several.add_argument("--node-rank", type=_number, metavar="R", help="this machine, from 0 up; Kubernetes says it")
+    several.add_argument("--coordinator", metavar="HOST:PORT", help="an address of machine 0 with a free port")
+    several.add_argument(
+        "--join-timeout", type=_seconds, default=300.0, metavar="S", help="seconds to wait for all (300)"
+    )
+    several.add_argument("--key", type=Path, metavar="FILE", help="a secret by which the launchers know each other")
+    again = parser.add_argument_group("failures")
+    again.add_argument("--max-restarts", type=_number, default=0, metavar="N", help="start again so often (0)")
+    again.add_argument(
+        "--max-preemptions",
+        type=_number,
+        metavar="N",
+        help="start again so often after preemptions (100 with --max-restarts, else 0)",
+    )
+    again.add_argument("--min-workers", type=_count, metavar="M", help="go on with fewer workers, down to M")
+    add("-m", dest="module", action="store_true", help="the program is a module, as in python -m")
+    add("program", help="a Python file, or any command")
+    add("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    parser.epilog = (
+        "Exit status: that of the first rank that failed; 75 if the job has saved and asks to be started again; 130 "
+        "after Ctrl-C. SIGTERM lets the ranks of this machine save; SIGUSR1 lets all save and start with all workers."
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Starts the processes and waits for them."""
+    from jaxtribute._src.addons.launcher.launch import become, launch, rank_set_by_slurm, slurm_environment
+    from jaxtribute._src.addons.launcher.options import complete
+    from jaxtribute._src.addons.launcher.terminal import say
+    from jaxtribute._src.addons.live.job import JobRecorder
+    from jaxtribute.errors import ClusterSpecError, JaxtributeError
+
+    try:
+        options = _options(arguments)
+        # srun has started each worker already: this process becomes one, and supervises none.
+        if arguments.nodes is None and rank_set_by_slurm():
+            _refuse_for_slurm(arguments)
+            become(options.command, slurm_environment() | dict(options.variables))
+        complete_options = complete(options, arguments.nodes, arguments.node_rank)
+        # Machine 0 starts the job and starts it again, so its launcher keeps the record.
+        if arguments.run is None or complete_options.node_rank:
+            return launch(complete_options)
+        return JobRecorder(arguments.run, options.command).run(lambda: launch(complete_options))
+    except JaxtributeError as error:
+        say(str(error))
+        return WRONG if isinstance(error, (ValueError, ClusterSpecError)) else UNREACHABLE
+    except OSError as error:  # no more processes, files or memory
+        say(f"the job cannot be started here: {error}. HINT: `ulimit -a` shows the limits of this user.")
+        return UNREACHABLE
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    from jaxtribute._src.addons.launcher.options import Options
+
+    return Options(
+        command=_command(arguments.program, arguments.arguments, module=arguments.module),
+        workers=1 if arguments.ps else arguments.workers or 1,
+        served=(arguments.ps, arguments.workers or 1) if arguments.ps else None,
+        devices=arguments.devices_per_worker,
+        gpus=arguments.gpus_per_worker,
+        coordinator=arguments.coordinator,
+        join_timeout_s=arguments.join_timeout,
+        key=None if arguments.key is None else _read_key(arguments.key),
+        max_restarts=arguments.max_restarts,
+        max_preemptions=arguments.max_preemptions,
+        min_workers=arguments.min_workers,
+        grace_s=arguments.grace,
+        save_s=arguments.save_time,
+        log_dir=arguments.log_dir or (LOGS if arguments.split else None),
+        split=arguments.split,
+        quiet=arguments.quiet,
+        variables=_variables(arguments.run, arguments.track or ()),
+    )
+
+
+def _variables(run: Path | None, trackers: Sequence[str]) -> dict[str, str]:
+    """Environment variables by which the ranks know where to record, and what to track with."""
+    from jaxtribute._src.addons.live.starting import RUN
+    from jaxtribute._src.addons.tracking.choosing import TRACK, check_name
+
+    # Absolute, as a program may change its directory.
+    found = {} if run is None else {RUN: str(run.absolute())}
+    # A name that is wrong is told before anything starts.
+    for name in trackers:
+        check_name(name)
+    return found | {TRACK: ",".join(trackers)} if trackers else found
+
+
+def _read_key(path: Path) -> bytes:
+    """The secret in a file, without the white space around it."""
+    from jaxtribute._src.addons.launcher.regular_files import read_secret
+    from jaxtribute.errors import ArgumentError
+
+    hint = f"HINT: make it once with `head -c 32 /dev/urandom | base64 > {path}`, and copy it to every machine."
+    try:
+        # An end of line that an editor adds must not make two keys of one.
+        key = read_secret(path).strip()
+    except OSError as error:
+        raise ArgumentError(f"--key {path} cannot be read: {error}. {hint}") from error
+    if len(key) < _KEY_BYTES:
+        raise ArgumentError(f"--key {path} holds {len(key)} bytes, and needs {_KEY_BYTES} at least. {hint}")
+    return key
+
+
+def _command(program: str, arguments: list[str], *, module: bool) -> tuple[str, ...]:
+    from jaxtribute.errors import ArgumentError
+
+    if module:
+        return (sys.executable, "-m", program, *arguments)
+    python = program.endswith(".py")
+    if not (Path(program).is_file() if python else shutil.which(program)):
+        raise ArgumentError(
+            f"there is no program {program!r} in {Path.cwd()}{'' if python else ' or on the path'}. "
+            "HINT: give a Python file, a command, or -m and a module."
+        )
+    return (sys.executable, program, *arguments) if python else (program, *arguments)
+
+
+def _refuse_for_slurm(arguments: argparse.Namespace) -> None:
+    from jaxtribute.errors import ArgumentError
+
+    given = {
+        "--workers": arguments.workers,
+        "--max-restarts": arguments.max_restarts,
+        "--max-preemptions": arguments.max_preemptions,
+        "--min-workers": arguments.min_workers,
+        "--gpus-per-worker": arguments.gpus_per_worker,
+        "--split": arguments.split,
+    }
+    wrong = [name for name, value in given.items() if value]
+    if wrong:
+        raise ArgumentError(
+            f"srun has started several tasks on a machine, so each of them is one worker, and {', '.join(wrong)} "
+            "cannot be done. HINT: start one task a machine (srun --ntasks-per-node=1) and let the launcher start more."
+        )
+
+
+def _count(text: str) -> int:
+    number = _number(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
+def _number(text: str) -> int:
+    number = whole_number(text)
+    if number is None:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no whole number from 0 on")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    # NaN is neither less nor more than anything; an infinite time is one that never comes.
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no number of seconds from 0 on")
+    return seconds

@@ -1,0 +1,170 @@
+"""A place in a program, what it means here, and the edits that change it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from jaxtribute._src.addons.compat.catalog.lookup import Kind
+
+_N = TypeVar("_N", bound=ast.AST)
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Bytes of a program to replace.
+
+    Attributes:
+      start: the number of the first byte.
+      end: the number of the byte after the last one.
+      text: what takes their place.
+    """
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A use of TensorFlow.
+
+    Attributes:
+      line: its line, from 1.
+      column: its column, from 1.
+      name: the name that is used.
+      kind: what that is here.
+      advice: what differs, and what to write.
+      edits: the change, if it is mechanical.
+    """
+
+    line: int
+    column: int
+    name: str
+    kind: Kind
+    advice: str = ""
+    edits: tuple[Edit, ...] = ()
+
+
+class Source:
+    """The text of a program, and where its lines begin."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tree = ast.parse(text)
+        # Python's `ast` counts columns in bytes of UTF-8.
+        self._bytes = text.encode()
+        self._starts = [0]
+        for line in self._bytes.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+
+    def place(self, line: int, column: int) -> int:
+        """The number of the byte in a line, from 1, at a column, from 0."""
+        return self._starts[line - 1] + column
+
+    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        """The bytes of a node."""
+        return self.place(node.lineno, node.col_offset), self.place(node.end_lineno or 0, node.end_col_offset or 0)
+
+    def of(self, node: ast.expr | ast.stmt) -> str:
+        """The text of a node."""
+        start, end = self.span(node)
+        return self._bytes[start:end].decode()
+
+    def lines(self, first: int, last: int) -> str:
+        """The text of whole lines, from 1, both included."""
+        return self._bytes[self._starts[first - 1] : self._starts[min(last, len(self._starts) - 1)]].decode()
+
+    def line(self, number: int) -> str:
+        """The text of one line."""
+        return self.lines(number, number)
+
+    def replace_lines(self, first: int, last: int, text: str) -> Edit:
+        """The edit that puts `text` in the place of whole lines."""
+        return Edit(self._starts[first - 1], self._starts[min(last, len(self._starts) - 1)], text)
+
+    def replace(self, node: ast.expr | ast.stmt, text: str) -> Edit:
+        """The edit that puts `text` in the place of a node."""
+        return Edit(*self.span(node), text)
+
+    def apply(self, edits: Iterable[Edit]) -> str:
+        """The program with edits made. An edit within another one is left out: the outer one's text stays."""
+        pieces: list[bytes] = []
+        done = 0
+        # A set, since two findings may ask for the same change.
+        for edit in _outermost(sorted(set(edits), key=_order)):
+            pieces += self._bytes[done : edit.start], edit.text.encode()
+            done = edit.end
+        return b"".join([*pieces, self._bytes[done:]]).decode()
+
+
+def nodes(tree: ast.AST, kind: type[_N]) -> Iterator[_N]:
+    """The nodes of a kind in a tree, the tree itself among them, in the order of `ast.walk`."""
+    for node in ast.walk(tree):
+        if isinstance(node, kind):
+            yield node
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    """Finds the value that a call is given by the keyword `name`."""
+    for given in call.keywords:
+        if given.arg == name:
+            return given.value
+    return None
+
+
+def assigned(tree: ast.Module) -> dict[str, ast.expr]:
+    """The value of each name that is assigned once in a program."""
+    found: dict[str, ast.expr] = {}
+    several: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            several |= {name} & found.keys()
+            found[name] = node.value
+        # An argument, a loop or `+=` gives the name a value that the text does not show.
+        elif isinstance(node, (ast.arg, ast.For, ast.AugAssign)):
+            target = node.arg if isinstance(node, ast.arg) else getattr(node.target, "id", "")
+            several.add(target)
+    return {name: value for name, value in found.items() if name not in several}
+
+
+def text_of(node: ast.expr, values: dict[str, ast.expr], depth: int = 8) -> str | None:
+    """Finds the text that an expression gives; None if it cannot be read.
+
+    Args:
+      node: the expression.
+      values: see `assigned`.
+      depth: how many names are followed: two that are assigned from each other would go round for ever.
+    """
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.Name) and depth and node.id in values:
+        return text_of(values[node.id], values, depth - 1)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _joined([node.left, node.right], values, depth)
+    if isinstance(node, ast.JoinedStr):
+        return _joined(node.values, values, depth)
+    if isinstance(node, ast.FormattedValue):
+        return text_of(node.value, values, depth)
+    return None
+
+
+def _joined(parts: Sequence[ast.expr], values: dict[str, ast.expr], depth: int) -> str | None:
+    texts = [text_of(part, values, depth) for part in parts]
+    return None if None in texts else "".join(map(str, texts))
+
+
+def _order(edit: Edit) -> tuple[int, bool, int]:
+    """Sort key of an edit: of those that begin together insertions come first, then the longest."""
+    return edit.start, edit.end > edit.start, -edit.end
+
+
+def _outermost(edits: Sequence[Edit]) -> list[Edit]:
+    kept: list[Edit] = []
+    for edit in edits:
+        if not kept or edit.start >= kept[-1].end:
+            kept.append(edit)
+    return kept

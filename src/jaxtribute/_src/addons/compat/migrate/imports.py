@@ -1,0 +1,141 @@
+"""The import lines of TensorFlow."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from jaxtribute._src.addons.compat.catalog.keras import keras_problem
+from jaxtribute._src.addons.compat.catalog.lookup import Kind, exists, in_keras, why_absent
+from jaxtribute._src.addons.compat.catalog.others import ALIASES, LIBRARIES, OTHER_PACKAGES
+from jaxtribute._src.addons.compat.migrate.findings import Finding, Source
+from jaxtribute._src.addons.compat.migrate.naming import root_of
+
+_HERE = "jaxtribute.compat.tf"
+
+
+def find(source: Source) -> Iterator[Finding]:
+    """The imports of TensorFlow, with the lines that take their place, and of packages that need TensorFlow."""
+    for node in ast.walk(source.tree):
+        yield from _other_packages(node)
+        if isinstance(node, ast.Import):
+            yield from _imports(source, node)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from _imports_from(source, node, node.module)
+
+
+def first_line(tree: ast.Module) -> int:
+    """The line of the first import that is not from the future, or the first line of all."""
+    for node in tree.body:
+        if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module != "__future__"):
+            return node.lineno
+    return 1
+
+
+def is_keras(node: ast.Import | ast.ImportFrom) -> bool:
+    """True if a line imports Keras itself, not `tf.keras`."""
+    if isinstance(node, ast.Import):
+        return any(alias.name.partition(".")[0] == "keras" for alias in node.names)
+    return not node.level and (node.module or "").partition(".")[0] == "keras"
+
+
+def _other_packages(node: ast.AST) -> Iterator[Finding]:
+    modules: list[str] = []
+    if isinstance(node, ast.Import):
+        modules = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        modules = [node.module]
+    for module in modules:
+        advice = OTHER_PACKAGES.get(module.partition(".")[0])
+        # TensorFlow Probability has a part for JAX, which needs no TensorFlow.
+        if advice and "substrates.jax" not in module and isinstance(node, ast.stmt):
+            yield Finding(node.lineno, node.col_offset + 1, module, Kind.ABSENT, advice)
+
+
+def _imports(source: Source, node: ast.Import) -> Iterator[Finding]:
+    for alias in node.names:
+        root = root_of(alias.name)
+        # This library's own modules have a root as well, and nothing is to be changed in their imports.
+        if root is None or alias.name.startswith("jaxtribute"):
+            continue
+        if is_keras(node):
+            yield from _of_keras(node, alias.name, root)
+            continue
+        place = (node.lineno, node.col_offset + 1, alias.name)
+        # `import a.b` takes modules only; everything else needs `from a import b`.
+        if not _is_module(root):
+            yield Finding(*place, Kind.ABSENT, _reason(root))
+        # The edit would take the place of the whole line, and with it of the other modules.
+        elif len(node.names) > 1:
+            yield Finding(*place, Kind.RENAMED, f"put it on a line of its own: import {_here(root)} as ...")
+        # `import tensorflow.x` binds the name `tensorflow`; the same line with this library's module would not.
+        elif alias.asname is None and "." in alias.name:
+            yield Finding(*place, Kind.RENAMED, f"give it a name: import {_here(root)} as ...")
+        else:
+            text = f"import {_here(root)} as {alias.asname or alias.name}"
+            yield Finding(*place, Kind.RENAMED, f"write {text}", (source.replace(node, text),))
+
+
+def _imports_from(source: Source, node: ast.ImportFrom, module: str) -> Iterator[Finding]:
+    root = root_of(module)
+    if root is None or module.startswith("jaxtribute"):
+        return
+    if is_keras(node):
+        for alias in node.names:
+            yield from _of_keras(node, f"{module}.{alias.name}", f"{root}.{alias.name}")
+        return
+    # A line with one name that is not here is left to the reader, as two lines would take its place.
+    missing = [alias.name for alias in node.names if alias.name == "*" or not _holds(root, alias.name)]
+    for alias in node.names:
+        place = (node.lineno, node.col_offset + 1, f"{module}.{alias.name}")
+        if alias.name in missing:
+            yield Finding(*place, Kind.ABSENT, _reason(f"{root}.{alias.name}"))
+        elif missing:
+            yield Finding(*place, Kind.RENAMED, f"write from {_here(root)} import {alias.name}")
+        else:
+            names = ", ".join(part.name + (f" as {part.asname}" if part.asname else "") for part in node.names)
+            text = f"from {_here(root)} import {names}"
+            yield Finding(*place, Kind.RENAMED, f"write {text}", (source.replace(node, text),))
+
+
+def _of_keras(node: ast.Import | ast.ImportFrom, shown: str, name: str) -> Iterator[Finding]:
+    """Finding about a name of Keras itself, whose lines stay as they are where Keras 3 has the name."""
+    problem = "" if shown.endswith("*") else keras_problem(name, plain=True)
+    if shown.startswith("keras.src"):
+        problem = "a module inside Keras: use the public name"
+    if problem:
+        yield Finding(node.lineno, node.col_offset + 1, shown, Kind.ABSENT, problem)
+
+
+def _here(root: str) -> str:
+    return _HERE + root.removeprefix("tf")
+
+
+def _is_module(root: str) -> bool:
+    return root in LIBRARIES or (exists(root) if _library(root) is None else False)
+
+
+def _holds(root: str, name: str) -> bool:
+    """True if a module that can be imported here holds a name."""
+    if root in LIBRARIES:
+        return not keras_problem(f"{root}.{name}")
+    return f"{root}.{name}" in (*LIBRARIES, *ALIASES) or (_library(root) is None and exists(f"{root}.{name}"))
+
+
+def _library(name: str) -> str | None:
+    """The library that a name is in."""
+    full = in_keras(name)
+    return next((library for library in LIBRARIES if f"{full}.".startswith(f"{library}.")), None)
+
+
+def _reason(name: str) -> str:
+    library = _library(name)
+    name = in_keras(name)
+    if library is not None and keras_problem(name):
+        return keras_problem(name)
+    if library is not None:
+        part = name.removeprefix(f"{library}.").partition(".")[0]
+        return f"write from {_here(library)} import {part}, and {name.removeprefix(f'{library}.')} where it is used"
+    if name.startswith("tf.python"):
+        return "a module inside TensorFlow: use the public name"
+    return why_absent(name) or "it has no counterpart in jaxtribute.compat.tf"

@@ -1,0 +1,232 @@
+"""Finding the uses of TensorFlow in a program."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jaxtribute._src.addons.compat.catalog import others
+from jaxtribute._src.addons.compat.catalog.keras import keras_problem
+from jaxtribute._src.addons.compat.catalog.lookup import Kind, entry_of
+from jaxtribute._src.addons.compat.migrate import environment, files, graphs, imports, older, tape, unseen
+from jaxtribute._src.addons.compat.migrate.documents import HIDDEN
+from jaxtribute._src.addons.compat.migrate.findings import Edit, Finding, Source, nodes
+from jaxtribute._src.addons.compat.migrate.naming import Names
+
+_SHOWN = ("tf.distribute", "tf.compat.v1.distribute", "tf.data", "tf.function")
+"""Names that are listed though they mean the same."""
+_MARK = "# jaxtribute: ok"
+"""On a line, says that somebody has looked at what differs there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Findings in a program.
+
+    Attributes:
+      findings: the uses, in the order of the text.
+      source: the program.
+    """
+
+    findings: tuple[Finding, ...]
+    source: Source
+
+    def left(self) -> tuple[Finding, ...]:
+        """Parts that nobody has looked at and no edit changes."""
+        found: list[Finding] = []
+        for finding in self.findings:
+            done = finding.kind is Kind.SAME or bool(finding.edits)
+            if not done and _MARK not in self.source.line(finding.line):
+                found.append(finding)
+        return tuple(found)
+
+    def rewritten(self) -> str:
+        """The program with all mechanical changes made, also those within each other."""
+        edits: list[Edit] = []
+        for finding in self.findings:
+            edits += finding.edits
+        if not edits:
+            return self.source.text
+        # Scanned once more: an edit within another one was left out, and is made in the next turn.
+        return scan(self.source.apply([*edits, *_needed_imports(self.source, edits)])).rewritten()
+
+
+def scan(text: str) -> Report:
+    """Reads a program and finds its uses of TensorFlow.
+
+    Args:
+      text: the program, which is not run.
+
+    Raises:
+      SyntaxError: it is not Python, or nested too deeply.
+    """
+    try:
+        source = Source(text)
+        names = Names(source.tree)
+        found = [
+            *imports.find(source),
+            *_tapes(source, names),
+            *graphs.find(source.tree, names),
+            *graphs.find_fits(source, names),
+            *graphs.find_weights(source, names),
+            *files.find(source, names),
+            *environment.find(source),
+            *older.find(source.tree, names),
+            *unseen.find(source.tree, names),
+            *_methods(source),
+            *_uses(source, names),
+            *_unread(source),
+        ]
+    except (RecursionError, MemoryError) as error:
+        raise SyntaxError("it is nested too deeply. HINT: split its longest expression.") from error
+    return Report(tuple(sorted(set(found), key=lambda finding: (finding.line, finding.column, finding.name))), source)
+
+
+def _uses(source: Source, names: Names) -> Iterator[Finding]:
+    """Names of TensorFlow, each chain of attributes once."""
+    told: set[str] = set()
+    # Of `tf.data.Dataset.map` only the whole chain counts, not each name in it.
+    inner = {id(node.value) for node in nodes(source.tree, ast.Attribute)}
+    for node in ast.walk(source.tree):
+        if not isinstance(node, (ast.Attribute, ast.Name)) or id(node) in inner or not isinstance(node.ctx, ast.Load):
+            continue
+        name = names.of(node)
+        # Tapes have findings of their own, with the whole block around them.
+        if name is None or name in ("tf", "tf.GradientTape") or (isinstance(node, ast.Name) and not _is_import(name)):
+            continue
+        if names.plain(node):
+            problem = keras_problem(name, plain=True)
+            if problem:
+                yield Finding(*_last(node, name), name.removeprefix("tf."), Kind.ABSENT, problem)
+            continue
+        entry = entry_of(name)
+        older = _older_optimizer(source, node, name)
+        if older is not None:
+            yield older
+            continue
+        if entry.kind is not Kind.SAME or name.startswith(_SHOWN):
+            # What is remarked on a name that means the same is said at its first use alone.
+            advice = "" if entry.kind is Kind.SAME and name in told else entry.note
+            told.add(name)
+            if entry.kind is Kind.ABSENT and not advice:
+                advice = "it has no counterpart in jaxtribute.compat.tf: write it with jax.numpy, or in Python"
+            yield Finding(*_last(node, name), name, entry.kind, advice)
+
+
+def _last(node: ast.expr, name: str) -> tuple[int, int]:
+    """The place of the last part of a name: a chain of attributes may begin lines earlier."""
+    return node.end_lineno or 0, max((node.end_col_offset or 0) - len(name.rpartition(".")[2]), 0) + 1
+
+
+def _older_optimizer(source: Source, node: ast.Attribute | ast.Name, name: str) -> Finding | None:
+    """Keras 2's optimizers, which Keras 3 keeps as names that raise errors."""
+    here = name.replace(".legacy.", ".")
+    if here == name or not name.startswith("tf.keras.optimizers.legacy.") or keras_problem(here):
+        return None
+    if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Attribute) or node.value.attr != "legacy":
+        return None
+    text = f"{source.of(node.value.value)}.{node.attr}"
+    advice = f"the optimizers of Keras 2: write {text}"
+    return Finding(node.lineno, node.col_offset + 1, name, Kind.RENAMED, advice, (source.replace(node, text),))
+
+
+def _unread(source: Source) -> Iterator[Finding]:
+    """Lines for IPython that mention TensorFlow."""
+    for number, line in enumerate(source.text.split("\n"), 1):
+        _, hidden, original = line.partition(HIDDEN)
+        if hidden and re.search(r"tensorflow|\btf\.|KERAS_BACKEND|TF_USE", original):
+            what = original.split()[0]
+            advice = "a line for IPython, which is not read and mentions TensorFlow: look at it"
+            yield Finding(number, 1, what, Kind.DIFFERENT, advice)
+
+
+def _is_import(name: str) -> bool:
+    """True if a bare name stands for something imported, not for an object that is followed."""
+    return name.rpartition(".")[2] in ("function", "GradientTape")
+
+
+def _methods(source: Source) -> Iterator[Finding]:
+    """Methods of arrays and strategies that are called otherwise here."""
+    for node in nodes(source.tree, ast.Call):
+        if not isinstance(node.func, ast.Attribute):
+            continue
+        attribute = node.func
+        line, column = attribute.end_lineno or 0, (attribute.end_col_offset or 0) - len(attribute.attr) + 1
+        # With arguments it is somebody else's method.
+        if attribute.attr == "numpy" and not node.args and not node.keywords:
+            text = f"np.asarray({source.of(attribute.value)})"
+            edit = source.replace(node, text)
+            yield Finding(line, column, ".numpy()", Kind.RENAMED, f"arrays are JAX's: write {text}", (edit,))
+        elif attribute.attr == "as_list" and not node.args and _is_shape(attribute.value):
+            text = f"list({source.of(attribute.value)})"
+            yield Finding(
+                line,
+                column,
+                ".as_list()",
+                Kind.RENAMED,
+                f"shapes are tuples: write {text}",
+                (source.replace(node, text),),
+            )
+        elif attribute.attr in others.METHODS:
+            new, why = others.METHODS[attribute.attr]
+            # The method's name alone, since the object and the arguments may hold edits of their own.
+            _, end = source.span(attribute)
+            edit = Edit(end - len(attribute.attr), end, new)
+            yield Finding(line, column, f".{attribute.attr}", Kind.RENAMED, f"{why}: write .{new}", (edit,))
+
+
+def _is_shape(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in ("shape", "output_shape", "input_shape")
+
+
+def _tapes(source: Source, names: Names) -> Iterator[Finding]:
+    # A function that takes the place of a block must not hide a name of the program.
+    taken = {node.id for node in nodes(source.tree, ast.Name)}
+    taken |= {node.name for node in nodes(source.tree, ast.FunctionDef)}
+    blocks = tape.find_tapes(source.tree, names)
+    for node in ast.walk(source.tree):
+        if names.of(node) != "tf.GradientTape" or not isinstance(node, (ast.Attribute, ast.Name)):
+            continue
+        place = (node.lineno, node.col_offset + 1, "tf.GradientTape", Kind.ABSENT)
+        if node not in blocks:
+            yield Finding(*place, others.ABSENT["tf.GradientTape"])
+            continue
+        function = next(name for name in _function_names() if name not in taken)
+        taken.add(function)
+        change = tape.rewrite(source, *blocks[node], function)
+        if change.problem:
+            advice = f"{others.ABSENT['tf.GradientTape']}. By hand, as {change.problem}"
+        else:
+            advice = "write\n" + change.text.rstrip()
+        yield Finding(*place, advice, change.edits)
+
+
+def _function_names() -> Iterator[str]:
+    yield "compute_loss"
+    number = 1
+    while True:
+        number += 1
+        yield f"compute_loss_{number}"
+
+
+def _needed_imports(source: Source, edits: list[Edit]) -> Iterator[Edit]:
+    """Imports of what the edits use and the program does not have."""
+    text = "".join(edit.text for edit in edits)
+    have: set[str] = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            have.update(alias.asname or alias.name for alias in node.names)
+    wanted = [
+        ("jd", "jd.", "import jaxtribute as jd\n"),
+        ("np", "np.", "import numpy as np\n"),
+        ("shards", "shards(", "from jaxtribute.integrations.keras import shards\n"),
+    ]
+    lines = ""
+    for name, use, line in wanted:
+        if use in text and name not in have:
+            lines += line
+    if lines:
+        place = source.place(imports.first_line(source.tree), 0)
+        yield Edit(place, place, lines)

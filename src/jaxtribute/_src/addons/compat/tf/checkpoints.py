@@ -1,0 +1,132 @@
+"""`tf.train.Checkpoint` and what belongs to it: this library's, with TensorFlow's arguments and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from os import PathLike
+from typing import Any
+
+import jaxtribute as jd
+from jaxtribute.checkpoint import RestoreStatus
+from jaxtribute.extending import latest_of_any_name
+from jaxtribute.typing import Leaf
+
+
+def latest_checkpoint(checkpoint_dir: str | PathLike[str], latest_filename: str | None = None) -> str | None:
+    """Returns the whole checkpoint of a folder that was saved last, or None where there is none.
+
+    Args:
+      checkpoint_dir: the folder.
+      latest_filename: accepted for compatibility: no file keeps a list.
+
+    Raises:
+      CheckpointDamagedError: there are checkpoints, and all are damaged.
+
+    Source: `tf.train.latest_checkpoint`.
+    """
+    del latest_filename
+    return latest_of_any_name(checkpoint_dir)
+
+
+class CheckpointOptions:
+    """Accepted, and without effect. Source: `tf.train.CheckpointOptions`."""
+
+    def __init__(self, **options: Leaf) -> None:
+        vars(self).update(options)
+
+
+class Checkpoint(jd.Checkpoint):
+    """`jd.Checkpoint` that saves before it returns, and restores the names that checkpoint and program share.
+
+    Variables that are made after a restore keep their initial values. In a cluster all workers write one checkpoint,
+    where the first worker says.
+
+    Args:
+      root: something to keep by the name `root`.
+      **kwargs: as for `jd.Checkpoint`.
+
+    Source: `tf.train.Checkpoint`.
+    """
+
+    def __init__(self, root: Leaf = None, **kwargs: Leaf) -> None:
+        # Left out where it is None, which would be kept by the name `root`.
+        super().__init__(**({} if root is None else {"root": root}), **kwargs)
+
+    def save(
+        self,
+        file_prefix: str | PathLike[str],
+        options: Leaf = None,
+        *,
+        block: bool = True,
+        timeout_s: float | None = None,
+    ) -> str:
+        """Saves like `jd.Checkpoint.save`. Source: `tf.train.Checkpoint.save`."""
+        del options
+        return super().save(file_prefix, block=block, timeout_s=timeout_s)
+
+    def write(
+        self,
+        path: str | PathLike[str],
+        options: Leaf = None,
+        *,
+        block: bool = True,
+        timeout_s: float | None = None,
+        committed: Callable[[], None] = lambda: None,
+        owner: Any = None,
+    ) -> str:
+        """Writes like `jd.Checkpoint.write`. Source: `tf.train.Checkpoint.write`."""
+        del options
+        # TensorFlow's programs give each worker another folder, and clean it up; here all write one checkpoint.
+        return super().write(
+            self._agreed_path(path), block=block, timeout_s=timeout_s, committed=committed, owner=owner
+        )
+
+    def restore(
+        self, save_path: str | PathLike[str] | None, options: Leaf = None, *, strict: bool = False
+    ) -> RestoreStatus:
+        """Restores like `jd.Checkpoint.restore`. Source: `tf.train.Checkpoint.restore`."""
+        del options
+        return super().restore(save_path, strict=strict)
+
+    def read(
+        self, save_path: str | PathLike[str] | None, options: Leaf = None, *, strict: bool = False
+    ) -> RestoreStatus:
+        """Reads like `jd.Checkpoint.read`. Source: `tf.train.Checkpoint.read`."""
+        del options
+        return super().read(save_path, strict=strict)
+
+
+class CheckpointManager(jd.CheckpointManager):
+    """`jd.CheckpointManager` that saves before it returns. Source: `tf.train.CheckpointManager`."""
+
+    def __init__(
+        self,
+        checkpoint: jd.Checkpoint,
+        directory: str | PathLike[str],
+        max_to_keep: int | None,
+        keep_checkpoint_every_n_hours: float | None = None,
+        checkpoint_name: str = "ckpt",
+        step_counter: Leaf = None,
+        checkpoint_interval: int | None = None,
+        init_fn: Callable[[], Any] | None = None,
+        *,
+        block: bool = True,
+        timeout_s: float | None = None,
+    ) -> None:
+        super().__init__(
+            checkpoint,
+            directory,
+            max_to_keep,
+            keep_checkpoint_every_n_hours,
+            checkpoint_name,
+            step_counter,
+            checkpoint_interval,
+            init_fn,
+            block=block,
+            timeout_s=timeout_s,
+        )
+
+    def save(self, checkpoint_number: Leaf = None, check_interval: bool = True, options: Leaf = None) -> str | None:
+        """Saves like `jd.CheckpointManager.save`. Source: `tf.train.CheckpointManager.save`."""
+        del options
+        return super().save(checkpoint_number, check_interval)

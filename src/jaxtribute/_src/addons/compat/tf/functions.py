@@ -1,0 +1,230 @@
+"""`tf.function`, placement, control flow and the switches that mean nothing on JAX."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import MethodType
+from typing import Any, TextIO
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxtribute as jd
+from jaxtribute import DistributedDataset
+from jaxtribute._src.addons.compat.tf.dataset import Dataset
+from jaxtribute._src.addons.compat.tf.tensors import as_tensor
+from jaxtribute.extending import Context, Eager, Function, Nests, Tracer, operand, resolve_device
+from jaxtribute.typing import Array, ArrayLike, Leaf, Nest
+
+__all__ = [
+    "cond",
+    "control_dependencies",
+    "device",
+    "enable_eager_execution",
+    "executing_eagerly",
+    "function",
+    "group",
+    "no_op",
+    "print",
+    "while_loop",
+]
+
+
+def function(func: Callable[..., Any] | None = None, input_signature: Nest = None, **options: object) -> Any:
+    """Compiles a function; as `jd.function`, with TensorFlow's types for Python numbers that it returns.
+
+    Python's `if`, `for` and `while` run while it is traced, as with `autograph=False`: where they depend on an
+    array's value use `tf.cond`, `tf.where`, `tf.while_loop` or a loop outside. Called with a dataset, to loop over it,
+    the function itself runs as Python, and each function that `strategy.run` calls in it is compiled.
+
+    Args:
+      func: the function; without it a decorator is returned.
+      input_signature: a nest of specs that the arguments must fit.
+      **options: TensorFlow's further options, which mean nothing here: everything is compiled by XLA.
+
+    Raises:
+      TypeError: an option that TensorFlow does not have.
+
+    Source: `tf.function`.
+    """
+    unknown = options.keys() - _OPTIONS
+    if unknown:
+        raise TypeError(f"tf.function got {sorted(unknown)}, which it does not have. HINT: {sorted(_OPTIONS)}.")
+    if func is None:
+        # The options need not be passed on: none of them means anything on JAX.
+        return lambda func: function(func, input_signature)
+
+    @functools.wraps(func)
+    def converted(*args: Nest, **kwargs: Nest) -> Any:
+        return Nests.map_leaves(_as_result, func(*args, **kwargs))
+
+    return _Function(converted, input_signature)
+
+
+class _Function(Function[..., Any]):
+    """A compiled function that may be called with datasets."""
+
+    def __init__(
+        self, python_function: Callable[..., Any], input_signature: Nest = None, donate_argnums: Sequence[int] = ()
+    ) -> None:
+        super().__init__(python_function, input_signature, donate_argnums)
+        # Compiled forms are found again at the next call, and go with the function or the object that they belong to.
+        self._replicas: weakref.WeakKeyDictionary[Any, dict[Any, Callable[..., Any]]] = weakref.WeakKeyDictionary()
+
+    def __call__(self, *args: Nest, **kwargs: Nest) -> Any:
+        """Calls the compiled function; given a dataset, the Python function."""
+        context = Context.current()
+        given = (*args, *kwargs.values())
+        # Within a program that is being traced the function is part of that one.
+        if context.executor.traced or not any(isinstance(value, (DistributedDataset, Dataset)) for value in given):
+            return super().__call__(*args, **kwargs)
+        executor = Eager(self._compiled)
+        with Context.entered(Context(context.strategy, context.replica, executor)):
+            return self.python_function(*args, **kwargs)
+
+    def _compiled(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The compiled form of a replica function, which it does not keep alive; the same one each time."""
+        if isinstance(run, Function):
+            return run
+        # A bound method is a new object each time that it is asked for: its object and function are what stays.
+        method = isinstance(run, MethodType)
+        owner, key = (run.__self__, run.__func__) if method else (run, None)
+        try:
+            known = self._replicas.setdefault(owner, {})
+        except TypeError:  # an object that cannot be a key
+            return jd.function(run)
+        if key not in known:
+            # Strong, it would keep its own key alive, and the table would grow with each function that a loop makes.
+            reference = weakref.WeakMethod(run) if method else weakref.ref(run)
+
+            def replica(*args: Nest, **kwargs: Nest) -> Any:
+                alive = reference()
+                assert alive is not None
+                return alive(*args, **kwargs)
+
+            replica.__name__ = getattr(run, "__name__", "replica")
+            known[key] = jd.function(replica)
+        return known[key]
+
+
+def _as_result(leaf: Leaf) -> Any:
+    return as_tensor(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
+
+
+_OPTIONS = {
+    "autograph",
+    "experimental_attributes",
+    "experimental_autograph_options",
+    "experimental_compile",
+    "experimental_follow_type_hints",
+    "experimental_implements",
+    "experimental_relax_shapes",
+    "jit_compile",
+    "reduce_retracing",
+}
+
+
+def device(device_name: str | jax.Device | None) -> AbstractContextManager[Any]:
+    """Makes arrays that nothing else places lie on a device, within a `with` block.
+
+    Raises:
+      DeviceError: no such device.
+
+    Source: `tf.device`.
+    """
+    return nullcontext() if device_name is None else jax.default_device(resolve_device(device_name))
+
+
+def control_dependencies(control_inputs: Nest) -> AbstractContextManager[None]:
+    """Does nothing: the order of a program's effects is that of its lines. Source: `tf.control_dependencies`."""
+    del control_inputs
+    return nullcontext()
+
+
+def group(*inputs: Nest, **kwargs: Nest) -> None:
+    """Does nothing: what has been called has happened. Source: `tf.group`."""
+    del inputs, kwargs
+
+
+def no_op(name: str | None = None) -> None:
+    """Does nothing. Source: `tf.no_op`."""
+    del name
+
+
+def executing_eagerly() -> bool:
+    """Returns whether the code runs as Python, and is not being traced. Source: `tf.executing_eagerly`."""
+    return not Context.current().executor.traced
+
+
+def enable_eager_execution(config: Nest = None, device_policy: Nest = None, execution_mode: Nest = None) -> None:
+    """Does nothing: everything is eager unless a `tf.function` traces it.
+
+    Source: `tf.compat.v1.enable_eager_execution`.
+    """
+    del config, device_policy, execution_mode
+
+
+def cond(pred: ArrayLike, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str | None = None) -> Any:
+    """Calls one of two functions; in a compiled program both are compiled. Source: `tf.cond`."""
+    del name
+    pred = operand(pred)
+    # Otherwise the value is known, and one branch runs as Python, with its effects.
+    if isinstance(pred, Tracer):
+        # As arrays, since JAX wants the same types from both branches.
+        return jax.lax.cond(
+            pred, lambda: Nests.map_leaves(as_tensor, true_fn()), lambda: Nests.map_leaves(as_tensor, false_fn())
+        )
+    return true_fn() if pred else false_fn()
+
+
+def while_loop(
+    cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Sequence[Any], maximum_iterations: int | None = None
+) -> list[Any]:
+    """Calls `body` on the loop's variables while `cond` says so; their shapes and types must stay.
+
+    Source: `tf.while_loop`.
+    """
+
+    def goes_on(state: Nest) -> Any:
+        count, values = state
+        more = jnp.asarray(operand(cond(*values)))
+        return more if maximum_iterations is None else jnp.logical_and(more, count < maximum_iterations)
+
+    def step(state: Nest) -> Any:
+        count, values = state
+        result = body(*values)
+        # A body of one variable may return its value without a list around it.
+        return count + 1, list(map(as_tensor, result if isinstance(result, (list, tuple)) else [result]))
+
+    start = (jnp.int32(0), list(map(as_tensor, loop_vars)))
+    return jax.lax.while_loop(goes_on, step, start)[1]
+
+
+def print(*inputs: Nest, end: str = "\n", sep: str = " ", output_stream: TextIO | None = None) -> None:
+    """Writes values to stderr, in a compiled program each time that it runs. Source: `tf.print`."""
+    stream = sys.stderr if output_stream is None else output_stream
+
+    def write(*values: Nest) -> None:
+        stream.write(sep.join(map(_shown, values)) + end)
+
+    inputs = tuple(map(operand, inputs))
+    if any(isinstance(value, Tracer) for value in inputs):
+        # Texts cannot be arguments of a callback: they are put in where the arrays come back.
+        places = [place for place, value in enumerate(inputs) if isinstance(value, jax.Array)]
+
+        def write_traced(*arrays: Array) -> None:
+            values = dict(enumerate(inputs)) | dict(zip(places, arrays, strict=True))
+            write(*values.values())
+
+        jax.debug.callback(write_traced, *(inputs[place] for place in places))
+    else:
+        write(*inputs)
+
+
+def _shown(value: Leaf) -> str:
+    return str(np.asarray(value)) if isinstance(value, jax.Array) else str(value)

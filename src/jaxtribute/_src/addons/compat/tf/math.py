@@ -1,0 +1,254 @@
+"""Arithmetic, comparisons, reductions and products, by their names in `tf` and `tf.math`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtribute._src.addons.compat.tf.symbolic import allow_in_models
+from jaxtribute._src.addons.compat.tf.tensors import Axis, TensorLike, as_tensor, number_or_tensor
+from jaxtribute.typing import Array, DType, Leaf
+
+__all__ = [
+    "abs",
+    "add",
+    "add_n",
+    "argmax",
+    "argmin",
+    "clip_by_value",
+    "cos",
+    "divide",
+    "einsum",
+    "equal",
+    "exp",
+    "floor",
+    "greater",
+    "greater_equal",
+    "less",
+    "less_equal",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "matmul",
+    "maximum",
+    "minimum",
+    "multiply",
+    "negative",
+    "norm",
+    "not_equal",
+    "pow",
+    "reduce_all",
+    "reduce_any",
+    "reduce_logsumexp",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_min",
+    "reduce_prod",
+    "reduce_sum",
+    "round",
+    "sigmoid",
+    "sign",
+    "sin",
+    "sqrt",
+    "square",
+    "subtract",
+    "tanh",
+    "tensordot",
+]
+"""The names that `tf` has as well as `tf.math`."""
+
+
+def _unary(function: Callable[[Any], Any], name: str) -> Callable[..., Any]:
+    def call(x: TensorLike, name: str | None = None) -> Any:
+        del name
+        return function(as_tensor(x))
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"Elementwise, on an array of any shape. Source: `tf.math.{name}`."
+    return call
+
+
+def _binary(function: Callable[[Any, Any], Any], name: str) -> Callable[..., Any]:
+    def call(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+        del name
+        x, y = number_or_tensor(x), number_or_tensor(y)
+        # Of two numbers neither takes the other's type: both get TensorFlow's.
+        if not isinstance(x, jax.Array) and not isinstance(y, jax.Array):
+            x, y = as_tensor(x), as_tensor(y)
+        return function(x, y)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"Elementwise, on two arrays that broadcast. Source: `tf.math.{name}`."
+    return call
+
+
+def _reduction(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def call(input_tensor: TensorLike, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Any:
+        del name
+        # JAX takes several axes in a tuple only.
+        axes = tuple(axis) if isinstance(axis, (list, np.ndarray)) else axis
+        return function(as_tensor(input_tensor), axis=axes, keepdims=keepdims)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"Reduces the axes given, or all; the element type stays. Source: `tf.math.{name}`."
+    return call
+
+
+# The gradient where two branches meet is TensorFlow's: JAX's is 1 for |x| at 0, and half for each of two equal maxima.
+
+
+def _abs(x: Array) -> Any:
+    return x * jnp.sign(x) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.abs(x)
+
+
+def _maximum(x: TensorLike, y: TensorLike) -> Any:
+    # `x != x` holds for NaN alone, which is to win as in TensorFlow; one in `y` fails the comparison and wins too.
+    return jnp.where((x >= y) | (x != x), x, y)
+
+
+def _minimum(x: TensorLike, y: TensorLike) -> Any:
+    return jnp.where((x <= y) | (x != x), x, y)
+
+
+def _sum(x: Array, axis: Axis, keepdims: bool) -> Any:
+    # In the array's own type, as in TensorFlow: JAX would widen small integers and booleans.
+    return jnp.sum(x, axis=axis, keepdims=keepdims, promote_integers=False)
+
+
+def _mean(x: Array, axis: Axis, keepdims: bool) -> Any:
+    # TensorFlow's mean of integers is one, cut off towards zero.
+    mean = jnp.mean(x, axis=axis, keepdims=keepdims)
+    return mean if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.trunc(mean).astype(x.dtype)
+
+
+def _prod(x: Array, axis: Axis, keepdims: bool) -> Any:
+    return jnp.prod(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
+
+
+abs = _unary(_abs, "abs")
+ceil = _unary(jnp.ceil, "ceil")
+cos = _unary(jnp.cos, "cos")
+exp = _unary(jnp.exp, "exp")
+expm1 = _unary(jnp.expm1, "expm1")
+floor = _unary(jnp.floor, "floor")
+is_finite = _unary(jnp.isfinite, "is_finite")
+is_nan = _unary(jnp.isnan, "is_nan")
+log = _unary(jnp.log, "log")
+log1p = _unary(jnp.log1p, "log1p")
+logical_not = _unary(jnp.logical_not, "logical_not")
+negative = _unary(jnp.negative, "negative")
+reciprocal = _unary(jnp.reciprocal, "reciprocal")
+round = _unary(jnp.round, "round")
+rsqrt = _unary(jax.lax.rsqrt, "rsqrt")
+sigmoid = _unary(jax.nn.sigmoid, "sigmoid")
+sign = _unary(jnp.sign, "sign")
+sin = _unary(jnp.sin, "sin")
+softplus = _unary(jax.nn.softplus, "softplus")
+sqrt = _unary(jnp.sqrt, "sqrt")
+square = _unary(jnp.square, "square")
+tanh = _unary(jnp.tanh, "tanh")
+
+add = _binary(jnp.add, "add")
+divide = _binary(jnp.true_divide, "divide")
+# Divided by 1 where 0 is wanted: the gradient of a division that is thrown away would be NaN.
+divide_no_nan = _binary(lambda x, y: jnp.where(y == 0, 0, x / jnp.where(y == 0, 1, y)), "divide_no_nan")
+equal = _binary(jnp.equal, "equal")
+floordiv = _binary(jnp.floor_divide, "floordiv")
+floormod = _binary(jnp.mod, "floormod")
+greater = _binary(jnp.greater, "greater")
+greater_equal = _binary(jnp.greater_equal, "greater_equal")
+less = _binary(jnp.less, "less")
+less_equal = _binary(jnp.less_equal, "less_equal")
+logical_and = _binary(jnp.logical_and, "logical_and")
+logical_or = _binary(jnp.logical_or, "logical_or")
+maximum = _binary(_maximum, "maximum")
+minimum = _binary(_minimum, "minimum")
+multiply = _binary(jnp.multiply, "multiply")
+not_equal = _binary(jnp.not_equal, "not_equal")
+pow = _binary(jnp.power, "pow")
+squared_difference = _binary(lambda x, y: jnp.square(x - y), "squared_difference")
+subtract = _binary(jnp.subtract, "subtract")
+
+reduce_all = _reduction(jnp.all, "reduce_all")
+reduce_any = _reduction(jnp.any, "reduce_any")
+reduce_logsumexp = _reduction(jax.nn.logsumexp, "reduce_logsumexp")
+reduce_max = _reduction(jnp.max, "reduce_max")
+reduce_mean = _reduction(_mean, "reduce_mean")
+reduce_min = _reduction(jnp.min, "reduce_min")
+reduce_prod = _reduction(_prod, "reduce_prod")
+reduce_std = _reduction(jnp.std, "reduce_std")
+reduce_sum = _reduction(_sum, "reduce_sum")
+reduce_variance = _reduction(jnp.var, "reduce_variance")
+
+
+def argmax(input: TensorLike, axis: int | None = None, output_type: DType = np.int64, name: str | None = None) -> Any:
+    """Returns the place of the largest element along an axis, 0 by default. Source: `tf.math.argmax`."""
+    del name
+    return as_tensor(jnp.argmax(as_tensor(input), 0 if axis is None else axis), output_type)
+
+
+def argmin(input: TensorLike, axis: int | None = None, output_type: DType = np.int32, name: str | None = None) -> Any:
+    """Returns the place of the smallest element along an axis, 0 by default. Source: `tf.math.argmin`."""
+    del name
+    return as_tensor(jnp.argmin(as_tensor(input), 0 if axis is None else axis), output_type)
+
+
+def add_n(inputs: TensorLike, name: str | None = None) -> Any:
+    """Adds up arrays of one shape. Source: `tf.math.add_n`."""
+    del name
+    first, *rest = map(as_tensor, inputs)
+    for part in rest:
+        first = first + part
+    return first
+
+
+def clip_by_value(
+    t: TensorLike, clip_value_min: TensorLike, clip_value_max: TensorLike, name: str | None = None
+) -> Any:
+    """Limits each element. Source: `tf.clip_by_value`."""
+    del name
+    return _minimum(_maximum(as_tensor(t), number_or_tensor(clip_value_min)), number_or_tensor(clip_value_max))
+
+
+def matmul(
+    a: TensorLike, b: TensorLike, transpose_a: bool = False, transpose_b: bool = False, name: str | None = None
+) -> Any:
+    """Multiplies matrices, or stacks of them. Source: `tf.linalg.matmul`."""
+    del name
+    a, b = as_tensor(a), as_tensor(b)
+    return jnp.matmul(jnp.swapaxes(a, -1, -2) if transpose_a else a, jnp.swapaxes(b, -1, -2) if transpose_b else b)
+
+
+def tensordot(a: TensorLike, b: TensorLike, axes: Leaf, name: str | None = None) -> Any:
+    """Multiplies and adds up over the axes given. Source: `tf.tensordot`."""
+    del name
+    return jnp.tensordot(as_tensor(a), as_tensor(b), axes)
+
+
+def einsum(equation: str, *inputs: TensorLike) -> Any:
+    """Multiplies and adds up by Einstein's convention. Source: `tf.einsum`."""
+    return jnp.einsum(equation, *map(as_tensor, inputs))
+
+
+def norm(tensor: TensorLike, ord: Leaf = "euclidean", axis: Axis = None, keepdims: bool = False) -> Any:
+    """Returns a norm, of all elements by default. Source: `tf.norm`."""
+    array = as_tensor(tensor)
+    # By hand, as JAX's norm takes two axes at most.
+    if ord == "euclidean":
+        return jnp.sqrt(_sum(jnp.square(array), tuple(axis) if isinstance(axis, list) else axis, keepdims))
+    return jnp.linalg.norm(array.reshape(-1) if axis is None else array, ord, axis, keepdims)
+
+
+def global_norm(t_list: TensorLike, name: str | None = None) -> Any:
+    """Returns the Euclidean norm of all elements of several arrays. Source: `tf.linalg.global_norm`."""
+    del name
+    # None stands for a variable that had no gradient.
+    return jnp.sqrt(add_n([jnp.sum(jnp.square(as_tensor(part))) for part in t_list if part is not None]))
+
+
+# Last, once every name is there: each is replaced by a function that looks for symbols first.
+allow_in_models(__name__, "jaxtribute.compat.tf.math")

@@ -1,0 +1,366 @@
+"""Arrays by TensorFlow's rules: making them of Python numbers and strings, shaping them and picking from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtribute._src.addons.compat.tf.symbolic import allow_in_models
+from jaxtribute.errors import ArgumentError
+from jaxtribute.extending import Tracer, operand
+from jaxtribute.typing import DType
+
+__all__ = [
+    "Tensor",
+    "cast",
+    "concat",
+    "constant",
+    "convert_to_tensor",
+    "expand_dims",
+    "eye",
+    "fill",
+    "gather",
+    "identity",
+    "is_tensor",
+    "linspace",
+    "newaxis",
+    "one_hot",
+    "ones",
+    "ones_like",
+    "pad",
+    "range",
+    "rank",
+    "reshape",
+    "shape",
+    "size",
+    "split",
+    "squeeze",
+    "stack",
+    "stop_gradient",
+    "tile",
+    "transpose",
+    "unstack",
+    "where",
+    "zeros",
+    "zeros_like",
+]
+
+_IN_MODELS = (
+    "cast",
+    "concat",
+    "convert_to_tensor",
+    "expand_dims",
+    "gather",
+    "identity",
+    "one_hot",
+    "ones_like",
+    "pad",
+    "reshape",
+    "split",
+    "squeeze",
+    "stack",
+    "stop_gradient",
+    "tile",
+    "transpose",
+    "unstack",
+    "where",
+    "zeros_like",
+)
+"""Functions that a Keras model may be made with. A symbolic tensor has no shape yet to make others of."""
+
+TensorLike: TypeAlias = Any
+"""Anything that becomes a tensor: an array, a variable, a number, a string, and nests of lists of them."""
+ShapeLike: TypeAlias = Any
+"""A shape, or lengths in the form of one: a tuple, a list, a `TensorShape` or an array of integers."""
+Axis: TypeAlias = Any
+"""One axis, several in a tuple or list, or None."""
+# What NumPy makes of Python's numbers, and what TensorFlow makes of them.
+_DEFAULTS = {np.dtype("float64"): np.dtype("float32"), np.dtype("int64"): np.dtype("int32")}
+
+
+def host_array(value: TensorLike, dtype: DType = None) -> np.ndarray[Any, Any]:
+    """`value` as a NumPy array. Arrays keep their type; Python numbers take TensorFlow's, strings become bytes."""
+    if isinstance(value, (np.ndarray, np.generic, jax.Array)):
+        array = np.asarray(value)
+    else:
+        array: np.ndarray[Any, Any] = np.asarray(operand(value))
+        # A nest that holds arrays keeps their type; one of Python numbers has none of its own.
+        # NumPy alone cannot tell: `[np.float64(1)]` and `[1.0]` become the same array.
+        array = array if _holds_arrays(value) else array.astype(_DEFAULTS.get(array.dtype, array.dtype), copy=False)
+    if array.dtype.kind == "U":
+        # As objects: NumPy's own type of bytes has one length for all, and drops zeros at their ends.
+        texts: Any = array
+        array = np.char.encode(texts, "utf-8").astype(object)
+    elif array.dtype.kind == "S":
+        array = array.astype(object)
+    return array if dtype is None else array.astype(dtype, copy=False)
+
+
+def as_tensor(value: TensorLike, dtype: DType = None) -> Any:
+    """`value` as an array on a device, or as a NumPy array of bytes if it holds strings.
+
+    Args:
+      value: an array, variable, number, string, or a nest of lists of them.
+      dtype: the element type; 64-bit types become 32-bit ones without JAX's `jax_enable_x64`.
+    """
+    value = operand(value)
+    if dtype is not None and np.dtype(dtype).kind != "O":
+        # JAX warns where it is asked for a type of 64 bits that it does not have.
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+    if isinstance(value, jax.Array):
+        return value if dtype is None or value.dtype == dtype else value.astype(dtype)
+    # NumPy would ask a tracer for its value.
+    if isinstance(value, (list, tuple)) and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
+        return jnp.stack([as_tensor(part, dtype) for part in value])
+    array = host_array(value, dtype)
+    return array if array.dtype.kind == "O" else jnp.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def number_or_tensor(value: TensorLike) -> Any:
+    """`value` as an array, unless it is a Python number, which takes the other operand's type."""
+    return value if isinstance(value, (bool, int, float, complex)) else as_tensor(value)
+
+
+def _holds_arrays(value: TensorLike) -> bool:
+    return any(isinstance(leaf, (np.ndarray, np.generic, jax.Array)) for leaf in jax.tree.leaves(value))
+
+
+Tensor = jax.Array
+newaxis = None
+
+
+def constant(value: TensorLike, dtype: DType = None, shape: ShapeLike = None, name: str | None = None) -> Any:
+    """Returns an array of a number or a nest of numbers. Strings stay on the host, in a NumPy array of bytes.
+
+    Args:
+      value: the number or nest. Python floats give float32 and ints int32, as in TensorFlow.
+      dtype: the element type.
+      shape: the result's shape; a single number fills it.
+      name: accepted for compatibility, here and in every function of this module.
+
+    Source: `tf.constant`.
+    """
+    del name
+    array = as_tensor(value, dtype)
+    if shape is None:
+        return array
+    # A single number fills the shape, as in TensorFlow.
+    return jnp.full(shape, array) if array.size == 1 else array.reshape(shape)
+
+
+def convert_to_tensor(
+    value: TensorLike, dtype: DType = None, dtype_hint: object = None, name: str | None = None
+) -> Any:
+    """Returns `value` as an array; arrays are returned as they are. Source: `tf.convert_to_tensor`."""
+    del dtype_hint, name
+    return as_tensor(value, dtype)
+
+
+def is_tensor(x: TensorLike) -> bool:
+    """Returns whether `x` is an array of JAX. Source: `tf.is_tensor`."""
+    return isinstance(x, jax.Array)
+
+
+def identity(input: TensorLike, name: str | None = None) -> Any:
+    """Returns the array itself, as arrays cannot change. Source: `tf.identity`."""
+    del name
+    return as_tensor(input)
+
+
+def stop_gradient(input: TensorLike, name: str | None = None) -> Any:
+    """Returns the array, whose gradient is zero. Source: `tf.stop_gradient`."""
+    del name
+    return jax.lax.stop_gradient(as_tensor(input))
+
+
+def zeros(shape: ShapeLike, dtype: DType = np.float32, name: str | None = None) -> jax.Array:
+    """Returns zeros. Source: `tf.zeros`."""
+    del name
+    return jnp.zeros(shape, jax.dtypes.canonicalize_dtype(dtype))
+
+
+def ones(shape: ShapeLike, dtype: DType = np.float32, name: str | None = None) -> jax.Array:
+    """Returns ones. Source: `tf.ones`."""
+    del name
+    return jnp.ones(shape, jax.dtypes.canonicalize_dtype(dtype))
+
+
+def zeros_like(input: TensorLike, dtype: DType = None, name: str | None = None) -> jax.Array:
+    """Returns zeros of the shape and type of `input`. Source: `tf.zeros_like`."""
+    del name
+    return jnp.zeros_like(as_tensor(input), dtype)
+
+
+def ones_like(input: TensorLike, dtype: DType = None, name: str | None = None) -> jax.Array:
+    """Returns ones of the shape and type of `input`. Source: `tf.ones_like`."""
+    del name
+    return jnp.ones_like(as_tensor(input), dtype)
+
+
+def fill(dims: ShapeLike, value: TensorLike, name: str | None = None) -> jax.Array:
+    """Returns an array of shape `dims` that holds `value` everywhere. Source: `tf.fill`."""
+    del name
+    return jnp.full(dims, as_tensor(value))
+
+
+def eye(num_rows: int, num_columns: int | None = None, dtype: DType = np.float32, name: str | None = None) -> jax.Array:
+    """Returns the unit matrix. Source: `tf.eye`."""
+    del name
+    return jnp.eye(num_rows, num_columns, dtype=jax.dtypes.canonicalize_dtype(dtype))
+
+
+def range(
+    start: TensorLike, limit: TensorLike = None, delta: TensorLike = 1, dtype: DType = None, name: str | None = None
+) -> jax.Array:
+    """Returns evenly spaced numbers; int32 for Python ints, as in TensorFlow. Source: `tf.range`."""
+    del name
+    # A single argument is the limit, as Python's own `range` has it.
+    start, limit = (0, start) if limit is None else (start, limit)
+    if dtype is None:
+        dtype = jnp.result_type(*(as_tensor(value).dtype for value in (start, limit, delta)))
+    return jnp.arange(start, limit, delta, dtype=jax.dtypes.canonicalize_dtype(dtype))
+
+
+def linspace(start: TensorLike, stop: TensorLike, num: int, name: str | None = None, axis: int = 0) -> jax.Array:
+    """Returns `num` evenly spaced numbers, both ends included. Source: `tf.linspace`."""
+    del name
+    return jnp.linspace(as_tensor(start), as_tensor(stop), num, axis=axis)
+
+
+def cast(x: TensorLike, dtype: DType, name: str | None = None) -> Any:
+    """Returns `x` with another element type. Source: `tf.cast`."""
+    del name
+    return as_tensor(as_tensor(x), dtype)
+
+
+def shape(input: TensorLike, out_type: DType = np.int32, name: str | None = None) -> Any:
+    """Returns the shape as a NumPy array on the host: shapes are known while a function is traced.
+
+    Source: `tf.shape`, which is only known when a graph runs.
+    """
+    del name
+    return np.asarray(as_tensor(input).shape, out_type)
+
+
+def size(input: TensorLike, out_type: DType = np.int32, name: str | None = None) -> Any:
+    """Returns the number of elements. Source: `tf.size`."""
+    del name
+    # A scalar of NumPy's, which Python takes for a number.
+    return np.asarray(as_tensor(input).size, out_type)[()]
+
+
+def rank(input: TensorLike, name: str | None = None) -> Any:
+    """Returns the number of axes. Source: `tf.rank`."""
+    del name
+    return np.int32(as_tensor(input).ndim)
+
+
+def reshape(tensor: TensorLike, shape: ShapeLike, name: str | None = None) -> Any:
+    """Returns the array in another shape, of which one entry may be -1. Source: `tf.reshape`."""
+    del name
+    return as_tensor(tensor).reshape(tuple(map(int, np.atleast_1d(shape))))
+
+
+def expand_dims(input: TensorLike, axis: int, name: str | None = None) -> Any:
+    """Inserts an axis of length 1. Source: `tf.expand_dims`."""
+    del name
+    return jnp.expand_dims(as_tensor(input), axis)
+
+
+def squeeze(input: TensorLike, axis: Axis = None, name: str | None = None) -> Any:
+    """Removes axes of length 1. Source: `tf.squeeze`."""
+    del name
+    return jnp.squeeze(as_tensor(input), tuple(axis) if isinstance(axis, list) else axis)
+
+
+def transpose(a: TensorLike, perm: Sequence[int] | None = None, name: str | None = None) -> Any:
+    """Permutes the axes; reverses them by default. Source: `tf.transpose`."""
+    del name
+    return jnp.transpose(as_tensor(a), perm)
+
+
+def stack(values: TensorLike, axis: int = 0, name: str | None = None) -> Any:
+    """Joins arrays along a new axis. Source: `tf.stack`."""
+    del name
+    return jnp.stack(list(map(as_tensor, values)), axis)
+
+
+def unstack(value: TensorLike, num: int | None = None, axis: int = 0, name: str | None = None) -> list[Any]:
+    """Returns the slices along an axis. Source: `tf.unstack`."""
+    del name
+    array = as_tensor(value)
+    if num is not None and num != array.shape[axis]:
+        raise ArgumentError(
+            f"unstack: num={num}, but axis {axis} of shape {array.shape} is other. HINT: leave num out."
+        )
+    return list(jnp.moveaxis(array, axis, 0))
+
+
+def concat(values: TensorLike, axis: int, name: str | None = None) -> Any:
+    """Joins arrays along an axis. Source: `tf.concat`."""
+    del name
+    return jnp.concatenate(list(map(as_tensor, values)), axis)
+
+
+def split(value: TensorLike, num_or_size_splits: TensorLike, axis: int = 0, name: str | None = None) -> list[Any]:
+    """Cuts an array along an axis: into a number of equal parts, or parts of given sizes. Source: `tf.split`."""
+    del name
+    if isinstance(num_or_size_splits, int):
+        return jnp.split(as_tensor(value), num_or_size_splits, axis)
+    # TensorFlow is given the sizes of all parts, NumPy and JAX the places between them.
+    return jnp.split(as_tensor(value), list(map(int, np.cumsum(num_or_size_splits)[:-1])), axis)
+
+
+def tile(input: TensorLike, multiples: ShapeLike, name: str | None = None) -> Any:
+    """Repeats an array along its axes. Source: `tf.tile`."""
+    del name
+    return jnp.tile(as_tensor(input), tuple(np.atleast_1d(multiples).tolist()))
+
+
+def pad(
+    tensor: TensorLike,
+    paddings: ShapeLike,
+    mode: str = "CONSTANT",
+    constant_values: TensorLike = 0,
+    name: str | None = None,
+) -> Any:
+    """Pads with a constant, `"REFLECT"` or `"SYMMETRIC"`. Source: `tf.pad`."""
+    del name
+    widths = [tuple(pair) for pair in np.asarray(paddings).tolist()]
+    if mode.upper() == "CONSTANT":
+        return jnp.pad(as_tensor(tensor), widths, constant_values=constant_values)
+    return jnp.pad(as_tensor(tensor), widths, mode=mode.lower())
+
+
+def gather(params: TensorLike, indices: TensorLike, axis: int = 0, name: str | None = None) -> Any:
+    """Picks slices along an axis by their numbers. Source: `tf.gather`."""
+    del name
+    return jnp.take(as_tensor(params), as_tensor(indices), axis)
+
+
+def where(condition: TensorLike, x: TensorLike = None, y: TensorLike = None, name: str | None = None) -> Any:
+    """Picks from `x` or `y`; with the condition alone returns the places where it holds. Source: `tf.where`."""
+    del name
+    if x is None and y is None:
+        return jnp.argwhere(as_tensor(condition))
+    return jnp.where(as_tensor(condition), as_tensor(x), as_tensor(y))
+
+
+def one_hot(
+    indices: TensorLike,
+    depth: int,
+    on_value: TensorLike = 1,
+    off_value: TensorLike = 0,
+    axis: int = -1,
+    dtype: DType = np.float32,
+) -> jax.Array:
+    """Returns vectors with `on_value` at one place each. Source: `tf.one_hot`."""
+    hot = jax.nn.one_hot(as_tensor(indices), depth, axis=axis, dtype=bool)
+    return jnp.where(hot, as_tensor(on_value, dtype), as_tensor(off_value, dtype))
+
+
+allow_in_models(__name__, "jaxtribute.compat.tf", _IN_MODELS)

@@ -1,0 +1,201 @@
+"""`tf.Variable`, made with TensorFlow's arguments and types for numbers, and `tf.Module`, which collects variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jaxtribute import Variable as JdVariable
+from jaxtribute import VariableAggregation, VariableSynchronization
+from jaxtribute._src.addons.compat.tf.naming import created, scoped
+from jaxtribute._src.addons.compat.tf.specs import TensorShape
+from jaxtribute._src.addons.compat.tf.tensors import ShapeLike, TensorLike, as_tensor
+from jaxtribute.errors import ArgumentError
+from jaxtribute.extending import ArrayOperators
+from jaxtribute.typing import DType, Leaf
+
+
+class _IsJaxtributes(type):
+    """Metaclass by which the library's variables count as instances of `tf.Variable`."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, JdVariable)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, JdVariable)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(JdVariable, name)
+
+
+class Variable(metaclass=_IsJaxtributes):
+    """Makes a `jd.Variable`; Python floats make a float32 variable, ints an int32 one.
+
+    Args:
+      initial_value: as for `jd.Variable`.
+      trainable: whether optimizers should update it.
+      validate_shape: only True is possible: a variable keeps its shape.
+      caching_device: accepted for compatibility.
+      name: a name for messages and checkpoints.
+      variable_def: not supported.
+      dtype: the element type.
+      import_scope: accepted for compatibility.
+      constraint: not supported.
+      synchronization: as for `jd.Variable`.
+      aggregation: as for `jd.Variable`.
+      shape: the shape, if it is to be checked; it may not be open.
+
+    Raises:
+      ArgumentError: an argument asks for what is not supported, or `shape` is not that of the initial value.
+
+    Source: `tf.Variable`.
+    """
+
+    def __new__(
+        cls,
+        initial_value: TensorLike = None,
+        trainable: bool | None = None,
+        validate_shape: bool = True,
+        caching_device: object = None,
+        name: str | None = None,
+        variable_def: object = None,
+        dtype: DType = None,
+        import_scope: str | None = None,
+        constraint: Callable[[Any], Any] | None = None,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+        shape: ShapeLike = None,
+        experimental_enable_variable_lifting: bool = True,
+    ) -> JdVariable:
+        """Makes the variable."""
+        return created(
+            _make,
+            {
+                "initial_value": initial_value,
+                "trainable": trainable,
+                "validate_shape": validate_shape,
+                "caching_device": caching_device,
+                "name": name,
+                "variable_def": variable_def,
+                "dtype": dtype,
+                "import_scope": import_scope,
+                "constraint": constraint,
+                "synchronization": synchronization,
+                "aggregation": aggregation,
+                "shape": shape,
+                "experimental_enable_variable_lifting": experimental_enable_variable_lifting,
+            },
+        )
+
+
+def _make(
+    *,
+    initial_value: TensorLike,
+    trainable: bool | None,
+    validate_shape: bool,
+    name: str | None,
+    variable_def: object,
+    dtype: DType,
+    constraint: Callable[[Any], Any] | None,
+    synchronization: VariableSynchronization,
+    aggregation: VariableAggregation,
+    shape: ShapeLike,
+    **_: object,
+) -> JdVariable:
+    for argument, given in (
+        ("validate_shape=False", not validate_shape),
+        ("variable_def", variable_def is not None),
+        ("constraint", constraint is not None),
+        ("initial_value=None", initial_value is None),
+    ):
+        if given:
+            raise ArgumentError(
+                f"tf.Variable({name or 'Variable'!r}): {argument} is not supported. "
+                "HINT: give an initial value of the final shape, and apply constraints after each update."
+            )
+    variable = JdVariable(
+        # A function: the strategy calls it where the value is to be, and once.
+        lambda: _value(initial_value, dtype),
+        trainable,
+        scoped(name),
+        # None, since the value has its type already.
+        dtype=None,
+        synchronization=synchronization,
+        aggregation=aggregation,
+    )
+    if shape is not None and TensorShape(shape) != variable.shape:
+        raise ArgumentError(
+            f"{variable.name} has shape {variable.shape}, but shape={shape} was asked for. "
+            "HINT: leave shape out; a variable keeps the shape of its initial value."
+        )
+    return variable
+
+
+def _value(initial_value: TensorLike, dtype: DType) -> Any:
+    if callable(initial_value) and not isinstance(initial_value, ArrayOperators):
+        initial_value = initial_value()
+    return as_tensor(initial_value, dtype)
+
+
+class Module:
+    """Collects the variables and modules that its attributes hold, at any depth of lists, tuples and dictionaries.
+
+    Args:
+      name: a name; by default that of the class in lower case.
+
+    Source: `tf.Module`.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self._name = name or type(self).__name__.lower()
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return self._name
+
+    @property
+    def variables(self) -> tuple[JdVariable, ...]:
+        """The variables: those of the module by attribute name, then those of the modules in it."""
+        found = self._own_variables()
+        for module in self.submodules:
+            found += module._own_variables()
+        # Each once: attributes of several modules may hold the same.
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def trainable_variables(self) -> tuple[JdVariable, ...]:
+        """The variables that optimizers should update."""
+        return tuple(variable for variable in self.variables if variable.trainable)
+
+    @property
+    def submodules(self) -> tuple[Module, ...]:
+        """The modules in it, at any depth, nearest first."""
+        found: dict[Module, None] = {}
+        waiting: list[Module] = [self]
+        while waiting:
+            below = [leaf for leaf in _leaves(waiting.pop(0)) if isinstance(leaf, Module)]
+            new = [module for module in dict.fromkeys(below) if module not in found and module is not self]
+            found.update(dict.fromkeys(new))
+            waiting += new
+        return tuple(found)
+
+    def _own_variables(self) -> list[JdVariable]:
+        return [leaf for leaf in _leaves(self) if isinstance(leaf, JdVariable)]
+
+
+def _leaves(module: Module) -> Iterator[Any]:
+    # Sorted, as TensorFlow sorts: the order of a module's variables is part of what programs rely on.
+    for _, value in sorted(vars(module).items()):
+        yield from _inside(value)
+
+
+def _inside(value: Leaf) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _inside(part)
+    elif isinstance(value, dict):
+        for _, part in sorted(value.items(), key=lambda item: str(item[0])):
+            yield from _inside(part)
+    else:
+        yield value

@@ -1,0 +1,247 @@
+"""`CompiledStep`: what the real compiler says of a training step."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+
+import jax
+
+from jaxtribute import Variable
+from jaxtribute._src.addons.compiling.topologies import Topology
+from jaxtribute._src.addons.planning.inspection import Step
+from jaxtribute._src.addons.planning.prediction import COMPUTE, MEMORY, collective_time
+from jaxtribute._src.addons.tools.hlo.exchanges import Collective, collectives
+from jaxtribute._src.addons.tools.hlo.work import costs, open_loops
+from jaxtribute.errors import ArgumentError, JaxtributeError
+from jaxtribute.typing import Foreign, Leaf
+
+_ALIASES = re.compile(r"input_output_alias=\{ (?P<pairs>.*?) \}, ")
+_ALIASED = re.compile(r"\{(?P<output>\d+)\}: \(\d+")
+_OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED:\s*(?P<what>[^\n]*)")
+_SIZES = re.compile(r"\((?P<needed>[\d.]+)(?P<unit>[KMG])\) exceeds available HBM \((?P<there>[\d.]+)G\)")
+_HOST = re.compile(r" (?:outfeed|infeed|send|recv)\(|MoveToHost|MoveToDevice")
+_HINT = "HINT: use fewer examples on each device, jax.checkpoint, 16-bit numbers, or a strategy that splits variables."
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class DoesNotFitError(JaxtributeError, MemoryError):
+    """A step needs more memory on a device than there is, as its compiler has found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes on the fullest device.
+
+    Attributes:
+      variables: trained variables that the step changes, as they are stored there.
+      slots: the other state that it changes: optimizer slots, counters, statistics.
+      others: variables that it only reads, and arguments.
+      padding: what the device's layout adds to all of those.
+      results: results and new state that take memory of their own: what was not donated.
+      scratch: activations, gathered values and whatever else lives within the step.
+      code: the program.
+    """
+
+    variables: int
+    slots: int
+    others: int
+    padding: int
+    results: int
+    scratch: int
+    code: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.variables + self.slots + self.others + self.padding + self.results + self.scratch + self.code
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledStep:
+    """A step as its compiler has made it; nothing has run.
+
+    Attributes:
+      topology: what it was compiled for.
+      devices: those of its devices that the step runs on, in the program's order.
+      replicas: how many replicas there are.
+      batch: examples in the global batch, the same number on each replica; at least one on each.
+      held: bytes on each device.
+      state: bytes of the variables that the step changes, on each device, as they are stored.
+      donated: bytes of state and results whose memory is that of an argument, as the compiler counts them.
+      copied: names of variables whose new value does not take over the memory of the old one.
+      collectives: in the order of the program.
+      host: how often the program exchanges data with the host.
+      flops: floating-point operations of each device.
+      traffic: bytes that operations of each device read and write.
+      open_loops: loops whose number of turns depends on values: what they do counts once.
+      seconds: how long tracing and compiling took.
+      layout: the table of an automatic layout of the variables; empty where there is none.
+      text: the compiled program.
+    """
+
+    topology: Topology
+    devices: tuple[jax.Device, ...] = field(repr=False)
+    replicas: int
+    batch: int
+    held: Held
+    state: int
+    donated: int
+    copied: tuple[str, ...]
+    collectives: tuple[Collective, ...]
+    host: int
+    flops: float
+    traffic: float
+    open_loops: int
+    seconds: float
+    layout: str
+    text: str = field(repr=False)
+
+    @property
+    def compute(self) -> float:
+        """Seconds of computing: operations or memory traffic at a part of the chip's rates, whichever take longer.
+
+        Half of the 16-bit rate of products and 0.7 of the memory's bandwidth, as `jaxtribute plan` takes elsewhere.
+        """
+        chip = self.topology.chip
+        return max(self.flops / (COMPUTE * chip.half), self.traffic / (MEMORY * chip.bandwidth)) + chip.launch
+
+    def exchange(self, *, hidden: bool) -> float:
+        """Seconds of collectives, as rings at the rate of the devices' links.
+
+        Args:
+          hidden: whether those that run beside computing, or those that it waits for.
+        """
+        return sum(
+            one.times * collective_time(one, self.topology.among(one, self.devices))
+            for one in self.collectives
+            if one.asynchronous is hidden
+        )
+
+    @property
+    def estimate(self) -> float:
+        """Seconds of a step: computing, beside which asynchronous collectives run, then the others."""
+        return max(self.compute, self.exchange(hidden=True)) + self.exchange(hidden=False)
+
+
+def compile_step(step: Step, topology: Topology, rows: int | None = None) -> CompiledStep:
+    """Compiles a step for the devices that its variables lie on.
+
+    Args:
+      step: the step, of a program on the topology's devices.
+      topology: those devices.
+      rows: examples on each replica; None for those of the batch.
+
+    Raises:
+      ArgumentError: the step's strategy is not on the topology.
+      DoesNotFitError: it needs more memory than a device has.
+    """
+    placed: set[jax.Device] = set()
+    # A variable of no strategy is brought to the program's devices before it runs; the others must lie there.
+    for variable in (*step.program.donated, *step.program.kept):
+        if variable.policy.mesh is not None or step.program.mesh is None:
+            placed |= variable.stored.devices()
+    if not placed <= set(topology.devices):
+        raise ArgumentError(
+            f"the step's variables are on {sorted(map(str, placed))[:4]}, not on {topology.name}. HINT: make them "
+            "in the scope of a strategy such as jd.MirroredStrategy(), after compiling has begun."
+        )
+    rows = max(step.batch // step.replicas, 1) if rows is None else rows
+    start = time.perf_counter()
+    # Outside of what is caught: an error of the user's own function is theirs.
+    lowered = step.lower(rows)
+    try:
+        compiled = lowered.compile(compiler_options=dict(topology.options))
+    except jax.errors.JaxRuntimeError as error:
+        raise _too_large(error, topology, rows * step.replicas) from error
+    seconds = time.perf_counter() - start
+    text = compiled.as_text()
+    flops, traffic = costs(compiled)
+    memory = compiled.memory_analysis()
+    program, held = step.program, _held(step, rows, memory)
+    devices = topology.devices[:1] if program.mesh is None else program.mesh.devices
+    if held.total > topology.chip.memory:  # the compiler of GPUs says nothing
+        raise _over(held, topology, rows * step.replicas)
+    # Donation is a permission. Which outputs did take over an input's memory stands in the program's first line.
+    aliased = _aliased_outputs(text)
+    return CompiledStep(
+        topology=topology,
+        devices=devices,
+        replicas=step.replicas,
+        batch=rows * step.replicas,
+        held=held,
+        state=_shares(program.donated),
+        donated=memory.alias_size_in_bytes,
+        copied=tuple(v.name for place, v in enumerate(program.donated) if place not in aliased),
+        collectives=collectives(text, len(devices)),
+        host=len(_HOST.findall(text)),
+        flops=flops,
+        traffic=traffic,
+        open_loops=open_loops(text),
+        seconds=seconds,
+        layout=step.layout,
+        text=text,
+    )
+
+
+def _share(array: Leaf) -> int:
+    """Bytes of an array on each device."""
+    sharding = getattr(array, "sharding", None)
+    shape = array.shape if sharding is None else sharding.shard_shape(array.shape)
+    return math.prod(shape) * array.dtype.itemsize
+
+
+def _shares(variables: Iterable[Variable]) -> int:
+    """Bytes of variables on each device, as they are stored."""
+    return sum(_share(variable.stored) for variable in variables)
+
+
+def _held(step: Step, rows: int, memory: Foreign) -> Held:
+    program = step.program
+    variables = _shares(variable for variable in program.donated if variable.trainable)
+    slots = _shares(program.donated) - variables
+    others = _shares(program.kept) + sum(map(_share, step.resized(rows)))
+    return Held(
+        variables=variables,
+        slots=slots,
+        others=others,
+        # The compiler counts arguments with the padding of their tiles, the arrays' shapes are without.
+        padding=max(memory.argument_size_in_bytes - variables - slots - others, 0),
+        results=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        scratch=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes,
+    )
+
+
+def _aliased_outputs(text: str) -> set[int]:
+    """The outputs of a compiled program that take over the memory of an input."""
+    found = _ALIASES.search(text.partition("\n")[0])
+    return {int(pair["output"]) for pair in _ALIASED.finditer(found["pairs"])} if found else set()
+
+
+def _over(held: Held, topology: Topology, batch: int) -> DoesNotFitError:
+    """The error of a program that the compiler has made, and that needs more memory than there is."""
+    parts = ", ".join(f"{key} {value / _UNITS['G']:.2f}" for key, value in asdict(held).items() if value)
+    needed, there = held.total / _UNITS["G"], topology.chip.memory / _UNITS["G"]
+    return DoesNotFitError(
+        f"a step of {batch:,} examples does not fit on {topology.name}: each device needs {needed:.2f} GiB ({parts}) "
+        f"and has {there:.2f}; {needed - there:.2f} GiB are missing. {_HINT}"
+    )
+
+
+def _too_large(error: Exception, topology: Topology, batch: int) -> Exception:
+    """The error of a program that does not fit, with the compiler's figures; any other error as it is."""
+    found = _OUT_OF_MEMORY.search(str(error))
+    if found is None:
+        return error
+    missing = ""
+    sizes = _SIZES.search(str(error))
+    if sizes is not None:
+        needed = float(sizes["needed"]) * _UNITS[sizes["unit"]] / _UNITS["G"]
+        missing = f" {needed - float(sizes['there']):.2f} GiB are missing, before what lies there between steps."
+    return DoesNotFitError(
+        f"a step of {batch:,} examples does not fit on {topology.name}: {found['what']}{missing} {_HINT}"
+    )

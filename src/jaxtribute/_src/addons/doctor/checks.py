@@ -1,0 +1,238 @@
+"""The checks: versions, the cluster as it was understood, ways between the workers, and devices."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from operator import attrgetter
+
+import jax
+
+from jaxtribute._src.addons.doctor.report import Finding, Level, Situation
+from jaxtribute.cluster_resolver import known
+from jaxtribute.extending import Address, visible_gpus, whole_number
+
+_NEEDED = ("jaxtribute", "jax", "jaxlib", "numpy", "optax", "grain", "orbax-checkpoint")
+_OPTIONAL = ("jax-cuda12-plugin", "jax-cuda13-plugin", "libtpu", "keras", "flax", "ray", "cloudpickle", "kubernetes")
+_SHOWN = 8
+_VISIBLE, _POOL, _BIND = "CUDA_VISIBLE_DEVICES", "PJRT_NPROC", "JAXTRIBUTE_BIND_ADDRESS"
+TIMEOUT_S = 3.0
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
+_PLATFORMS = "JAX_PLATFORMS"
+
+
+def check_versions(_: Situation) -> Iterator[Finding]:
+    """Lists them."""
+    system = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    yield Finding(Level.FACT, "system", system)
+    found: list[str] = []
+    for name in (*_NEEDED, *_OPTIONAL):
+        number = _version(name)
+        if number:
+            found.append(f"{name} {number}")
+    yield Finding(Level.FACT, "versions", ", ".join(found))
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def check_cluster(situation: Situation) -> Iterator[Finding]:
+    """Says which resolver fits, which tasks there are, and which is this one."""
+    found = situation.detection
+    if found is not None:
+        yield Finding(Level.FACT, "resolver", f"{type(found.resolver).__name__}: {found.why}")
+    if situation.problem:
+        words, _, fix = situation.problem.partition(" HINT: ")
+        yield Finding(Level.ERROR, "cluster", words, fix)
+    elif found is None:
+        # Nothing found is the usual case at home, and a mystery on a cluster: what was looked for tells.
+        looked = "; ".join(kind.looks_for for kind in known() if kind.looks_for)
+        yield Finding(Level.FACT, "resolver", f"none: this process trains alone. Looked for {looked}")
+        yield from _half_set(situation)
+    if situation.spec is None:
+        return
+    for job in situation.spec.jobs:
+        addresses = list(map(str, situation.spec.job_tasks(job)))
+        more = f" and {len(addresses) - _SHOWN} more" if len(addresses) > _SHOWN else ""
+        yield Finding(Level.FACT, f"job {job}", f"{len(addresses)}: {', '.join(addresses[:_SHOWN])}{more}")
+    if situation.roster is not None:
+        yield Finding(Level.FACT, "this process", str(situation.roster.own))
+        yield from _loopback(situation)
+    elif found is not None and not situation.problem:
+        yield Finding(Level.FACT, "this process", f"{found.resolver.task_type}, which does not train with the workers")
+
+
+def _half_set(situation: Situation) -> Iterator[Finding]:
+    """An allocation of Slurm in which no step has been started."""
+    job = situation.environ.get("SLURM_JOB_ID")
+    if job:
+        yield Finding(
+            Level.WARNING,
+            "Slurm",
+            f"SLURM_JOB_ID={job} is an allocation, and this is no step of it: one process on one machine",
+            "start the program with srun, such as `srun jaxtribute launch train.py`.",
+        )
+
+
+def _loopback(situation: Situation) -> Iterator[Finding]:
+    """Addresses that mean another machine on each machine."""
+    assert situation.roster is not None
+    members = situation.roster.members
+    local = [member for member in members if Address.parse(member.address).is_loopback()]
+    # On one machine all addresses may be of that kind.
+    if local and len(local) < len(members):
+        yield Finding(
+            Level.ERROR,
+            "addresses",
+            f"{', '.join(map(str, local))} can be reached from one machine only, and others are elsewhere",
+            "give each task the name or address by which the other machines know its machine.",
+        )
+
+
+def check_network(situation: Situation) -> Iterator[Finding]:
+    """Looks at the coordinator's port, this machine's own address, and proxies."""
+    roster = situation.roster
+    if roster is None or len(roster.members) < 2:
+        return
+    own, leader = Address.parse(roster.own.address), Address.parse(roster.members[0].address)
+    # The first worker is where the coordination service listens; the others only need to get there.
+    if roster.rank == 0:
+        yield _can_listen(situation, leader)
+    else:
+        yield _can_reach(leader, str(roster.members[0]))
+        yield from _is_own(own)
+    if not (own.is_loopback() and leader.is_loopback()):
+        yield from _proxies(situation)
+
+
+def _can_listen(situation: Situation, address: Address) -> Finding:
+    bind = situation.environ.get(_BIND)
+    where = Address.parse(bind) if bind else address
+    try:
+        family = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family[0], family[1]) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as the coordination service does
+            probe.bind(family[4])
+    except OSError as error:
+        return Finding(
+            Level.ERROR,
+            "coordinator",
+            f"this process is to listen at {where}, and cannot: {error}",
+            "free that port, or choose another; where the cluster knows this machine by an address that it has not "
+            f"itself (behind NAT), set {_BIND}=host:port.",
+        )
+    return Finding(Level.GOOD, "coordinator", f"this process can listen at {where}")
+
+
+def _can_reach(address: Address, name: str) -> Finding:
+    try:
+        with socket.create_connection((address.host, address.port), timeout=TIMEOUT_S):
+            return Finding(Level.GOOD, "coordinator", f"{name} answers")
+    except ConnectionRefusedError:
+        return Finding(
+            Level.WARNING,
+            "coordinator",
+            f"the machine of {name} answers, and nothing listens at that port yet",
+            "start worker 0; it listens once its program makes the strategy.",
+        )
+    except socket.gaierror as error:
+        fix = "use a name that every machine can look up, or its IP address."
+        return Finding(Level.ERROR, "coordinator", f"the name {address.host!r} of {name} is not known: {error}", fix)
+    except OSError as error:
+        fix = "see that the machine runs, and that no firewall is between: all ports between workers must be open."
+        return Finding(Level.ERROR, "coordinator", f"{name} cannot be reached: {error}", fix)
+
+
+def _is_own(address: Address) -> Iterator[Finding]:
+    """Collectives listen on this machine's address in the spec."""
+    try:
+        family = socket.getaddrinfo(address.host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family[0], family[1]) as probe:
+            probe.bind(family[4])
+    except OSError as error:
+        fix = "let the cluster name this machine by an address that it has."
+        yield Finding(Level.ERROR, "own address", f"{address.host!r} is none of this machine: {error}", fix)
+
+
+def _proxies(situation: Situation) -> Iterator[Finding]:
+    # Programs read these names in small letters and in capitals.
+    found = [name for name in situation.environ if name.lower() in _PROXIES and situation.environ[name]]
+    if found:
+        yield Finding(
+            Level.WARNING,
+            "proxies",
+            f"{', '.join(sorted(found))}: connections between workers may go through a proxy, and hang",
+            "unset them for training, or put the workers' hosts into no_proxy.",
+        )
+
+
+def check_devices(situation: Situation) -> Iterator[Finding]:
+    """Starts JAX and counts."""
+    try:
+        devices = jax.local_devices()
+    except RuntimeError as error:
+        yield Finding(
+            Level.ERROR,
+            "devices",
+            f"JAX does not start: {error}",
+            f"unset {_PLATFORMS}={situation.environ[_PLATFORMS]!r}, or install JAX for that platform."
+            if situation.environ.get(_PLATFORMS)
+            else "install JAX for this machine's accelerators: https://docs.jax.dev/en/latest/installation.html",
+        )
+        return
+    kinds = Counter(f"{device.platform.upper()} ({device.device_kind})" for device in devices)
+    yield Finding(Level.FACT, "devices", ", ".join(f"{count} x {kind}" for kind, count in kinds.items()))
+    platforms = Counter(map(attrgetter("platform"), devices))
+    yield from _gpus(situation, platforms["gpu"] + platforms["cuda"] + platforms["rocm"])
+    if platforms["cpu"] > 1:
+        yield from _pool(situation, platforms["cpu"])
+
+
+def _gpus(situation: Situation, found: int) -> Iterator[Finding]:
+    promised = len(visible_gpus(situation.environ))
+    if promised == found:
+        return
+    # Where GPUs are named, the fault may be in that list; else it is in the driver or in JAX.
+    listed = situation.environ.get(_VISIBLE)
+    source = f"{_VISIBLE}={listed!r} names" if listed is not None else "this machine has"
+    platforms = situation.environ.get(_PLATFORMS, "")
+    if found == 0 and platforms and not {"cuda", "gpu", "rocm"} & set(platforms.split(",")):
+        yield Finding(Level.FACT, "GPUs", f"{source} {promised}, and {_PLATFORMS}={platforms!r} leaves them out")
+    elif found == 0:
+        fix = (
+            "pip install 'jax[cuda12]', or see the driver with nvidia-smi; JAX_PLATFORMS=cpu says that none is wanted."
+        )
+        yield Finding(Level.ERROR, "GPUs", f"{source} {promised}, JAX finds none", fix)
+    else:
+        fix = f"let {_VISIBLE} name GPUs that nvidia-smi lists, once each, before Python starts."
+        yield Finding(Level.ERROR, "GPUs", f"{source} {promised}, JAX finds {found}", fix)
+
+
+def _pool(situation: Situation, devices: int) -> Iterator[Finding]:
+    size = situation.environ.get(_POOL, os.environ.get(_POOL, ""))
+    # Each device may hold one thread in a collective and one in a launch that follows.
+    threads = whole_number(size)
+    if threads is not None and threads < 2 * devices:
+        yield Finding(
+            Level.WARNING,
+            "thread pool",
+            f"{_POOL}={size} for {devices} CPU devices, which can wait for each other for ever",
+            f"unset {_POOL}: jaxtribute chooses {2 * devices}.",
+        )
+
+
+CHECKS: tuple[Callable[[Situation], Iterable[Finding]], ...] = (
+    check_versions,
+    check_cluster,
+    check_network,
+    check_devices,  # starts JAX, so it comes after whatever must come before
+)
+"""The checks, in the order of the report."""

@@ -1,0 +1,152 @@
+"""From what Keras reads to what replicas get: batches, cut and placed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+
+from jaxtribute import DistributedDataset, DistributedIterator, PerReplica
+from jaxtribute._src.addons.keras import multi_worker
+from jaxtribute._src.addons.keras.internals import DataAdapter
+from jaxtribute._src.addons.keras.variables import on_servers
+from jaxtribute.experimental import DatasetCreator
+from jaxtribute.extending import BatchPlacer, Shard
+from jaxtribute.typing import Nest
+
+if TYPE_CHECKING:
+    from jaxtribute import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A leaf of a batch that lies on the replicas' devices already. Keras asks for the shape of the whole."""
+
+    value: Any
+    rows: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape over all replicas."""
+        component = self.value.values[0] if isinstance(self.value, PerReplica) else self.value
+        return (self.rows, *component.shape[1:])
+
+    @property
+    def dtype(self) -> Any:
+        """The element type."""
+        return (self.value.values[0] if isinstance(self.value, PerReplica) else self.value).dtype
+
+
+class UnsizedAdapter(DataAdapter):
+    """Base of what Keras reads without knowing how much it will be."""
+
+    @property
+    def num_batches(self) -> None:
+        """Not known."""
+        return
+
+    @property
+    def batch_size(self) -> None:
+        """Not known."""
+        return
+
+    @property
+    def has_partial_batch(self) -> None:
+        """Not known."""
+        return
+
+    @property
+    def partial_batch_size(self) -> None:
+        """Not known."""
+        return
+
+
+class DistributedAdapter(UnsizedAdapter):
+    """Lets Keras read a distributed dataset, or one pass over one.
+
+    Args:
+      dataset: the dataset or its iterator.
+    """
+
+    def __init__(self, dataset: DistributedDataset | DistributedIterator) -> None:
+        self._dataset = dataset
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        """The batches, with `Placed` leaves."""
+        for element in self._dataset:
+            rows = _rows(element)
+            leaf: Callable[[Any], Placed] = lambda value, rows=rows: Placed(value, rows)  # noqa: E731
+            yield jax.tree.map(leaf, element, is_leaf=_is_split)
+
+    get_numpy_iterator = get_jax_iterator
+
+
+def readable(x: Nest) -> Any:
+    """`x`, but a dataset of `jaxtribute.compat.tf` as Grain's, which Keras knows."""
+    # Not imported for the question: whoever has such a dataset has imported the module.
+    module = sys.modules.get("jaxtribute._src.addons.compat.tf.dataset")
+    return x.to_grain() if module is not None and isinstance(x, module.Dataset) else x
+
+
+def creator_of(x: Nest) -> DatasetCreator | None:
+    """`x` as what makes datasets, if it is a function or such a one."""
+    if isinstance(x, DatasetCreator):
+        return x
+    # A `PyDataset`, or a model of data, may be callable, too.
+    is_function = callable(x) and not any(hasattr(type(x), name) for name in ("__getitem__", "__iter__"))
+    return DatasetCreator(cast("Any", x)) if is_function else None
+
+
+def adapted(x: Nest, strategy: Strategy) -> Any:
+    """`x` as Keras can read it under `strategy`."""
+    creator = creator_of(x)
+    if creator is not None and on_servers(strategy):
+        from jaxtribute._src.addons.keras.scheduling import ScheduledAdapter
+
+        return ScheduledAdapter(creator, strategy)
+    if creator is not None:
+        x = strategy.distribute_datasets_from_function(creator.dataset_fn, creator.input_options)
+    if multi_worker.several(strategy):
+        x = multi_worker.sharded(x, strategy)
+    return DistributedAdapter(x) if isinstance(x, (DistributedDataset, DistributedIterator)) else x
+
+
+class Placer:
+    """Cuts a batch of all replicas' examples and puts the slices on their devices.
+
+    Args:
+      strategy: whose replicas they are.
+      compiled: True if a compiled program takes the batches.
+    """
+
+    def __init__(self, strategy: Strategy, compiled: bool) -> None:
+        context, mesh = strategy.extended.input_context(), strategy.extended.mesh
+        shard = Shard(context.num_input_pipelines, context.input_pipeline_id, mesh.size)
+        self._place = BatchPlacer(mesh, shard, compiled=compiled)
+
+    def __call__(self, batch: Nest) -> tuple[Any, int]:
+        """The batch with `PerReplica` leaves (arrays, for one replica), and how many examples it has."""
+        first = next(iter(jax.tree.leaves(batch)), None)
+        # From a distributed dataset, which has cut and placed its batches already.
+        if isinstance(first, Placed):
+            return jax.tree.map(lambda leaf: leaf.value, batch), first.rows
+        return self._place(batch)
+
+
+def _is_split(value: object) -> bool:
+    return isinstance(value, PerReplica)
+
+
+def _rows(element: Nest) -> int:
+    """The number of examples of all replicas in a batch that is placed."""
+    first = jax.tree.leaves(element, is_leaf=_is_split)[0]
+    if not isinstance(first, PerReplica):
+        return first.shape[0]
+    if first.shapes is not None:
+        return sum(shape[0] for shape in first.shapes)
+    if first.is_tuple:
+        return sum(part.shape[0] for part in first.values)
+    return first.data.shape[0]

@@ -1,0 +1,261 @@
+"""All that the library knows of Keras's insides: where things lie in `keras.src`, and what private fields say.
+
+Other files reach Keras's internals through this one alone. `tests/addons/keras/test_internals.py` states each
+fact, so that a release of Keras that changes one fails there. Two trainers are known: that of Keras 3.15, which calls
+the compiled step once for each batch, and its successor, which scans over batches stacked in one.
+"""
+
+# pyright: reportPrivateUsage=false
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from keras.src import backend
+from keras.src.backend.common import global_state
+from keras.src.backend.common.dtypes import PYTHON_DTYPES_MAP
+from keras.src.backend.common.stateless_scope import get_stateless_scope
+from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
+from keras.src.backend.config import is_nnx_enabled as is_nnx_enabled
+from keras.src.backend.jax import trainer
+from keras.src.losses import loss as losses
+from keras.src.models.functional import Functional as Functional
+from keras.src.saving.keras_saveable import KerasSaveable as KerasSaveable
+from keras.src.trainers.data_adapters import is_grain_dataset, is_tf_dataset, is_torch_dataloader
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
+from keras.src.utils import backend_utils
+from keras.src.utils.python_utils import is_default as is_default
+from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet
+
+import keras
+from jaxtribute.extending import JaxprEqn, Programs
+from jaxtribute.typing import Foreign, Nest
+
+KerasModel: TypeAlias = Any
+"""A Keras model. Keras leaves most of what it gives without types: these names say which object is meant."""
+KerasVariable: TypeAlias = Any
+"""A Keras variable, mostly a `StrategyVariable`."""
+KerasOptimizer: TypeAlias = Any
+"""A Keras optimizer."""
+JAXTrainer: Any = getattr(trainer, "JAXTrainer", None) or getattr(trainer, "Trainer")  # noqa: B009
+"""The class of all models that trains them. The one that scans is called `Trainer`."""
+JAXEpochIterator: Any = trainer.JAXEpochIterator
+losses_module: Any = losses
+nn: Any = getattr(backend, "ops", backend).nn
+"""The backend's functions of neural networks: `backend.nn`, and `backend.ops.nn` beside the trainer that scans."""
+tracked_dicts = (TrackedDict, TrackedOrderedDict)
+tracked_lists: dict[type[Any], type[Any]] = {TrackedList: list, TrackedSet: set}
+"""Containers that tell a layer of what is put in, and what they are besides."""
+
+
+Namespace: Any = backend_utils.DynamicBackend
+"""The backend as layers hold it that prepare data."""
+
+
+def namespace_of(found: Foreign) -> Any:
+    """Such a namespace, made anew by its class of the backend's name."""
+    return Namespace, (found._backend,)
+
+
+def take_string_dtype() -> None:
+    """Lets Keras know NumPy's dtype of strings of any length, which stands for `tf.string` in `compat.tf`."""
+    known: dict[Any, str] = PYTHON_DTYPES_MAP
+    known[np.dtype(object)] = "string"
+
+
+def take_host_values(layer: Foreign) -> None:
+    """Lets a layer be called with anything, and with values that are not brought to a device before."""
+    layer._convert_input_args = False
+    layer._allow_non_tensor_positional_args = True
+    layer.supports_jit = False
+
+
+def output_spec(function: Callable[..., Any], *args: Nest, **kwargs: Nest) -> Any:
+    """Shapes and dtypes of a function's results, for symbolic tensors among its arguments."""
+    return backend.compute_output_spec(function, *args, **kwargs)
+
+
+def owner(cls: type[Any], name: str) -> type[Any] | None:
+    """The class, of `cls` and those above, that defines an attribute; None if none does."""
+    return next((one for one in cls.__mro__ if name in vars(one)), None)
+
+
+# ---------------------------------------------------------------------------------------------------------- variables
+
+
+def made_by_optimizer() -> bool:
+    """True if the variable that is being made is an optimizer's."""
+    return _maker() is not None
+
+
+def owner_of_slot(name: str, shape: tuple[int, ...]) -> KerasVariable | None:
+    """Finds the variable whose slot is being made; None if that is none of an optimizer's, or belongs to no variable.
+
+    Keras names a slot by the path of its variable, with underscores, and what it is for behind that.
+    """
+    variables: list[KerasVariable] = getattr(_maker(), "_trainable_variables", None) or []
+    found = [v for v in variables if tuple(v.shape) == shape and name.startswith(v.path.replace("/", "_") + "_")]
+    # The longest path: that of one variable may be the beginning of another one's.
+    return max(found, key=lambda variable: len(variable.path), default=None)
+
+
+def _maker() -> Any:
+    """The optimizer that makes variables now."""
+    scopes = global_state.get_global_attribute("name_scope_stack") or [None]
+    caller = getattr(scopes[-1], "caller", None)
+    return caller if isinstance(caller, keras.optimizers.Optimizer) else None
+
+
+def is_lost(variable: KerasVariable) -> bool:
+    """True if what is assigned now goes to a scope without state that does not know the variable."""
+    scope = get_stateless_scope()
+    return scope is not None and scope.get_current_value(variable) is None
+
+
+SENT = "_jaxtribute_sent"
+"""The attribute of a variable that tells if workers have copies of it."""
+
+
+def set_path(variable: KerasVariable, path: str) -> None:
+    """Gives a variable the name that it has behind those of its layers."""
+    variable._path = path
+
+
+# ------------------------------------------------------------------------------------------------------------- models
+
+
+def loss_tracker(model: KerasModel) -> Any:
+    """The metric of a compiled model's loss; None before `compile`."""
+    return getattr(model, "_loss_tracker", None)
+
+
+def has_own_train_step(model: KerasModel) -> bool:
+    """True if a model's class replaces Keras's training step."""
+    # Of the class: Keras itself sets no `train_step` on a model.
+    return type(model).train_step is not JAXTrainer.train_step
+
+
+def is_unbuilt(model: KerasModel) -> bool:
+    """True if Keras must see a batch's shapes before a model can run, or its losses and metrics."""
+    for part in (*model._flatten_layers(), model._compile_metrics, model._compile_loss):
+        if part is not None and not part.built:
+            return True
+    return False
+
+
+def metrics_of(model: KerasModel) -> list[Any]:
+    """A model's metrics, those of `compile` one by one."""
+    found: list[Any] = []
+    for metric in model.metrics:
+        found.extend(getattr(metric, "metrics", None) or [metric])
+    return found
+
+
+def is_keras(value: Foreign) -> bool:
+    """True if a class or function is Keras's own."""
+    return (getattr(value, "__module__", None) or "").startswith("keras.")
+
+
+def is_plain(model: KerasModel) -> bool:
+    """True if no code of the user's runs in a model's steps: model, layers, loss and metrics are Keras's own."""
+    parts = [*model._flatten_layers(), *metrics_of(model)]
+    if not all(is_keras(type(part)) and not isinstance(part, keras.layers.Lambda) for part in parts):
+        return False
+    # A model that is not compiled has no loss. One given by name is Keras's own.
+    losses = [loss for loss in keras.tree.flatten(getattr(model, "loss", None)) if not isinstance(loss, str)]
+    functions = [getattr(part, "_fn", None) for part in parts]
+    functions += [getattr(loss, "fn", None) if is_keras(type(loss)) else loss for loss in losses]
+    # Operations on a functional model's tensors are no layers, and are what the user says they are.
+    if not all(isinstance(one, keras.Layer) for one in getattr(model, "operations", ())):
+        return False
+    return all(function is None or is_keras(function) for function in functions)
+
+
+def line_of_user(eqn: JaxprEqn) -> str | None:
+    """The user's line that an operation comes from, as file:line; None for one of Keras's own layers, losses and such.
+
+    Functions of `keras.ops` do what the user calls them for, and so do those that a functional model is made of.
+    """
+    line = Programs.user_line(eqn, "/jaxtribute/", "/keras/src/ops/", "/keras/src/backend/", "/keras/src/utils/")
+    inside = line is not None and "/keras/src/" in line and "/keras/src/models/functional.py" not in line
+    return None if inside else line or "?"
+
+
+def updated_metrics(
+    model: KerasModel, metrics: Sequence[Any], loss: Nest, *batch: Nest
+) -> tuple[dict[str, Any], list[Any]]:
+    """A model's logs and its metrics' new values, after a batch `(x, y, y_pred, sample_weight)`."""
+    return model._update_metrics_variables(metrics, loss, *batch)
+
+
+# --------------------------------------------------------------------------------------------------------- optimizers
+
+
+def clipped(optimizer: KerasOptimizer, grads: Sequence[Any]) -> list[Any]:
+    """Gradients as an optimizer clips them."""
+    return optimizer._clip_gradients(grads)
+
+
+def learning_rate(optimizer: KerasOptimizer) -> Any:
+    """The learning rate as an optimizer was given it: a variable, or a schedule."""
+    return getattr(optimizer, "_learning_rate", None)
+
+
+def updated_by(optimizer: KerasOptimizer) -> list[Any]:
+    """The variables that a built optimizer updates."""
+    # An optimizer that scales losses leaves its variables to the one inside it.
+    return list(getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables)
+
+
+def decays(optimizer: KerasOptimizer, variable: KerasVariable) -> bool:
+    """True if an optimizer's weight decay is for a variable."""
+    return getattr(optimizer, "_use_weight_decay", lambda _: True)(variable)
+
+
+def exclude_from_decay(optimizer: KerasOptimizer, variables: Sequence[Any]) -> None:
+    """Keeps an optimizer's weight decay from variables."""
+    optimizer._exclude_from_weight_decay = {optimizer._var_key(variable) for variable in variables}
+
+
+# --------------------------------------------------------------------------------------------------- data, callbacks
+
+
+def is_dataset(x: object) -> bool:
+    """True for datasets of Grain and of TensorFlow, and loaders of PyTorch."""
+    return is_grain_dataset(x) or is_tf_dataset(x) or is_torch_dataloader(x)
+
+
+def model_of(callback: Foreign) -> KerasModel:
+    """The model of a callback, or of a list of them. To ask for `model` would bring the model's state up to date."""
+    return callback._model
+
+
+def listen(callbacks: Sequence[Any], hook: Callable[..., Any]) -> bool:
+    """True if any callback does something at the end of a batch, of which a list's private method `hook` tells all."""
+    name = hook.__name__.removeprefix("_")
+    # Keras's own `on_train_batch_end` calls `on_batch_end`.
+    names = {name, "on_batch_end"} if name == "on_train_batch_end" else {name}
+    return any(not is_default(getattr(callback, name)) for callback in callbacks for name in names)
+
+
+def has_arrays(adapter: Foreign) -> bool:
+    """True if a data adapter cuts its batches from whole arrays, to which nobody writes meanwhile."""
+    return isinstance(adapter, ArrayDataAdapter)
+
+
+def shuffles(adapter: Foreign) -> bool:
+    """True if a data adapter gives another order each epoch."""
+    return bool(getattr(adapter, "_shuffle", False) or getattr(adapter, "shuffle", False))
+
+
+def read_by_threads(adapter: Foreign) -> Any:
+    """The `PyDataset` that other threads read, if an adapter has such a one."""
+    return adapter.py_dataset if getattr(adapter, "enqueuer", None) is not None else None
+
+
+def writes_nothing(backup: Foreign) -> None:
+    """Lets a `BackupAndRestore` restore, but save and delete nothing."""
+    backup._save_model = lambda *_, **__: None
+    backup.delete_checkpoint = False

@@ -1,0 +1,149 @@
+"""Keras on several workers: who shows and writes what, and one order of the examples for all."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxtribute._src.addons.keras import internals
+from jaxtribute._src.addons.keras.internals import KerasModel
+from jaxtribute.errors import CheckpointError, InputError
+from jaxtribute.typing import Foreign, Leaf, Nest
+from keras import callbacks
+
+if TYPE_CHECKING:
+    from jaxtribute import Strategy
+
+_WRITERS = (
+    callbacks.BackupAndRestore,
+    callbacks.CSVLogger,
+    callbacks.ModelCheckpoint,
+    callbacks.ProgbarLogger,
+    callbacks.RemoteMonitor,
+    callbacks.TensorBoard,
+)
+"""Callbacks that show or write something, and change nothing about the training."""
+
+
+def is_first(strategy: Strategy) -> bool:
+    """True if this process is the worker that shows progress and writes files."""
+    return strategy.extended.input_context().input_pipeline_id == 0
+
+
+def several(strategy: Strategy) -> bool:
+    """True if the strategy has more than one worker."""
+    return strategy.extended.input_context().num_input_pipelines > 1
+
+
+def silenced(method: Callable[..., Any], model: KerasModel, args: Leaf, kwargs: Leaf) -> tuple[Any, Any]:
+    """The arguments of `fit`, `evaluate` or `predict` for a worker that is not the first."""
+    bound = inspect.signature(method).bind(model, *args, **kwargs)
+    bound.arguments["verbose"] = 0
+    given = bound.arguments.get("callbacks")
+    if given is not None and not isinstance(given, callbacks.CallbackList):
+        listed = given if isinstance(given, (list, tuple)) else [given]
+        bound.arguments["callbacks"] = [one for one in listed if not _writes(one)]
+    return bound.args[1:], bound.kwargs
+
+
+def _writes(callback: Foreign) -> bool:
+    if isinstance(callback, callbacks.BackupAndRestore):
+        internals.writes_nothing(callback)  # it restores on every worker
+        return False
+    return isinstance(callback, _WRITERS)
+
+
+@contextmanager
+def running(strategy: Strategy) -> Generator[None]:
+    """Around `fit`, `evaluate` and `predict`, behind which all workers meet: what callbacks write is there then."""
+    outermost, _state.running = not _state.running, True
+    try:
+        yield
+    finally:
+        _state.running = not outermost
+    if outermost:
+        tell_written(strategy)
+
+
+def tell_written(strategy: Strategy, failure: str = "") -> None:
+    """Lets the other workers go on once the first one has written its files.
+
+    Within `fit`, whose callbacks run on the first worker alone, nobody waits.
+
+    Raises:
+      CheckpointError: (on the other workers) the first one has failed to.
+    """
+    peers = strategy.extended.mesh.peers
+    if peers is None or _state.running:
+        return
+    told = peers.exchange("files of Keras", failure)[0]
+    if told and not failure:
+        raise CheckpointError(f"worker 0 could not write a Keras model's file: {told}. HINT: see its own error.")
+
+
+class _State(threading.local):
+    running = False
+    """True within `fit` and its like."""
+
+
+_state = _State()
+
+
+def sharded(x: Nest, strategy: Strategy) -> Any:
+    """A dataset whose files or records the workers can share out, as a distributed one; all else as it is."""
+    if internals.is_dataset(x):
+        # On one device Keras goes through a dataset of Grain's in the same order in each epoch.
+        return strategy.experimental_distribute_dataset(x).in_one_order()
+    return x
+
+
+def in_one_order(adapter: Foreign, strategy: Strategy) -> Iterator[Any]:
+    """An adapter's batches, shuffled as on the first worker.
+
+    Raises:
+      InputError: a `PyDataset` that other threads shuffle.
+    """
+    iterator = adapter.get_jax_iterator()
+    # Every worker reads the same arrays then, in the same order.
+    if not internals.shuffles(adapter):
+        return iterator
+    threaded = internals.read_by_threads(adapter)
+    if threaded is not None:
+        raise InputError(
+            f"{threaded!r} has workers={threaded.workers}, which would shuffle it in another order "
+            "on each worker of the strategy. HINT: pass shuffle=False, and shuffle in on_epoch_end() by a seed."
+        )
+    return _seeded(iterator, _agreed_seed(strategy))
+
+
+def _agreed_seed(strategy: Strategy) -> int:
+    """A seed that the first worker draws."""
+    peers = strategy.extended.mesh.peers
+    seed = int(np.random.randint(1 << 31))
+    return seed if peers is None else int(peers.exchange("order of Keras's examples", str(seed))[0])
+
+
+def _seeded(iterator: Iterator[Any], seed: int) -> Iterator[Any]:
+    """Runs an iterator on random numbers of its own, NumPy's and Python's."""
+    # Of both, since a `PyDataset` of the user's may shuffle by either.
+    inside = np.random.RandomState(seed).get_state(), random.Random(seed).getstate()
+    while True:
+        # Exchanged around each batch: the rest of the program draws as if nothing had been drawn here.
+        outside = np.random.get_state(), random.getstate()
+        np.random.set_state(inside[0])
+        random.setstate(inside[1])
+        try:
+            batch = next(iterator, None)
+        finally:
+            inside = np.random.get_state(), random.getstate()
+            np.random.set_state(outside[0])
+            random.setstate(outside[1])
+        if batch is None:
+            return
+        yield batch

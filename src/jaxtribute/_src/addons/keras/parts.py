@@ -1,0 +1,275 @@
+"""Metrics, logs and gradients as one device finds them: sums over the examples add up, means are weighted.
+
+One device counts a number such as the loss of a batch once, whoever computes it. So a replica that updates a metric
+with one number adds its share of that update, by its examples; one that updates it with a value for each example adds
+all of it. Which of both it is says the step itself: it is traced for two numbers of examples, see `jaxprs/rows.py`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import keras
+from jaxtribute import REPLICA_AXIS as AXIS
+from jaxtribute import ReplicaContext
+from jaxtribute._src.addons.keras import internals
+from jaxtribute._src.addons.keras.internals import KerasModel
+from jaxtribute._src.addons.keras.meeting import entered, share_of
+from jaxtribute._src.addons.keras.share import Share
+from jaxtribute.errors import InputError, VariableError
+from jaxtribute.extending import Context, Programs, ReplicaMesh, Rows, TracedReplica
+from jaxtribute.typing import DType, Nest
+
+_ROWS = 24
+"""A number of rows that has halves, thirds and quarters, of which user code may take some."""
+_TOLD = 3
+"""Number of lines that a warning lists."""
+Ends = tuple[Sequence[Any], Sequence[Any], dict[str, Any]]
+"""A step's metrics: what their variables start from, what they come to, and the logs."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The use that a model's step makes of the rows of a batch.
+
+    Attributes:
+      shared: by the ids of variables, the power of its share of the examples by which a replica adds to them: 1 for
+        means; of all others it adds all.
+      summed: the names of the logs that are sums over examples, and the numbers of an optimizer's updates by gradients
+        that are.
+      sums_loss: True if the loss is a sum over the examples.
+      added_sums: the numbers of the additional losses that are.
+      picked: the highest number by which a row of the batch is taken.
+    """
+
+    shared: Mapping[int, int] = field(default_factory=dict[int, int])
+    summed: frozenset[Hashable] = frozenset()
+    sums_loss: bool = False
+    added_sums: frozenset[int] = frozenset()
+    picked: int = 0
+
+    def check(self, model: KerasModel, share: Share) -> None:
+        """Checks that a replica has the rows that the step takes by their numbers.
+
+        Raises:
+          InputError: it has fewer, where one device has them.
+        """
+        if 0 < share.rows <= self.picked < share.total:
+            raise InputError(
+                f"a step of {model.name!r} takes row {self.picked} of a batch by its number, but of {share.total} rows "
+                f"this replica has {share.rows}: fit cuts the first axis of all arrays for the replicas. HINT: if the "
+                "first axis is no batch, as in x[0] for anchors and x[1] for positives, give a tuple of arrays, "
+                "(anchors, positives), whose first axes are batches."
+            )
+
+
+class PartsOfSteps:
+    """Finds the parts once for each form of a batch, whatever its number of rows.
+
+    Args:
+      model: the model.
+      variables: its metrics' variables.
+      ends: its step up to its metrics.
+      weighs_later: see `InStep`.
+    """
+
+    def __init__(
+        self,
+        model: KerasModel,
+        variables: Sequence[Any],
+        ends: Callable[[Share, Any], Ends],
+        *,
+        weighs_later: bool = False,
+    ) -> None:
+        self._model, self._variables, self._ends, self._weighs_later = model, variables, ends, weighs_later
+        self._plain = internals.is_plain(model)
+        self._known: dict[Any, Parts] = {}
+
+    def tell(self, share: Share, batch: Nest) -> None:
+        """Tells a replica what its step makes of its batch."""
+        if share.alone or self._plain:
+            return
+        leaves, tree = jax.tree.flatten(batch)
+        key = tree, *((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+        parts = self._known.get(key)
+        if parts is None:
+            parts = self._known[key] = self._found(share, batch)
+        parts.check(self._model, share)
+        share.shared, share.summed = parts.shared, parts.summed
+        share.sums_loss, share.added_sums = parts.sums_loss, parts.added_sums
+
+    def _found(self, share: Share, batch: Nest) -> Parts:
+        try:
+            rows, outputs = self._analysed(share, batch, frozenset())
+            added = frozenset(name.number for name, part in outputs.items() if _adds(name, part))
+            if added:  # the loss is another one, now that these are known
+                rows, outputs = self._analysed(share, batch, added)
+        except (InputError, VariableError):  # what the step itself would be refused for
+            raise
+        except Exception as error:  # noqa: BLE001 (user code may fail on other numbers of rows in any way)
+            _say(
+                f"the step of {self._model.name!r} could not be traced for other numbers of examples, so a metric that "
+                "it updates with one number for each replica, such as a loss, counts each replica once, whatever its "
+                f"share of the batch ({type(error).__name__}: {str(error)[:200]}). HINT: update metrics with a value "
+                "for each example, or with sample_weight= the number of examples."
+            )
+            return Parts()
+        Parts(picked=rows.picked).check(self._model, share)
+        self._tell_meetings(rows)
+        loss = _degree(outputs.get(_WHOLE, Rows.Part(Rows.Kind.ALIKE)))
+        if loss not in (0, 1) and not rows.meetings:
+            _say(
+                f"the loss of {self._model.name!r} is no sum and no mean over the examples, such as a root, a product "
+                "or a ratio of sums: the mean of the replicas' losses, by their shares of the examples, is not quite "
+                "what one device computes of the whole batch. HINT: divide by, or compute with, what "
+                "get_replica_context().all_reduce('SUM', x) has made of sums."
+            )
+        logs = (name for name, part in outputs.items() if isinstance(name, str) and _degree(part) == 1)
+        summed = frozenset([*logs, *_summed_updates(outputs)])
+        return Parts(self._shared(outputs), summed, loss == 1, added, rows.picked)
+
+    def _analysed(self, share: Share, batch: Nest, added: frozenset[int]) -> tuple[Rows, dict[Any, Rows.Part]]:
+        """The analysis of the step, and the parts of what it computes by their names."""
+        one, other = (self._traced(share, batch, _ROWS * factor, added) for factor in (1, Rows.FACTOR))
+        rows = Rows(AXIS)
+        given = [Rows.Part(Rows.Kind.ROWS)] * len(jax.tree.leaves(batch))
+        # What nobody uses, such as a row whose shape is looked at, says nothing.
+        first, used = Programs.pruned(one.program, Programs.opened(one.program).outvars)
+        second, used_too = Programs.pruned(other.program, Programs.opened(other.program).outvars)
+        if used == used_too:
+            given = [part for part, use in zip(given, used, strict=True) if use]
+        return rows, dict(zip(one.names, rows.outputs(first, second, given), strict=True))
+
+    def _tell_meetings(self, rows: Rows) -> None:
+        """Says in which lines of the user's rows meet other rows, or are chosen by their places."""
+        told: dict[str, str] = {}
+        for what, eqn in rows.meetings:
+            line = internals.line_of_user(eqn)
+            if line is not None:
+                told.setdefault(line, what)
+        if not told:
+            return
+        listed = ", ".join(f"{what} ({line})" for line, what in list(told.items())[:_TOLD])
+        _say(
+            f"the step of {self._model.name!r} uses {listed}: each replica does so with its own rows, where one device "
+            "would with those of the whole batch, so that the training is another one. HINT: let steps treat all rows "
+            "alike; get_replica_context().all_gather(x, axis=0) has the rows of all replicas, and all_reduce their "
+            "sums. If the first axis is no batch, as in x[0] for anchors and x[1] for positives, give a tuple of "
+            "arrays, whose first axes are batches."
+        )
+
+    def _traced(self, share: Share, batch: Nest, rows: int, added: frozenset[int]) -> _Traced:
+        strategy = share.context.strategy
+        mesh: ReplicaMesh = strategy.extended.mesh
+        outer = Context.current().executor
+        names: list[Any] = []
+
+        def program(batch: Nest) -> list[Any]:
+            context = ReplicaContext(strategy, lax.axis_index(AXIS))
+            part = share_of(context, rows, rows * mesh.size, share.metrics, self._weighs_later)
+            part.added_sums = added
+            replica = TracedReplica(mesh, (), outer, [], None, uneven=True)
+            with Context.entered(Context(strategy, context, replica)), entered(part):
+                start, ends, logs = self._ends(part, batch)
+            found: dict[Any, Any] = {}
+            for variable, old, new in zip(self._variables, start, ends, strict=True):
+                if new is not None and new is not old and variable.aggregation == "sum":
+                    found[id(variable)] = new
+            found.update({name: value for name, value in logs.items() if not isinstance(value, dict)})
+            if part.loss is not None:
+                found[_WHOLE] = part.loss
+            found.update({_Loss(number): loss for number, loss in enumerate(part.added)})
+            for number, gradients in enumerate(part.applied):
+                found.update({(number, place): value for place, value in enumerate(gradients)})
+            names.extend(found)
+            return [jnp.asarray(value) for value in found.values()]
+
+        avals = jax.tree.map(lambda leaf: _aval((rows, *leaf.shape[1:]), leaf.dtype), batch)
+        with mesh.within():
+            return _Traced(jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(avals), names)
+
+    def _shared(self, outputs: dict[Any, Rows.Part]) -> Mapping[int, int]:
+        """The powers by which a replica adds to variables."""
+        shared: dict[int, int] = {}
+        for metric in internals.metrics_of(self._model):
+            parts = {id(variable): outputs[id(variable)] for variable in metric.variables if id(variable) in outputs}
+            unknown, means = set[int](), False
+            for name, part in parts.items():
+                degree = _degree(part)
+                if degree is None:
+                    unknown.add(name)
+                elif part.kind is not Rows.Kind.ZERO:
+                    shared[name] = 1 - degree
+                    means = means or degree == 0
+            # A metric that counts a batch once is given one number for it.
+            if unknown and (means or type(metric) is keras.metrics.Sum):
+                shared.update(dict.fromkeys(unknown, 1))
+                _say(
+                    f"metric {metric.name!r} is updated with one number for each replica which is no sum and no mean "
+                    "over its examples, such as a root or a ratio of means: their mean by the replicas' shares of the "
+                    "examples is not quite what one device finds in the whole batch. HINT: update it with a value for "
+                    "each example, or with what get_replica_context().all_reduce has made of sums."
+                )
+            elif unknown and not internals.is_keras(type(metric)):
+                _say(
+                    f"metric {metric.name!r} adds to its variables what is no known sum over the examples: what the "
+                    "replicas add is added up. HINT: add sums over examples, and compute the rest in result()."
+                )
+        return shared
+
+
+@dataclass
+class _Traced:
+    """A step's program, and what its outputs are: ids of variables, and names of logs."""
+
+    program: Any
+    names: list[Any]
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """Name of one of a step's additional losses, or of its whole loss."""
+
+    number: int
+
+
+_WHOLE = _Loss(-1)
+
+
+def _adds(name: Any, part: Rows.Part) -> bool:
+    """True for an additional loss that is a sum over the examples."""
+    return isinstance(name, _Loss) and name != _WHOLE and _degree(part) == 1
+
+
+def _summed_updates(outputs: dict[Any, Rows.Part]) -> Iterable[int]:
+    """The numbers of an optimizer's updates by gradients of a sum over the examples, and not of a mean."""
+    degrees: dict[int, set[int]] = {}
+    for name, part in outputs.items():
+        if isinstance(name, tuple):
+            # Of what is not known, such as the gradients of a loop, the others tell.
+            known = degrees.setdefault(name[0], set())
+            known.update({part.degree} if part.kind is Rows.Kind.TOTAL else ())
+    return (number for number, known in degrees.items() if known == {1})
+
+
+def _degree(part: Rows.Part) -> int | None:
+    """1 for what adds up over the replicas, 0 for what is a mean by their examples, and so on; None if not known."""
+    if part.kind is Rows.Kind.SAME:
+        return 0
+    return part.degree if part.kind in (Rows.Kind.ZERO, Rows.Kind.ALIKE, Rows.Kind.TOTAL) else None
+
+
+def _aval(shape: tuple[int, ...], dtype: DType) -> jax.ShapeDtypeStruct:
+    # Labels of the host may be int64, of which JAX makes int32.
+    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
+
+
+def _say(text: str) -> None:
+    warnings.warn(text, stacklevel=2)

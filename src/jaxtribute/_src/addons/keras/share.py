@@ -1,0 +1,204 @@
+"""A replica's share of the batch, and what Keras computes over a whole batch: losses and batch statistics.
+
+One device computes the loss L of a whole batch. Replica i computes L_i of its own n_i examples, and what is added up
+over the replicas is n_i / n * L_i: for a mean that is L again. A loss that Keras does not divide by the number of
+examples (a sum, a mean over weights or over what a mask leaves) is scaled here so that the same sum gives L, too.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxtribute import ReduceOp, ReplicaContext
+from jaxtribute._src.addons.keras.internals import KerasModel, KerasOptimizer
+from jaxtribute.errors import ContextError
+from jaxtribute.extending import Context, Rows
+from jaxtribute.typing import Array, DType, Foreign, Leaf, Nest
+
+
+@dataclass(slots=True)
+class Share:
+    """One replica's part of a batch.
+
+    Attributes:
+      context: the replica.
+      rows: its examples.
+      total: the examples of all replicas.
+    """
+
+    context: ReplicaContext
+    rows: int
+    total: int
+    reduced: bool = False
+    """True if gradients need no reduction where they are applied."""
+    worker: int | None = None
+    """The worker's number, if parameter servers apply what the step changes, while other workers change the same."""
+    gradients: list[Any] | None = None
+    """The replica's share in a step that sends gradients."""
+    metrics: frozenset[int] = frozenset()
+    """The ids of the model's metrics' variables."""
+    shared: Mapping[int, int] = field(default_factory=dict[int, int])
+    """By the ids of those of them that count a batch once, the power of its weight that the replica adds by."""
+    summed: frozenset[Hashable] = frozenset()
+    """The names of the logs that are sums over the examples, and the numbers of such updates by an optimizer."""
+    sums_loss: bool = False
+    """True if the loss is a sum over the examples, as one of `compute_loss` may be."""
+    loss: Any = None
+    """The replica's loss, once it is computed."""
+    added: list[Any] = field(default_factory=list[Any])
+    """The losses of layers so far that come on top of it."""
+    added_sums: frozenset[int] = frozenset()
+    """The numbers of those among them that are sums over the examples."""
+    applied: list[list[Any]] = field(default_factory=list[list[Any]])
+    """The gradients that optimizers have been given so far."""
+
+    @property
+    def weight(self) -> float:
+        """Weight of the replica's means in those of the batch."""
+        return self.rows / self.total if self.total else 1.0
+
+    @property
+    def alone(self) -> bool:
+        """True if there are no other replicas."""
+        return self.context.num_replicas_in_sync == 1
+
+    @property
+    def sends(self) -> bool:
+        """True if parameter servers apply what the step changes."""
+        return self.worker is not None
+
+    def sum(self, values: Nest) -> Any:
+        """A nest of arrays, added up over the replicas; one without examples adds nothing."""
+        if self.alone:
+            return values
+        values = values if self.rows else jax.tree.map(jnp.zeros_like, values)
+        # Not what the context makes of a user's own sums.
+        return ReplicaContext.all_reduce(self.context, ReduceOp.SUM, values)
+
+
+class _Current(threading.local):
+    share: Share | None = None
+
+
+_current = _Current()
+
+
+def current() -> Share | None:
+    """The share of the replica whose step this thread runs or traces."""
+    return _current.share
+
+
+@contextmanager
+def entered(share: Share) -> Generator[Share]:
+    """Makes `share` the current one."""
+    before, _current.share = _current.share, share
+    try:
+        yield share
+    finally:
+        _current.share = before
+
+
+def whole_batch_losses(
+    original: Callable[..., Any],
+    values: Nest,
+    sample_weight: Array | None = None,
+    mask: Array | None = None,
+    reduction: str | None = "sum_over_batch_size",
+    dtype: DType = None,
+) -> Any:
+    """Keras's `reduce_weighted_values`, for a replica's part of a batch."""
+    loss = original(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
+    share = current()
+    # A loss without examples' axis is no mean over the batch that could be put together.
+    if share is None or share.alone or not share.total or jnp.ndim(values) == 0:
+        return loss
+    # The step weights what comes of this by the share of examples; a sum is to come out of that unweighted.
+    if reduction == "sum":
+        return Rows.MEAN.bind(loss / (share.weight or 1.0))
+    if reduction == "mean_with_sample_weight" and (mask is not None or sample_weight is not None):
+        divisor = original(jnp.ones_like(values), sample_weight=sample_weight, mask=mask, reduction="sum")
+    elif reduction in ("sum_over_batch_size", "mean") and mask is not None:
+        divisor = jnp.sum(jnp.asarray(mask, loss.dtype))
+    else:
+        return loss
+    total = share.sum(divisor)
+    return Rows.MEAN.bind(loss * (divisor / jnp.where(total == 0, 1, total)) / (share.weight or 1.0))
+
+
+def whole_batch_additions(original: Callable[..., Any], model: KerasModel, loss: Array) -> Any:
+    """A trainer's `_aggregate_additional_loss`: that of a layer's `add_loss`, or of a regularizer."""
+    loss, share = original(model, loss), current()
+    if share is None or share.alone:
+        return loss
+    number = len(share.added)
+    share.added.append(loss)
+    # A sum over the examples, which the step weights by their share.
+    return Rows.MEAN.bind(loss / (share.weight or 1.0)) if number in share.added_sums else loss
+
+
+def whole_batch_moments(
+    original: Callable[..., Any], x: Array, axes: Sequence[int], keepdims: bool = False, synchronized: bool = False
+) -> Any:
+    """The backend's `moments`, which can synchronise batch statistics over the replicas."""
+    share = current()
+    if share is None or not synchronized:
+        return original(x, axes, keepdims=keepdims, synchronized=synchronized)
+    if share.alone:
+        return original(x, axes, keepdims=keepdims)
+    # Counts and sums over a whole batch overflow, or lose digits, in half precision.
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    axes = tuple(axes)
+    count = share.sum(jnp.asarray(math.prod(wide.shape[axis] for axis in axes), wide.dtype))
+    mean = share.sum(jnp.sum(wide, axes, keepdims=True)) / count
+    variance = share.sum(jnp.sum(jnp.square(wide - mean), axes, keepdims=True)) / count
+    if not keepdims:
+        mean, variance = jnp.squeeze(mean, axes), jnp.squeeze(variance, axes)
+    return mean.astype(x.dtype), variance.astype(x.dtype)
+
+
+def synchronizable(
+    original: Callable[..., Any], layer: Foreign, *args: Leaf, synchronized: bool = False, **kwargs: Leaf
+) -> None:
+    """`BatchNormalization.__init__`, which takes `synchronized=True` in a strategy's scope."""
+    scoped = not Context.current().strategy.is_default
+    # Keras refuses the flag on JAX; it is set behind its check, and `moments` is given it then.
+    original(layer, *args, synchronized=synchronized and not scoped, **kwargs)
+    layer.synchronized = synchronized
+
+
+def whole_batch_gradients(
+    original: Callable[..., Any],
+    optimizer: KerasOptimizer,
+    optimizer_variables: Nest,
+    grads: Nest,
+    trainable_variables: Nest,
+) -> Any:
+    """An optimizer's `stateless_apply`, which adds up the gradients over the replicas first, or keeps them."""
+    share = current()
+    if share is not None and share.sends:
+        if share.gradients is not None:
+            raise ContextError(
+                "a train_step applies gradients twice, which parameter servers do not. HINT: use one optimizer, "
+                "and call its stateless_apply once."
+            )
+        # Kept for the worker to send: servers apply them, and the variables stay as they are here.
+        share.gradients = list(grads)
+        return list(trainable_variables), list(optimizer_variables)
+    if share is None or share.reduced or share.alone:
+        return original(optimizer, optimizer_variables, grads, trainable_variables)
+    weight = 1.0 if len(share.applied) in share.summed else share.weight
+    share.applied.append(list(grads))
+    grads = share.sum([grad * jnp.asarray(weight, grad.dtype) for grad in grads])
+    share.reduced = True  # optimizers call one another
+    try:
+        return original(optimizer, optimizer_variables, grads, trainable_variables)
+    finally:
+        share.reduced = False

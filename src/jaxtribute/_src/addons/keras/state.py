@@ -1,0 +1,39 @@
+"""Keras in checkpoints: which of its objects hold state, and where."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from jaxtribute.extending import StateAdapter, points
+from jaxtribute.typing import Foreign
+
+
+def _of_keras(root: Foreign) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Variables of a model and of its optimizer, or those of a layer, a metric or an optimizer."""
+    keras = sys.modules["keras"]
+    if isinstance(root, keras.Variable):
+        yield (), _cell(root)
+        return
+    yield from _numbered((), root.variables)
+    optimizer = getattr(root, "optimizer", None) if isinstance(root, keras.Model) else None
+    if optimizer is not None:
+        yield from _numbered(("optimizer",), optimizer.variables)
+
+
+def _numbered(prefix: tuple[str, ...], variables: Iterable[Foreign]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Names that do not depend on how many models were made before, as Keras's own paths do."""
+    for place, variable in enumerate(variables):
+        name = variable.name.rpartition("_")[2] if prefix else variable.name
+        yield (*prefix, f"{place}_{name}"), _cell(variable)
+
+
+def _cell(variable: Foreign) -> Any:
+    stored = getattr(variable, "stored", None)  # under a strategy
+    if stored is not None:
+        return stored
+    return lambda: variable.value, variable.assign
+
+
+points.STATEFUL.register(StateAdapter("keras", ("Layer", "Optimizer", "Metric", "Variable"), _of_keras))

@@ -1,0 +1,269 @@
+"""Steps of one replica: a Keras model's own step on its part of a batch, and the reductions over the replicas."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import keras
+from jaxtribute._src.addons.keras import internals
+from jaxtribute._src.addons.keras.internals import KerasModel, KerasVariable
+from jaxtribute._src.addons.keras.meeting import entered, share_of
+from jaxtribute._src.addons.keras.merging import State, contributions, merged, start_of_layers, start_of_metrics
+from jaxtribute._src.addons.keras.parts import Ends, PartsOfSteps
+from jaxtribute._src.addons.keras.share import Share
+from jaxtribute.errors import ContextError
+from jaxtribute.extending import Context
+from jaxtribute.typing import Array, Nest
+
+Logs = dict[str, Any]
+Step = Callable[[Any, int], tuple[list[Any], Any]]
+"""Takes a replica's batch and the number of examples of all; gives new values of `Lists.all` and logs or outputs."""
+
+
+@dataclass(frozen=True)
+class Lists:
+    """A model's variables, in the order of Keras's states."""
+
+    trainable: Sequence[Any]
+    layers: Sequence[Any]
+    """Those that no optimizer updates: batch statistics, random generators."""
+    optimizer: Sequence[Any]
+    metrics: Sequence[Any]
+
+    @classmethod
+    def of(cls, model: KerasModel) -> Lists:
+        """The variables of a built model."""
+        optimizer = getattr(model, "optimizer", None)
+        return cls(
+            list(model.trainable_variables),
+            list(model.non_trainable_variables),
+            [] if optimizer is None else list(optimizer.variables),
+            list(model.metrics_variables),
+        )
+
+    @property
+    def metric_ids(self) -> frozenset[int]:
+        """The ids of the metrics' variables."""
+        return frozenset(id(variable) for variable in self.metrics)
+
+    @property
+    def all(self) -> list[Any]:
+        """All of them, in the order of the fields."""
+        return [*self.trainable, *self.layers, *self.optimizer, *self.metrics]
+
+
+def rows_of(batch: Nest) -> int:
+    """The number of examples of a batch, as Keras counts them."""
+    first = next((leaf for leaf in jax.tree.leaves(batch) if jnp.ndim(leaf)), None)
+    return 0 if first is None else first.shape[0]
+
+
+def train_step(model: KerasModel, lists: Lists) -> Step:
+    """A replica's training step."""
+    own = internals.has_own_train_step(model)
+
+    def ends(share: Share, batch: Nest) -> Ends:
+        trainable, layers, optimizer, metrics = map(
+            values_of, (lists.trainable, lists.layers, lists.optimizer, lists.metrics)
+        )
+        start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
+        if own:
+            logs, state = model.train_step((trainable, start[0], optimizer, start[1]), batch)
+            return start[1], state[3], logs
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        _, aux = _loss(model, trainable, optimizer, start, (x, y, sample_weight))
+        share.loss = aux[0]
+        logs, after = internals.updated_metrics(model, aux[3], aux[0], x, y, aux[1], sample_weight)
+        return start[1], after, logs
+
+    parts = PartsOfSteps(model, lists.metrics, ends, weighs_later=own)
+
+    def step(batch: Nest, total: int) -> tuple[list[Any], Logs]:
+        share, batch = _share(batch, total, lists, weighs_later=own)
+        parts.tell(share, batch)
+        before = list(map(values_of, (lists.trainable, lists.layers, lists.optimizer, lists.metrics)))
+        trainable, layers, optimizer, metrics = before
+        start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
+        with entered(share):
+            if own:
+                logs, state = model.train_step((trainable, start[0], optimizer, start[1]), batch)
+                new_trainable, layer_ends, new_optimizer, metric_ends = state
+                _, layers, metrics, logs = _reduced(model, lists, before, start, (layer_ends, metric_ends), logs, share)
+            else:
+                ends, logs, grads = _local_gradients(model, before, start, batch, share)
+                grads, layers, metrics, logs = _reduced(model, lists, before, start, ends, logs, share, grads)
+                # `stateless_apply` is replaced, too: it must not add up again what has been added up.
+                share.reduced = True
+                new_trainable, new_optimizer = model.optimizer.stateless_apply(optimizer, grads, trainable)
+        new = [*new_trainable, *layers, *new_optimizer, *metrics]
+        return _changed(list(itertools.chain.from_iterable(before)), new), logs
+
+    return step
+
+
+def test_step(model: KerasModel, lists: Lists) -> Step:
+    """A replica's evaluation step."""
+
+    def ends(share: Share, batch: Nest) -> Ends:
+        trainable, layers, metrics = map(values_of, (lists.trainable, lists.layers, lists.metrics))
+        start = start_of_metrics(lists.metrics, metrics, share)
+        logs, state = model.test_step((trainable, start_of_layers(lists.layers, layers, share), start), batch)
+        return start, state[2], logs
+
+    parts = PartsOfSteps(model, lists.metrics, ends)
+
+    def step(batch: Nest, total: int) -> tuple[list[Any], Logs]:
+        share, batch = _share(batch, total, lists)
+        parts.tell(share, batch)
+        trainable, layers, metrics = map(values_of, (lists.trainable, lists.layers, lists.metrics))
+        start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
+        with entered(share):
+            logs, state = model.test_step((trainable, *start), batch)
+            before = [trainable, layers, [], metrics]
+            _, new_layers, new_metrics, logs = _reduced(model, lists, before, start, (state[1], state[2]), logs, share)
+        unchanged = [None] * len(trainable), [None] * len(lists.optimizer)
+        return [*unchanged[0], *_changed(layers, new_layers), *unchanged[1], *_changed(metrics, new_metrics)], logs
+
+    return step
+
+
+def predict_step(model: KerasModel, lists: Lists) -> Step:
+    """A replica's prediction; of variables it may change those that no optimizer updates, such as random states."""
+
+    def step(batch: Nest, total: int) -> tuple[list[Any], Any]:
+        share, batch = _share(batch, total, lists)
+        trainable, layers = map(values_of, (lists.trainable, lists.layers))
+        start = start_of_layers(lists.layers, layers, share)
+        with entered(share):
+            outputs, ends = model.predict_step((trainable, start), batch)
+            changed = _changed(start, ends)
+            if not share.alone and any(new is not None for new in changed):
+                totals = share.sum(contributions(lists.layers, start, changed, share))
+                changed = _changed(layers, merged(lists.layers, layers, totals))
+        # A replica without examples computed made-up ones, of which no row may reach the outputs.
+        outputs = jax.tree.map(lambda leaf: _own(leaf if share.rows else leaf[:0], share), outputs)
+        rest = [None] * (len(lists.optimizer) + len(lists.metrics))
+        return [*[None] * len(trainable), *changed, *rest], outputs
+
+    return step
+
+
+def _own(output: Array, share: Share) -> Any:
+    """An output as one of this replica's examples, even if it depends on nothing that replicas have of their own."""
+    return output if share.alone else lax.optimization_barrier((output, share.context.replica_id_in_sync_group))[0]
+
+
+def _share(batch: Nest, total: int, lists: Lists, weighs_later: bool = False) -> tuple[Share, Any]:
+    """The replica's share, and its batch: made-up examples if it has none, which go into nothing that is reduced."""
+    context = Context.current().replica
+    if context is None:
+        raise ContextError("a Keras step runs in a replica context only. HINT: call model.fit, which enters one.")
+    share = share_of(context, rows_of(batch), total, lists.metric_ids, weighs_later)
+    # A program computes something in any case; the weight of these examples is zero.
+    if not share.rows:
+        batch = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), batch)
+    return share, batch
+
+
+def values_of(variables: Sequence[KerasVariable]) -> State:
+    """The values that variables have at the start of a step."""
+    return [variable.stored.read_value() for variable in variables]
+
+
+def _changed(before: State, after: Sequence[Any]) -> list[Any]:
+    """The new values, None where they are the old ones."""
+    return [None if new is None or new is old else new for old, new in zip(before, after, strict=True)]
+
+
+def _local_gradients(
+    model: KerasModel, before: Sequence[State], start: tuple[State, State], batch: Nest, share: Share
+) -> tuple[tuple[State, State], Logs, list[Any]]:
+    """The standard training step up to where the optimizer takes over; gradients are this replica's share."""
+    trainable, _, optimizer, _ = before
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+
+    def loss(values: State) -> tuple[Any, Any]:
+        scaled, aux = _loss(model, values, optimizer, start, (x, y, sample_weight))
+        return scaled * jnp.asarray(1 if share.sums_loss else share.weight, scaled.dtype), aux
+
+    (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(trainable)
+    unscaled, y_pred, layers, metrics = aux
+    logs, metrics = internals.updated_metrics(model, metrics, unscaled, x, y, y_pred, sample_weight)
+    return (layers, metrics), logs, grads
+
+
+def _loss(
+    model: KerasModel, trainable: State, optimizer: State, start: tuple[State, State], batch: tuple[Any, Any, Any]
+) -> tuple[Any, Any]:
+    """The standard training step's loss, scaled; and the loss itself, predictions, and new values of the others."""
+    return model.compute_loss_and_updates(trainable, *start, *batch, training=True, optimizer_variables=optimizer)
+
+
+def _reduced(
+    model: KerasModel,
+    lists: Lists,
+    before: Sequence[State],
+    start: tuple[State, State],
+    ends: tuple[State, State],
+    logs: Logs,
+    share: Share,
+    grads: Sequence[Any] = (),
+) -> tuple[Sequence[Any], State, State, Logs]:
+    """Adds up over the replicas, in one go; returns gradients, values of layers and metrics, and logs."""
+    if share.alone:
+        return grads, ends[0], ends[1], logs
+    touched = {id(v) for v, old, new in zip(lists.metrics, start[1], ends[1], strict=True) if new is not old}
+    extra = _weighted(logs, _results(model, lists, ends[1], touched), share)
+    local = (
+        list(grads),
+        contributions(lists.layers, start[0], ends[0], share),
+        contributions(lists.metrics, start[1], ends[1], share),
+        extra,
+    )
+    # One collective for all of it: a message between processes costs more than what is in it.
+    grads, layer_totals, metric_totals, extra = share.sum(local)
+    layers = merged(lists.layers, before[1], layer_totals)
+    metrics = merged(lists.metrics, before[3], metric_totals)
+    return grads, layers, metrics, _logged(logs, _results(model, lists, metrics, touched), extra)
+
+
+def _weighted(logs: Logs, metrics: Logs, share: Share) -> Logs:
+    """Adds up a replica's logs that are no metric's result, weighted by their share; logs may be nested."""
+    weighted: Logs = {}
+    for name, value in logs.items():
+        if isinstance(value, dict) and name not in metrics:
+            weighted[name] = _weighted(value, metrics, share)
+        elif name not in metrics:
+            weight = 1 if name in share.summed else share.weight
+            weighted[name] = jax.tree.map(lambda leaf, weight=weight: jnp.asarray(leaf) * weight, value)
+    return weighted
+
+
+def _logged(logs: Logs, metrics: Logs, extra: Logs) -> Logs:
+    """The logs of all replicas: `metrics`, and sums of what `_weighted` gave."""
+    logged: Logs = {}
+    for name, value in logs.items():
+        if name in metrics:
+            logged[name] = metrics[name]
+        else:
+            logged[name] = _logged(value, metrics, extra[name]) if isinstance(value, dict) else extra[name]
+    return logged
+
+
+def _results(model: KerasModel, lists: Lists, values: State, touched: set[int]) -> Logs:
+    """The results of the metrics that a step has updated, with these values of their variables."""
+    results: Logs = {}
+    with keras.StatelessScope(state_mapping=list(zip(lists.metrics, values, strict=True))):
+        for metric in model.metrics:
+            if any(id(variable) in touched for variable in metric.variables):
+                result = metric.result()
+                # Logs may have those of several metrics in one entry, or each in its own.
+                results.update({metric.name: result, **(result if isinstance(result, dict) else {})})
+    return results

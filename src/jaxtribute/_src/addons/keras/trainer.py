@@ -1,0 +1,168 @@
+"""A Keras model under a strategy: the functions that `fit`, `evaluate` and `predict` call for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxtribute import Mirrored, PerReplica, Strategy, function
+from jaxtribute._src.addons.keras import internals
+from jaxtribute._src.addons.keras.data import Placer
+from jaxtribute._src.addons.keras.internals import KerasModel
+from jaxtribute._src.addons.keras.steps import Lists, Step, predict_step, test_step, train_step
+from jaxtribute._src.addons.keras.variables import StrategyVariable, adopt, on_servers
+from jaxtribute.typing import Leaf, Nest
+
+if TYPE_CHECKING:
+    from jaxtribute._src.addons.keras.scheduling import Scheduler
+
+_ATTRIBUTE = "_jaxtribute_strategy"
+SCHEDULER = "_jaxtribute_servers"
+"""The attribute of a model that keeps what it has on workers."""
+Function = Callable[[Any, Iterator[Any]], tuple[Any, Any]]
+"""Function that Keras calls per step, or per `steps_per_execution` of them: `(state, iterator) -> (logs, state)`."""
+
+
+def remember(model: KerasModel, strategy: Strategy) -> None:
+    """Notes in whose scope a model is made."""
+    # Past Keras's own `__setattr__`, which looks at what becomes an attribute.
+    object.__setattr__(model, _ATTRIBUTE, strategy)
+
+
+def scheduler_of(model: KerasModel) -> Scheduler | None:
+    """A model's objects on workers of parameter servers, if it has trained or been evaluated there."""
+    return model.__dict__.get(SCHEDULER)
+
+
+def strategy_of(model: KerasModel) -> Strategy | None:
+    """The strategy in whose scope a model was made or compiled, or its variables were; None for plain Keras."""
+    found = model.__dict__.get(_ATTRIBUTE)
+    tracker = internals.loss_tracker(model)
+    # A model loaded from a file, or compiled in a scope only, tells by the variables that it has.
+    if found is None and tracker is not None:
+        found = _strategy_of(tracker.variables[:1])
+    if found is None and getattr(model, "built", False):
+        found = _strategy_of(model.weights)
+    if found is not None:
+        remember(model, found)
+    return found
+
+
+def _strategy_of(variables: Iterable[Any]) -> Strategy | None:
+    """The strategy that stores variables; None for plain ones and those of the default strategy, which fit as such."""
+    return next((v.strategy for v in variables if isinstance(v, StrategyVariable) and not v.strategy.is_default), None)
+
+
+def make_train_function(model: KerasModel, strategy: Strategy) -> Function:
+    """Function that `fit` calls."""
+    if on_servers(strategy):
+        return _scheduled(model, strategy, "train")
+    return _repeated(model, _step(model, strategy, train_step))
+
+
+def make_test_function(model: KerasModel, strategy: Strategy) -> Function:
+    """Function that `evaluate` calls."""
+    if on_servers(strategy):
+        return _scheduled(model, strategy, "test")
+    return _repeated(model, _step(model, strategy, test_step))
+
+
+def make_predict_function(model: KerasModel, strategy: Strategy) -> Function:
+    """Function that `predict` calls; its results are all replicas' outputs."""
+    step = _step(model, strategy, predict_step)
+
+    def whole(batch: Nest) -> Any:
+        return jax.tree.map(lambda leaf: _joined(leaf, strategy), step(batch), is_leaf=_is_distributed)
+
+    # One replica's outputs are arrays.
+    return _repeated(model, step if strategy.num_replicas_in_sync == 1 else whole, joins=True)
+
+
+MAKERS = {"train": make_train_function, "test": make_test_function, "predict": make_predict_function}
+"""Maker of the functions that Keras calls."""
+
+
+def _scheduled(model: KerasModel, strategy: Strategy, kind: str) -> Function:
+    from jaxtribute._src.addons.keras.scheduling import make_function
+
+    return make_function(model, strategy, kind)
+
+
+def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], Step]) -> Callable[[Any], Any]:
+    """One step on a batch from Keras: compiled, or each replica's Python if the model runs eagerly."""
+    lists = Lists.of(model)
+    for variable in (*lists.trainable, *lists.layers, *lists.metrics):
+        adopt(variable, strategy)
+    # Parameter servers make slots of their own.
+    if not on_servers(strategy):
+        for variable in lists.optimizer:
+            adopt(variable, strategy)
+    replica = make(model, lists)
+    # Keras's own condition for compiling.
+    compiled = model.jit_compile and not model.run_eagerly
+    place = Placer(strategy, compiled)
+
+    def _first(value: Leaf) -> Any:
+        if isinstance(value, Mirrored):
+            return value.data
+        return strategy.experimental_local_results(value)[0]
+
+    # A function for each number of examples: steps are calls of arrays alone, which run again without a look at each.
+    @cache
+    def step_of(total: int) -> Callable[[Any], Any]:
+        def step(batch: Nest) -> Any:
+            # New values come out of the replicas rather than being written inside: Keras's steps are pure functions of
+            # lists.
+            # Past `run` of parameter servers, which warns of code on the coordinator: here Keras means it.
+            values, result = Strategy.run(strategy, replica, (batch, total))
+            for variable, value in zip(lists.all, values, strict=True):
+                if value is not None:
+                    variable.stored.assign(value if compiled else strategy.experimental_local_results(value)[0])
+            return result if make is predict_step else jax.tree.map(_first, result, is_leaf=_is_distributed)
+
+        # Batches are this file's own: cut from arrays that nobody writes to meanwhile, or copied.
+        return function(step).owning_arguments() if compiled else step
+
+    def on_batch(batch: Nest) -> Any:
+        placed, rows = place(batch)
+        return step_of(rows)(placed)
+
+    return on_batch
+
+
+def _repeated(model: KerasModel, step: Callable[[Any], Any], *, joins: bool = False) -> Function:
+    """`steps_per_execution` steps in one call, up to the end of the data."""
+
+    def call(state: Nest, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        # Not guarded: the end of the data before any step is what Keras waits for.
+        results = [step(next(iterator))]
+        for _ in range(model.steps_per_execution - 1):
+            batch = next(iterator, None)
+            if batch is None:
+                break
+            results.append(step(batch))
+        if not joins or len(results) == 1:
+            return results[-1], state
+        return jax.tree.map(lambda *parts: np.concatenate(list(map(np.asarray, parts))), *results), state
+
+    return call
+
+
+def _is_distributed(value: Leaf) -> bool:
+    return isinstance(value, (Mirrored, PerReplica))
+
+
+def _joined(value: Leaf, strategy: Strategy) -> Any:
+    if isinstance(value, Mirrored):
+        return value.data
+    if not isinstance(value, PerReplica):
+        return value
+    # Left where it is, without a collective: Keras makes one NumPy array of all batches, which takes each replica's
+    # rows from its device. Other workers' rows cannot be had so.
+    if not value.is_ragged and value.component_ndim and value.data.is_fully_addressable:
+        return value.data
+    return strategy.gather(value, axis=0)

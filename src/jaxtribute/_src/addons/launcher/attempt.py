@@ -1,0 +1,273 @@
+"""One start of this machine's ranks: until all have ended, or one has failed and the others are stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from operator import attrgetter
+from typing import Any, Self
+
+from jaxtribute._src.addons.launcher.family import Family, Process
+from jaxtribute._src.addons.launcher.output import OutputReader, RankOutput, copy_size
+from jaxtribute._src.addons.launcher.terminal import say
+from jaxtribute.errors import ArgumentError
+from jaxtribute.extending import ExitCode
+
+
+class Kind(StrEnum):
+    """Result of an attempt."""
+
+    DONE = "done"
+    FAILED = "failed"
+    PREEMPTED = "preempted"
+    STOPPED = "stopped"
+    """Ended by the launcher, because of another machine or of a signal."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Kind of end, and the rank that caused it.
+
+    Attributes:
+      kind: what it came to.
+      code: the exit code that says so: 0, the rank's own, or 128 and the number of the signal that killed it.
+      rank: the rank that was first, if any.
+      words: one line on what happened there.
+      traceback: its traceback, if one was printed.
+      killed: how many ranks were ended by a signal that the launcher did not send.
+    """
+
+    kind: Kind
+    code: int = 0
+    rank: int | None = None
+    words: str = ""
+    traceback: str = ""
+    killed: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for another launcher."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Reads the result of `as_json`."""
+        fields: dict[str, Any] = {**data, "kind": Kind(data["kind"])}
+        return cls(**fields)
+
+
+def exit_code(returncode: int) -> int:
+    """A process's return code as the shell would say it."""
+    return 128 - returncode if returncode < 0 else returncode
+
+
+def in_words(returncode: int) -> str:
+    """Describes the end of a process."""
+    if returncode >= 0:
+        return f"ended with exit code {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = f"signal {-returncode}"
+    return f"was killed by {name}"
+
+
+CAUSE_S = 3.0
+"""Seconds that the rank that caused a failure may take to end once another has ended because of it."""
+DRAIN_S = 1.0
+"""Seconds without any output after which it is not waited for that processes close it which outlive their rank."""
+
+Signal = signal.Signals
+
+
+@dataclass
+class Program:
+    """Command of one rank, and the place of its output."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    output: RankOutput
+    terminal: bool = False
+
+
+@dataclass(frozen=True)
+class _End:
+    rank: int
+    code: int
+    ours: bool
+    """True if the launcher's own signal ended it."""
+
+
+class Attempt:
+    """The ranks of this machine, started once.
+
+    Args:
+      programs: by rank.
+      grace_s: seconds between SIGTERM and SIGKILL.
+      save_s: seconds that preempted ranks have to save.
+    """
+
+    def __init__(self, programs: Mapping[int, Program], grace_s: float, save_s: float) -> None:
+        self._programs, self._grace_s, self._save_s = programs, grace_s, save_s
+        self._ends: list[_End] = []
+        self._readers: list[OutputReader] = []
+        self._due: list[tuple[float, Signal]] = []
+        """Signals still to be sent, and when."""
+        # To tell signals of the launcher from those of others, by the codes of the ranks that they end.
+        self._sent: set[int] = set()
+        self._wake = asyncio.Event()
+        self._asked: Signal | None = None
+        self._failing = False
+
+    async def run(self) -> Outcome:
+        """Starts the ranks and waits until all have ended."""
+        with Family() as family:
+            try:
+                waiting = {self._start(family, rank): rank for rank in self._programs}
+                await self._wait(family, waiting)
+            finally:
+                # The processes first: their output ends with them.
+                family.close()
+                for reader in self._readers:
+                    await reader.finish(DRAIN_S)
+                for program in self._programs.values():
+                    program.output.close()
+        return self._judge()
+
+    def stop(self) -> None:
+        """Ends the ranks because of a failure elsewhere."""
+        self._failing = True
+        self._escalate((0.0, Signal.SIGTERM), (self._grace_s, Signal.SIGKILL))
+
+    def forward(self, number: Signal) -> None:
+        """Hands a signal on. Ctrl-C ends the ranks soon, and at once the second time; SIGTERM lets them save."""
+        again = self._asked is Signal.SIGINT and number is Signal.SIGINT
+        self._asked = number
+        # Whoever presses Ctrl-C twice does not want to wait for anything.
+        if again:
+            self._escalate((0.0, Signal.SIGKILL))
+        elif number is Signal.SIGINT:
+            grace = self._grace_s
+            self._escalate((0.0, number), (grace, Signal.SIGTERM), (2 * grace, Signal.SIGKILL))
+        else:
+            self._escalate((0.0, number), (self._save_s, Signal.SIGKILL))
+
+    def resize(self) -> None:
+        """Tells a rank that has a terminal how large it is now."""
+        for reader in self._readers:
+            if reader.terminal is not None:
+                copy_size(reader.terminal)
+
+    def _start(self, family: Family, rank: int) -> asyncio.Future[int]:
+        program = self._programs[rank]
+        reader = OutputReader(program.output.feed, terminal=program.terminal)
+        self._readers.append(reader)
+        try:
+            process = family.start(program.command, program.environment, reader.child_end)
+        except OSError as error:
+            raise ArgumentError(
+                f"rank {rank} cannot be started: {program.command[0]!r}: {error.strerror}. HINT: give a Python file, "
+                "or a program that this machine can run; a script says in its first line what runs it (#!/bin/sh)."
+            ) from error
+        finally:
+            # Open here, too, it would hide the end of the output, which comes when nobody can write any more.
+            os.close(reader.child_end)
+        return _exit_of(process)
+
+    async def _wait(self, family: Family, waiting: dict[asyncio.Future[int], int]) -> None:
+        while waiting:
+            self._send_due(family)
+            self._wake.clear()
+            wake = asyncio.ensure_future(self._wake.wait())
+            # `_wake` ends the wait when a signal has changed what is due, which the timeout does not know of.
+            timeout = max(self._due[0][0] - time.monotonic(), 0) if self._due else None
+            done, _ = await asyncio.wait([*waiting, wake], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            wake.cancel()
+            # `done` has no order: of ranks that have ended together the lowest comes first.
+            for future in [one for one in waiting if one in done]:
+                self._ended(waiting.pop(future), future.result())
+
+    def _ended(self, rank: int, code: int) -> None:
+        # A signal that the launcher has not sent is somebody else's, such as the kernel's where memory ran out.
+        end = _End(rank, code, ours=-code in self._sent)
+        self._ends.append(end)
+        if code == 0 or self._failing or self._asked is not None:
+            return
+        # One rank has saved, so all have agreed to: the others get the time that saving takes, not that of a failure.
+        if code == ExitCode.RESUME:
+            if not self._due:
+                self._escalate((self._save_s, Signal.SIGTERM), (self._save_s + self._grace_s, Signal.SIGKILL))
+            return
+        self._failing = True
+        # A rank that ends because of another tells by its code that the cause is still to come.
+        first = CAUSE_S if code == ExitCode.ELSEWHERE else 0.0
+        self._escalate((first, Signal.SIGTERM), (first + self._grace_s, Signal.SIGKILL))
+        for other, program in self._programs.items():
+            # What the others say from now on comes of the failure; it is in their log files.
+            if other != rank and code != ExitCode.ELSEWHERE:
+                program.output.shown = False
+
+    def _escalate(self, *steps: tuple[float, Signal]) -> None:
+        now = time.monotonic()
+        # What was due before is not any more: the last decision holds.
+        self._due = [(now + delay, number) for delay, number in steps]
+        self._wake.set()
+
+    def _send_due(self, family: Family) -> None:
+        while self._due and self._due[0][0] <= time.monotonic():
+            _, number = self._due.pop(0)
+            self._sent.add(number)
+            family.signal(number)
+
+    def _judge(self) -> Outcome:
+        bad = [end for end in self._ends if end.code != 0]
+        own = [end for end in bad if not end.ours]
+        codes = list(map(attrgetter("code"), own))
+        killed = sum(code < 0 for code in codes)
+        # In the order of their ends: the first that failed by itself is the cause; one that only reports a failure of
+        # another is named where that other one is not to be seen, as on another machine.
+        causes = sorted(
+            [end for end in own if end.code != ExitCode.RESUME], key=lambda end: end.code == ExitCode.ELSEWHERE
+        )
+        if self._asked is not None and (bad or self._asked is Signal.SIGINT):
+            saved = ExitCode.RESUME in codes
+            kind = Kind.PREEMPTED if saved else Kind.STOPPED
+            return Outcome(kind, ExitCode.RESUME if saved else 128 + self._asked)
+        if causes:
+            return self._failure(causes[0], killed)
+        if own:
+            return Outcome(Kind.PREEMPTED, ExitCode.RESUME, own[0].rank, "saved and asks to be started again")
+        return Outcome(Kind.STOPPED, 128 + Signal.SIGTERM) if bad else Outcome(Kind.DONE)
+
+    def _failure(self, end: _End, killed: int) -> Outcome:
+        output = self._programs[end.rank].output
+        if output.noise() and output.shown:
+            say(f"Gloo has said in rank {end.rank}, which is left out where nothing fails:\n{output.noise()}")
+        traceback = output.traceback()
+        last = traceback.rpartition("\n")[2] or output.last_line()
+        words = in_words(end.code) + (f": {last}" if last else "")
+        return Outcome(Kind.FAILED, exit_code(end.code), end.rank, words, traceback, killed)
+
+
+def _exit_of(process: Process) -> asyncio.Future[int]:
+    """The return code, once there is one."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[int] = loop.create_future()
+
+    def settle(code: int) -> None:
+        if not future.done():
+            future.set_result(code)
+
+    def wait() -> None:
+        code = process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop has ended before
+            loop.call_soon_threadsafe(settle, code)
+
+    threading.Thread(target=wait, name=f"wait for {process.pid}", daemon=True).start()
+    return future

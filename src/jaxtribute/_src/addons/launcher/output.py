@@ -1,0 +1,300 @@
+"""Output of the ranks: read by a thread for each, kept in a log file, cut into lines and handed on to the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import pty
+import re
+import sys
+import termios
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from io import FileIO
+from pathlib import Path
+
+from jaxtribute._src.addons.launcher.regular_files import open_regular
+from jaxtribute._src.addons.launcher.terminal import say, widen, write
+
+_CHUNK = 1 << 19
+_LONGEST_DRAIN_S = 20.0
+
+
+class OutputReader:
+    """The reading end of a process's output. A thread waits for it, and for the disk that it is written to.
+
+    Args:
+      feed: gets what was read, in that thread.
+      terminal: whether the process is to see a terminal, as large as this process's, instead of a pipe.
+
+    Attributes:
+      child_end: the file descriptor for the process; close it once the process has started.
+    """
+
+    def __init__(self, feed: Callable[[bytes], None], *, terminal: bool) -> None:
+        self._feed = feed
+        self._fd, self.child_end = pty.openpty() if terminal else os.pipe()
+        if terminal:
+            _raw(self.child_end)
+            copy_size(self._fd)
+        else:
+            widen(self._fd)
+        self.terminal = self._fd if terminal else None
+        self._taken = 0
+        self._given_up = False
+        self._ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._run, args=(loop,), name="read a rank's output", daemon=True).start()
+
+    async def finish(self, patience_s: float) -> None:
+        """Waits for the end of the output, though not for processes that keep it open and are silent so long."""
+        end = time.monotonic() + _LONGEST_DRAIN_S
+        while not self._ended.is_set():
+            taken = self._taken
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), patience_s)
+            if self._taken == taken or time.monotonic() > end:
+                break
+        # The thread ends when those processes do, and says nothing more.
+        self._given_up = not self._ended.is_set()
+        self.terminal = None
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            while data := self._read():
+                if not self._given_up:
+                    self._feed(data)
+                self._taken += len(data)
+        finally:
+            try:
+                loop.call_soon_threadsafe(self._end)
+            except RuntimeError:  # the loop has ended before
+                os.close(self._fd)
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._fd, _CHUNK)
+        except OSError as error:
+            if error.errno != errno.EIO:  # how a terminal says that nobody writes any more
+                raise
+            return b""
+
+    def _end(self) -> None:
+        # In the loop's thread, which may be about to ask for the terminal's size: the number is then another file's.
+        self.terminal = None
+        os.close(self._fd)
+        self._ended.set()
+
+
+def copy_size(terminal: int) -> None:
+    """Gives a terminal the size of the one that this process prints to."""
+    with contextlib.suppress(OSError, ValueError):
+        size = fcntl.ioctl(sys.stdout.fileno(), termios.TIOCGWINSZ, bytes(8))
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)
+
+
+def _raw(terminal: int) -> None:
+    # The real terminal makes "\r\n" of "\n"; twice would be once too often.
+    attributes = termios.tcgetattr(terminal)
+    attributes[1] &= ~termios.OPOST
+    termios.tcsetattr(terminal, termios.TCSANOW, attributes)
+
+
+KEPT_LINES = 400
+"""Number of a rank's last lines that are kept for the summary of a failure."""
+_KEPT_BYTES = 1 << 18
+_LONGEST_LINE = 1 << 20
+"""Bytes of a line that are waited for; what is longer is passed on in parts."""
+_LAST_LETTERS = 2000
+_TRACEBACK = b"Traceback (most recent call last):"
+_NOISE = re.compile(rb"(?m)^(\[Gloo\] Rank \d+ is connected|W\d+ .*Using experimental recoverable task feature).*\n")
+"""Lines that the collectives and the coordination service of JAX print at every start."""
+_KEPT_NOISE = 40
+_SIGNS = (b"[Gloo] Rank ", b"Using experimental recoverable task feature")
+_CLOSE_S = 1.0
+
+
+class RankOutput:
+    """The output of one rank, cut into lines.
+
+    Args:
+      prefix: what stands before each line on the terminal; `None` passes everything on as it comes.
+      shown: whether it goes to the terminal at all.
+      log: a file that all of it goes to, lines of JAX's runtime that tell a user nothing too.
+    """
+
+    def __init__(self, prefix: bytes | None, *, shown: bool, log: FileIO | None) -> None:
+        self._prefix, self.shown, self._log = prefix, shown, log
+        self._kept: deque[bytes] = deque()
+        """The last whole lines, in pieces of one or many, each with its end."""
+        self._kept_bytes = 0
+        self._noise: deque[bytes] = deque(maxlen=_KEPT_NOISE)
+        """The last lines of Gloo's that were left out: with whom a rank is connected."""
+        self._rest: list[bytes] = []
+        """The line that has not ended, in pieces: joined once, however many there are."""
+        self._rest_bytes = 0
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def feed(self, data: bytes) -> None:
+        """Takes what was read."""
+        with self._lock:
+            if self._closed:
+                return
+            self._write_log(data)
+            if self._prefix is None and self.shown:
+                write(None, _quiet(data))
+            end = data.rfind(b"\n") + 1
+            if end:
+                self._rest.append(data[:end])
+                self._end_lines()
+            if end < len(data):
+                self._add(data[end:])
+
+    def close(self) -> None:
+        """Takes a last line without an end as a line, and closes the file."""
+        # Whoever feeds it may be waiting for a disk that does not answer, and would be waited for in vain.
+        if not self._lock.acquire(timeout=_CLOSE_S):
+            return
+        try:
+            if self._rest:
+                self._rest.append(b"\n")
+                self._end_lines()
+            if self._log is not None:
+                self._log.close()
+            self._closed = True
+        finally:
+            self._lock.release()
+
+    def lines(self) -> list[bytes]:
+        """The last lines that are kept."""
+        if not self._kept:
+            return []
+        return b"".join(list(self._kept)).removesuffix(b"\n").split(b"\n")[-KEPT_LINES:]
+
+    def traceback(self) -> str:
+        """The last traceback among the lines that are kept; empty if there is none."""
+        lines = self.lines()
+        starts = [index for index, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+        if not starts:
+            return ""
+        # An exception raised while another was handled: the first one is where it began.
+        first = last = starts[-1]
+        for index in reversed(starts[:-1]):
+            if not _follows(lines[index:last]):
+                break
+            first = last = index
+        # The frames are indented; the line with the error, which ends the traceback, is not.
+        end = starts[-1] + 1
+        while end < len(lines) and lines[end].startswith(b" "):
+            end += 1
+        return b"\n".join(lines[first : end + 1]).decode(errors="replace")
+
+    def last_line(self) -> str:
+        """The last line that is not empty, or its beginning."""
+        last = next((line for line in reversed(self.lines()) if line.strip()), b"")
+        return last[:_LAST_LETTERS].decode(errors="replace")
+
+    def noise(self) -> str:
+        """The lines of Gloo's that were left out, which tell whom a rank reached that has failed."""
+        return b"".join(self._noise).decode(errors="replace").rstrip()
+
+    def _write_log(self, data: bytes) -> None:
+        # At once, for whoever follows the file, and for what is left of a launcher that is killed.
+        try:
+            while data and self._log is not None:
+                data = data[self._log.write(data) :]
+        except OSError as error:
+            log, self._log = self._log, None
+            if log is not None:
+                with contextlib.suppress(OSError):
+                    log.close()
+                say(f"the log {log.name} ends here: {error.strerror}. The job goes on. HINT: make room on that disk.")
+
+    def _add(self, rest: bytes) -> None:
+        """Takes a piece of a line that has not ended."""
+        drawn = rest.rstrip(b"\r")
+        returned = bool(self._rest) and self._rest[-1].endswith(b"\r")
+        # Of a line that is drawn over and over only the last state is kept, or hours of it would be.
+        if drawn and (returned or b"\r" in drawn):
+            self._rest, self._rest_bytes = [], 0
+            rest = rest[drawn.rfind(b"\r") + 1 :]
+        elif not drawn:
+            if returned:
+                return
+            rest = b"\r"
+        self._rest.append(rest)
+        self._rest_bytes += len(rest)
+        if self._rest_bytes > _LONGEST_LINE:
+            self._pass_on(b"".join(self._rest))
+
+    def _end_lines(self) -> None:
+        # Joining a single piece copies nothing.
+        lines = b"".join(self._rest)
+        if b"\r" in lines:
+            lines = lines.replace(b"\r\n", b"\n")
+        if b"\r" in lines:
+            lines = b"\n".join([_last_state(line) if b"\r" in line else line for line in lines.split(b"\n")])
+        quiet = _quiet(lines)
+        if len(quiet) < len(lines):
+            self._noise.extend(match[0] for match in _NOISE.finditer(lines) if match[0].startswith(_SIGNS[0]))
+        self._pass_on(quiet)
+
+    def _pass_on(self, lines: bytes) -> None:
+        """Keeps whole lines, or a part of a very long one, and shows them."""
+        self._rest, self._rest_bytes = [], 0
+        if not lines:
+            return
+        self._kept.append(lines[-_KEPT_BYTES:])
+        self._kept_bytes += len(self._kept[-1])
+        while self._kept_bytes - len(self._kept[0]) >= _KEPT_BYTES:
+            self._kept_bytes -= len(self._kept.popleft())
+        if self._prefix is not None and self.shown:
+            # The terminal puts the first line's prefix.
+            end = len(lines) - lines.endswith(b"\n")
+            write(self._prefix, lines[:end].replace(b"\n", b"\n" + self._prefix) + lines[end:])
+
+
+def _quiet(data: bytes) -> bytes:
+    """Whole lines without those that every start prints."""
+    # A single byte is looked for ten times as fast as a word, and stands in both.
+    if b"]" in data and any(sign in data for sign in _SIGNS):
+        return _NOISE.sub(b"", data)
+    return data
+
+
+def _last_state(line: bytes) -> bytes:
+    """Returns the last state of a line that was drawn over and over."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+def _follows(lines: list[bytes]) -> bool:
+    """True if a traceback is followed by that of an exception which was raised while the first was handled."""
+    return any(line.startswith((b"During handling of the above", b"The above exception was")) for line in lines)
+
+
+def open_log(directory: Path | None, rank: int, restart: int) -> FileIO | None:
+    """The log file of a rank; a restart writes on, below a line that says so.
+
+    Raises:
+      OSError: it cannot be made, or something else than a file is in its place.
+    """
+    if directory is None:
+        return None
+    directory.mkdir(parents=True, exist_ok=True)
+    # Appending, so that whoever empties the file meanwhile finds what comes later at its beginning.
+    log = FileIO(str(directory / f"rank-{rank}.log"), "ab", opener=_open_log)
+    if restart:
+        log.write(f"\n--- restart {restart}\n".encode())
+    else:
+        log.truncate(0)
+    return log
+
+
+def _open_log(path: str, flags: int) -> int:
+    return open_regular(path, flags, 0o666)

@@ -1,0 +1,399 @@
+"""`Model`: a model of another library with its optimizer, state and random numbers, as variables of a strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxtribute import Optimizer, ReduceOp, Variable, VariableAggregation, value_and_grad
+from jaxtribute._src.addons.models.parts import Kind, Outline, Part, is_key, take_apart
+from jaxtribute._src.addons.models.trees import take_state_apart
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, VariableError
+from jaxtribute.extending import Context
+from jaxtribute.precision import LossScale, Policy
+from jaxtribute.typing import ArrayLike, Leaf, Nest
+
+if TYPE_CHECKING:
+    from jaxtribute import ReplicaContext
+
+_AGGREGATIONS = {
+    Kind.STATISTIC: VariableAggregation.MEAN,
+    Kind.ALIKE: VariableAggregation.ONLY_FIRST_REPLICA,
+}
+
+
+class Model:
+    """A model of Flax NNX, Equinox or plain nests, its arrays in variables of the strategy in whose scope it is made.
+
+    `jd.value_and_grad`, `jd.Optimizer`, `jd.Checkpoint` and `strategy.visualize` take it whole, and a `jd.function`
+    may close over it or take it as an argument. In a replica function it is the replica's own view of the model.
+
+    Args:
+      model: a module of Flax NNX, or a nest of arrays: a module of Equinox, parameters of Flax Linen or Haiku. Its
+        arrays are copied. Those of floating dtypes are parameters; of NNX only `nnx.Param`. An abstract one, as
+        `nnx.eval_shape` gives, has zeros until `jaxtribute._src.addons.models.safetensors.load` fills it.
+      optimizer: an Optax transformation that trains the parameters; None for a model that is not trained, or by
+        an optimizer of its own: `jd.Optimizer(transform, model)`.
+      state: a nest of what steps change besides, such as an `equinox.nn.State` or the `batch_stats` of Flax Linen: an
+        attribute of that name. Floating arrays become the mean of what the replicas assign, all others must be the
+        same on all replicas. NNX has it in its modules: `nnx.BatchStat` and the counts of `nnx.Rngs`.
+      rng: a random key or seed for `key` and `keys`; of an abstract module of NNX also for its `nnx.Rngs`.
+      precision: the policy of dtypes (`jd.precision.Policy` or its text), in which the model is called: parameters,
+        inputs and results are cast.
+      wrt: the parameters that are trained, if not all: of NNX a filter, such as `nnx.LoRAParam`; of a nest a function
+        of a leaf, or a nest of True and False, as `equinox.partition` takes it. The others stay as they are.
+      options: arguments of `jd.Optimizer`, such as `accumulate_steps`.
+
+    Raises:
+      ArgumentTypeError: the model holds no arrays, or a Python number, of which it is not known whether it is trained;
+        a state with other leaves than arrays of numbers; `wrt` of another structure than the model.
+      ArgumentError: a module of Equinox that holds its first state; an abstract model with random keys without `rng`;
+        options without an optimizer; `wrt` that selects nothing.
+
+    Source: `flax.training.train_state.TrainState`, with variables; `nnx.ModelAndOptimizer`.
+    """
+
+    def __init__(
+        self,
+        model: Nest,
+        optimizer: optax.GradientTransformation | None = None,
+        *,
+        state: Nest = None,
+        rng: jax.Array | int | None = None,
+        precision: Policy | str | None = None,
+        wrt: Any = None,
+        **options: Leaf,
+    ) -> None:
+        if optimizer is None and options:
+            raise ArgumentError(f"{sorted(options)} are for an optimizer. HINT: pass an Optax transformation, too.")
+        self._precision = Policy.parse(precision) if isinstance(precision, str) else precision
+        self._kind = type(model).__name__
+        key = _key(rng)
+        parts, self._outline = take_apart(model, wrt)
+        self._cells = _made(parts, "", key)
+        self._parameters = self._outline.nest(self.trainable_variables)
+        found = None if state is None else take_state_apart(state)
+        self._state: Outline | None = None if found is None else found[1]
+        self._state_cells = [] if found is None else _made(found[0], "state/", None)
+        self._stream = [] if key is None else _made(_stream(key), "rng/", None)
+        self._optimizer = None if optimizer is None else Optimizer(optimizer, self._parameters, **options)
+        self._scale: LossScale | None = options.get("loss_scale")
+
+    # What it is.
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """All that it consists of: its arrays, its state, its random numbers, the optimizer's slots."""
+        slots = () if self._optimizer is None else self._optimizer.variables
+        return (*(cell.variable for cell in self._all()), *slots)
+
+    @property
+    def trainable_variables(self) -> tuple[Variable, ...]:
+        """The parameters."""
+        return tuple(cell.variable for cell in self._cells if cell.part.kind is Kind.PARAMETER)
+
+    @property
+    def parameters(self) -> Any:
+        """The parameters' variables, a nest as gradients are: of NNX dicts by attribute, else like the model itself.
+
+        What is no parameter is left out there, or None.
+        """
+        return self._parameters
+
+    __jd_parameters__ = parameters
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer; None if there is none."""
+        return self._optimizer
+
+    def named_variables(self) -> Iterator[tuple[tuple[str, ...], Variable]]:
+        """Each variable but the optimizer's with its path in the model; for checkpoints and files."""
+        for cell in self._all():
+            yield cell.path, cell.variable
+
+    def weights(self) -> Iterator[tuple[tuple[str, ...], Variable]]:
+        """Each variable that a file of weights has, as `named_variables`: neither random numbers nor counts."""
+        for cell in (*self._cells, *self._state_cells):
+            if cell.part.kind not in (Kind.KEY, Kind.ALIKE) and cell.implementation is None:
+                yield cell.path, cell.variable
+
+    def _all(self) -> list[_Cell]:
+        return [*self._cells, *self._state_cells, *self._stream]
+
+    def __repr__(self) -> str:
+        count = sum(variable.size for variable in self.trainable_variables)
+        return f"<jd.Model of {self._kind}; {len(self._cells)} arrays, {count:,} trained numbers>"
+
+    # Using it.
+
+    def __call__(self, *args: Nest, **kwargs: Nest) -> Any:
+        """Calls the model with its present values, and keeps what the call changes in it.
+
+        In a replica function each of several replicas has random keys of its own.
+
+        Raises:
+          VariableError: the call changed what it may not: added variables, or changed others than statistics and
+            counts on several replicas.
+          TraceError: it changed something inside `jax.vmap` or another transformation.
+        """
+        if self._precision is None:
+            return self.apply(_call, *args, **kwargs)
+        args, kwargs = self._precision.to_compute((args, kwargs))
+        return self._precision.to_output(self.apply(_call, *args, **kwargs))
+
+    def apply(self, fn: Callable[..., Any], *args: Nest, **kwargs: Nest) -> Any:
+        """Returns `fn(model, *args, **kwargs)` of the model with its present values, and keeps what `fn` changes in it.
+
+        Only modules of NNX can be changed, and of them only the variables are kept: another attribute, such as one that
+        `module.eval()` sets, is as before for the next call. Raises what calling the model does.
+        """
+        before = self._values()
+        model = self._outline.build(before)
+        result = fn(model, *args, **kwargs)
+        after = self._outline.values(model)
+        # By identity: an array that code has not replaced is not written, and does not have to be alike on the
+        # replicas.
+        self._keep([(c, new) for c, old, new in zip(self._cells, before, after, strict=True) if new is not old])
+        return result
+
+    @property
+    def value(self) -> Any:
+        """A new model with the present values; changes of it are not kept."""
+        return self._outline.build(self._values())
+
+    @property
+    def state(self) -> Any:
+        """The state with its present values, None if there is none; assign a new one of the same structure.
+
+        Raises:
+          ShapeError: (when assigned) another structure or shape.
+          VariableError: (when assigned) integers that differ between replicas.
+        """
+        if self._state is None:
+            return None
+        return self._state.build([cell.variable.read_value() for cell in self._state_cells])
+
+    @state.setter
+    def state(self, value: Nest) -> None:
+        if self._state is None:
+            raise ArgumentError("this jd.Model was made without a state. HINT: pass the first one as state=.")
+        self._keep(list(zip(self._state_cells, self._state.values(value), strict=True)))
+
+    # Random numbers.
+
+    def key(self) -> jax.Array:
+        """A random key that is new in each call; of several replicas each gets one of its own.
+
+        Raises:
+          ArgumentError: the model was made without `rng`.
+        """
+        return self._own(self._next_key())
+
+    def keys(self, examples: int) -> jax.Array:
+        """One random key for each example, new in each call; in a replica function for each of the replica's examples.
+
+        An example's key depends on its place in the whole batch, not on how many replicas share that. All replicas
+        must call it, as in `jd.ReplicaContext.example_keys`.
+
+        Args:
+          examples: how many there are, such as `x.shape[0]`.
+
+        Raises:
+          ArgumentError: the model was made without `rng`.
+        """
+        key, replica = self._next_key(), _several()
+        if replica is not None:
+            return replica.example_keys(key, examples)
+        return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(examples, dtype=jnp.int32))
+
+    def _next_key(self) -> jax.Array:
+        if not self._stream:
+            raise ArgumentError("this jd.Model was made without random numbers. HINT: pass rng=jax.random.key(0).")
+        key, count = self._stream
+        number = count.variable.read_value()
+        self._keep([(count, number + np.uint32(1))])
+        return jax.random.fold_in(key.read(), number)
+
+    def _own(self, key: jax.Array) -> jax.Array:
+        replica = _several()
+        return key if replica is None else replica.fold_in(key)
+
+    # Training it.
+
+    def minimize(self, loss: Callable[..., Any], *args: Nest, has_aux: bool = False) -> Any:
+        """Differentiates `loss(*args)` by the parameters and updates them; returns what `loss` does.
+
+        In a replica function the losses of all replicas add up to the loss of the batch, as
+        `jd.nn.compute_average_loss` has them.
+
+        Args:
+          loss: a function that uses this model, and returns a scalar, or `(scalar, aux)` with `has_aux`.
+          args: its arguments.
+          has_aux: whether it returns auxiliary data besides.
+
+        Source: `tf.keras.optimizers.Optimizer.minimize`.
+        """
+        differentiate = value_and_grad if self._scale is None else self._scale.value_and_grad
+        value, gradients = differentiate(loss, self, has_aux=has_aux)(*args)
+        self.apply_gradients(gradients)
+        return value
+
+    def apply_gradients(self, gradients: Nest, reduce_op: ReduceOp | str | None = "SUM", **extra: Any) -> None:
+        """Reduces gradients over the replicas and updates the parameters; see `jd.Optimizer.apply_gradients`.
+
+        Args:
+          gradients: what `jd.value_and_grad(loss, model)` gives: a nest like `parameters`.
+          reduce_op: how they are reduced.
+          extra: what the transformation takes besides, such as `value`.
+
+        Raises:
+          ArgumentError: the model has no optimizer, or the gradients are not one for each parameter.
+
+        Source: `tf.keras.optimizers.Optimizer.apply_gradients`.
+        """
+        if self._optimizer is None:
+            raise ArgumentError("this jd.Model has no optimizer. HINT: jd.Model(module, optax.adam(1e-3)).")
+        self._optimizer.apply_gradients(gradients, reduce_op, **extra)
+
+    # Its arrays.
+
+    def _values(self) -> list[Any]:
+        """The present values, as the model is to have them."""
+        values: list[Any] = []
+        for cell in self._cells:
+            value = cell.read()
+            if cell.part.kind is Kind.KEY:
+                value = self._own(value)
+            elif cell.part.kind in (Kind.PARAMETER, Kind.FROZEN) and self._precision is not None:
+                value = self._precision.to_compute(value)
+            values.append(value)
+        return values
+
+    def _keep(self, changes: Sequence[tuple[_Cell, Any]]) -> None:
+        """Writes values that code in the present context gave; on several replicas means travel together."""
+        replica, context = _several(), Context.current()
+        if replica is None:
+            for cell, value in changes:
+                cell.variable.assign(cell.stored(value))
+            return
+        for cell, _ in changes:
+            if cell.part.kind not in _AGGREGATIONS:
+                raise VariableError(
+                    f"{cell.variable.name} is {cell.part.kind.value}, and was changed by each of "
+                    f"{replica.num_replicas_in_sync} replicas. HINT: keep running averages in nnx.BatchStat, of which "
+                    "jd.Model takes the mean, or change it outside strategy.run."
+                )
+        means = [(cell.variable, value) for cell, value in changes if cell.part.kind is Kind.STATISTIC]
+        # All in one collective, whatever the number of layers that keep statistics.
+        reduced = replica.all_reduce(ReduceOp.MEAN, [_checked(variable, value) for variable, value in means])
+        for (variable, _), value in zip(means, reduced, strict=True):
+            context.executor.standpoint.store(context.executor, variable, value.astype(variable.dtype))
+        for cell, value in changes:
+            if cell.part.kind is Kind.ALIKE and context.executor.traced:  # that they are is checked in the program
+                context.executor.standpoint.store(context.executor, cell.variable, _checked(cell.variable, value))
+            elif cell.part.kind is Kind.ALIKE:
+                cell.variable.assign(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One array of a model, and the variable that keeps it.
+
+    Attributes:
+      part: the array as it was, without its value.
+      path: its path, for checkpoints.
+      variable: its variable; of random keys their data.
+      implementation: of random keys their kind, else None.
+    """
+
+    part: Part
+    path: tuple[str, ...]
+    variable: Variable
+    implementation: Any
+
+    def read(self) -> Any:
+        """The present value."""
+        value = self.variable.read_value()
+        return value if self.implementation is None else jax.random.wrap_key_data(value, impl=self.implementation)
+
+    def stored(self, value: Nest) -> Any:
+        """The array that the variable keeps of a value."""
+        return value if self.implementation is None else jax.random.key_data(value)
+
+
+def _made(parts: Sequence[Part], prefix: str, key: jax.Array | None) -> list[_Cell]:
+    """Makes the variables of parts; of abstract ones zeros, and random keys from `key`."""
+    cells: list[_Cell] = []
+    for number, part in enumerate(parts):
+        value, implementation = part.value, None
+        if is_key(value):
+            # Variables hold numbers: of a key they keep the data, and the kind beside it.
+            value, implementation = _concrete(part, number, key)
+        elif isinstance(value, jax.ShapeDtypeStruct):
+            value = np.zeros(value.shape, value.dtype)
+        variable = Variable(
+            value,
+            part.kind is Kind.PARAMETER,
+            prefix + part.name,
+            aggregation=_AGGREGATIONS.get(part.kind, VariableAggregation.NONE),
+        )
+        head = (prefix.rstrip("/"),) if prefix else ()
+        path = (*head, *map(str, part.path))
+        cells.append(_Cell(Part(part.path, None, part.kind), path, variable, implementation))
+    return cells
+
+
+def _concrete(part: Part, number: int, key: jax.Array | None) -> tuple[Any, Any]:
+    """The data and the kind of random keys."""
+    value = part.value
+    if isinstance(value, jax.ShapeDtypeStruct):
+        if key is None:
+            raise ArgumentError(f"{part.name} is an abstract random key. HINT: pass rng=, from which it is made.")
+        value = jax.random.split(jax.random.fold_in(key, number), value.shape)
+    return jax.random.key_data(value), jax.random.key_impl(value)
+
+
+def _key(rng: Leaf) -> jax.Array | None:
+    if rng is None or is_key(rng):
+        return rng
+    if isinstance(rng, (int, np.integer)):
+        return jax.random.key(int(rng))
+    raise ArgumentTypeError(
+        f"rng is {rng!r} of type {type(rng).__name__}. HINT: pass a seed, or a key of jax.random.key."
+    )
+
+
+def _stream(key: jax.Array) -> list[Part]:
+    return [Part(("key",), key, Kind.FIXED), Part(("count",), np.zeros((), np.uint32), Kind.ALIKE)]
+
+
+def _several() -> ReplicaContext | None:
+    """The context of one replica of several."""
+    replica = Context.current().replica
+    return replica if replica is not None and replica.num_replicas_in_sync > 1 else None
+
+
+def _checked(variable: Variable, value: ArrayLike) -> jax.Array:
+    """An array of the variable's shape and dtype, from a value whose type fits.
+
+    Raises:
+      VariableError: it does not.
+    """
+    array = jnp.asarray(value)
+    if array.shape != variable.shape or not (array.dtype == variable.dtype or array.weak_type):
+        raise VariableError(
+            f"{variable.name} of shape {variable.shape} and dtype {variable.dtype} was given a value of shape "
+            f"{array.shape} and dtype {array.dtype}. HINT: a jd.Model keeps the shapes and dtypes of its arrays."
+        )
+    return array.astype(variable.dtype)
+
+
+def _call(model: Nest, *args: Nest, **kwargs: Nest) -> Any:
+    return model(*args, **kwargs)

@@ -1,0 +1,97 @@
+"""Cost of a step, apart from any machine: a fixed part, and a part per example."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxtribute._src.addons.launcher.regular_files import read_regular
+from jaxtribute._src.addons.tools.hlo.exchanges import Collective
+from jaxtribute.errors import ArgumentError
+from jaxtribute.extending import parse_json
+
+_FORMAT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A quantity on one device, as a straight line over the examples that fall to it."""
+
+    fixed: float
+    each: float
+
+    @classmethod
+    def through(cls, few: int, low: float, many: int, high: float) -> Line:
+        """The line through the values at `few` and `many` examples; never falling, never below zero."""
+        # The compiler may choose another algorithm for more examples; a falling line would predict less than nothing.
+        each = max((high - low) / (many - few), 0.0) if many > few else 0.0
+        return cls(max(low - each * few, 0.0), each)
+
+    def at(self, rows: float) -> float:
+        """The value for `rows` examples."""
+        return self.fixed + self.each * rows
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Cost of a training step on each device that takes part.
+
+    Attributes:
+      name: where it was found.
+      batch: examples in a global batch.
+      replicas: how many replicas the program that was looked at has.
+      flops: floating-point operations.
+      traffic: bytes that operations read and write.
+      memory: bytes of variables, arguments, results and scratch.
+      collectives: what the replicas exchange.
+      parameters: bytes of the variables that a step changes and trains, which bound what must be exchanged.
+      half: whether the matrix products are of 16-bit numbers.
+      exact: whether `fixed` and `each` were told apart; else everything is taken to grow with the examples.
+      layout: the table of an automatic layout of the variables; empty where there is none.
+    """
+
+    name: str
+    batch: int
+    replicas: int
+    flops: Line
+    traffic: Line
+    memory: Line
+    collectives: tuple[Collective, ...]
+    parameters: int
+    half: bool
+    exact: bool = True
+    layout: str = ""
+
+    def exchanged(self) -> tuple[Collective, ...]:
+        """The collectives of a step on several devices; where only one was seen, the gradients' all-reduce."""
+        if self.replicas > 1:
+            return self.collectives
+        # On one device nothing is exchanged, so what several would exchange is concluded.
+        return (Collective("all-reduce", (self.parameters,)),) if self.parameters else ()
+
+    def save(self, path: Path) -> None:
+        """Writes the cost as JSON, for another machine to plan with."""
+        path.write_text(json.dumps({"format": _FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> StepCost:
+        """Reads what `save` wrote.
+
+        Raises:
+          ArgumentError: the file is none of those.
+        """
+        try:
+            data: dict[str, Any] = parse_json(read_regular(path).decode())
+            # In a file of another format the same names may mean something else.
+            if data.pop("format") != _FORMAT:
+                raise ValueError("another format")
+            for name in ("flops", "traffic", "memory"):
+                data[name] = Line(**data[name])
+            data["collectives"] = tuple(
+                Collective(one["kind"], tuple(one["parts"]), times=one["times"]) for one in data["collectives"]
+            )
+            return cls(**data)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ArgumentError(f"{path} holds no cost of a step: {error}. HINT: write one with --save.") from error

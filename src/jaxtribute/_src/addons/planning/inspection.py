@@ -1,0 +1,233 @@
+"""Looking at a compiled step: its operations, bytes, memory and collectives."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxtribute._src.addons.planning.cost import Line, StepCost
+from jaxtribute._src.addons.planning.probes import Wanted
+from jaxtribute._src.addons.planning.products import products
+from jaxtribute._src.addons.tools.hlo.exchanges import collectives
+from jaxtribute._src.addons.tools.hlo.work import costs, passes
+from jaxtribute._src.addons.tools.user_scripts import STEPS_AND_INPUT, Finished, run_script, training_step
+from jaxtribute.errors import ArgumentError, JaxtributeError
+from jaxtribute.experimental import AutomaticLayout, Event, Observer, observe
+from jaxtribute.extending import Kinds, Program
+from jaxtribute.typing import Foreign, Leaf, Nest
+
+_HALF = re.compile(r"stablehlo\.(?:dot_general|convolution|dot)\b.*x(?:bf16|f16)>")
+# Batches are known by identity, and iterators draw ahead: the step's own is among the last few.
+_RECENT = 64
+
+
+class Step:
+    """A step that is about to run: its program, its arguments, and which of these are examples.
+
+    Attributes:
+      program: what runs.
+      leaves: the arrays of its arguments.
+      places: which of them hold one row an example.
+      batch: how many examples those are.
+
+    Raises:
+      ArgumentError: it takes over the memory of arguments.
+    """
+
+    def __init__(self, program: Program, leaves: Sequence[Any], drawn: Sequence[Any]) -> None:
+        if program.donated_leaves:
+            raise ArgumentError(
+                f"the step takes over {len(program.donated_leaves)} array(s) of its arguments (donate_argnums), and "
+                "cannot be called again and again. HINT: plan it without donate_argnums, its state in jd.Variable."
+            )
+        self.program, self.leaves = program, list(leaves)
+        self.replicas = program.mesh.size if program.mesh is not None else 1
+        rows = _rows(self.leaves, drawn)
+        self.places = tuple(rows)
+        self.batch = next(iter(rows.values()), 0)
+
+    def resized(self, rows: int) -> list[Any]:
+        """The shapes of the arguments with `rows` examples for each replica."""
+        shapes = list(self.leaves)
+        for place in self.places:
+            leaf = self.leaves[place]
+            whole = (rows * self.replicas, *leaf.shape[1:])
+            shapes[place] = jax.ShapeDtypeStruct(whole, leaf.dtype, sharding=getattr(leaf, "sharding", None))
+        return shapes
+
+    @property
+    def layout(self) -> str:
+        """The table of the layouts that were chosen from the program, with reasons; empty without an automatic one."""
+        variables = (*self.program.donated, *self.program.kept)
+        tables: list[str] = []
+        # Each strategy once, in the order of the variables.
+        for strategy in dict.fromkeys(variable.distribute_strategy for variable in variables):
+            chosen = strategy.extended.layouts
+            if isinstance(chosen, AutomaticLayout) and chosen:
+                tables.append(str(chosen))
+        return "\n".join(tables)
+
+    def lower(self, rows: int) -> Any:
+        """The program lowered for `rows` examples on each replica.
+
+        Raises:
+          ArgumentError: the step is not one program of XLA's.
+        """
+        if not hasattr(self.program.jitted, "lower"):
+            raise ArgumentError(
+                f"the step is made of several programs ({type(self.program.jitted).__name__}) and cannot be planned. "
+                "HINT: plan it under MirroredStrategy; CentralStorageStrategy moves variables between its programs."
+            )
+        return self.program.lower(self.resized(rows))
+
+    def cost(self, name: str) -> StepCost:
+        """Cost of the step, seen at two sizes of the batch to tell what is fixed."""
+        rows = max(self.batch // self.replicas, 1)
+        fewer = max(rows // 2, 1)
+        # At two batch sizes: what is equal in both, such as the update of the weights, is the fixed part.
+        lowered = self.lower(rows)
+        compiled = lowered.compile()
+        seen = [_quantities(compiled)]
+        exact = fewer < rows
+        if exact:
+            try:
+                seen.append(_quantities(self.lower(fewer).compile()))
+            except JaxtributeError:
+                raise
+            except Exception:  # noqa: BLE001  # whatever a user's function raises for a shape that it does not expect
+                exact = False
+        low = seen[1] if exact else (0.0, 0.0, 0.0)
+        lines = [Line.through(fewer if exact else 0, a, rows, b) for a, b in zip(low, seen[0], strict=True)]
+        return StepCost(
+            name=name,
+            batch=self.batch or self.replicas,
+            replicas=self.replicas,
+            flops=lines[0],
+            traffic=lines[1],
+            memory=lines[2],
+            collectives=collectives(compiled.as_text(), self.replicas),
+            parameters=sum(v.size * v.dtype.itemsize for v in self.program.donated if v.trainable),
+            # Before XLA has compiled it: on CPU that computes 16-bit products in 32 bits.
+            half=_HALF.search(lowered.as_text()) is not None,
+            exact=exact,
+            layout=self.layout,
+        )
+
+    def wanted(self) -> Wanted:
+        """Parts of the step on each device."""
+        program = self.program
+        compiled = self.lower(max(self.batch // self.replicas, 1)).compile().as_text()
+        donated, kept = [v.peek() for v in program.donated], [v.peek() for v in program.kept]
+        traced = jax.make_jaxpr(program.jitted)(donated, kept, self.leaves)
+        return Wanted(
+            arrays=len(donated) + len(kept) + len(self.leaves),
+            products=products(traced.jaxpr),
+            passes=passes(compiled),
+            collectives=collectives(compiled, self.replicas) if self.replicas > 1 else (),
+        )
+
+
+def _rows(leaves: Sequence[Any], drawn: Sequence[Any]) -> dict[int, int]:
+    """The leaves that hold examples, with their numbers of rows: those drawn from a dataset, or split, or alike."""
+    # An example is where a batch is, so arrays are compared by identity: two may hold the same numbers.
+    ids = set(map(id, drawn))
+    counts: dict[int, int] = {}
+    found: dict[int, int] = {}
+    split: dict[int, int] = {}
+    for place, leaf in enumerate(leaves):
+        if getattr(leaf, "ndim", 0):
+            counts[place] = leaf.shape[0]
+            if id(leaf) in ids:
+                found[place] = leaf.shape[0]
+            if not _replicated(leaf):
+                split[place] = leaf.shape[0]
+    # Best evidence first: drawn from a dataset, split over the replicas, as many rows as the first argument.
+    if found or split or not counts:
+        return found or split
+    first = next(iter(counts.values()))
+    return {place: count for place, count in counts.items() if count == first}
+
+
+def _replicated(leaf: Leaf) -> bool:
+    sharding = getattr(leaf, "sharding", None)
+    return sharding is None or sharding.is_fully_replicated
+
+
+def _quantities(compiled: Foreign) -> tuple[float, float, float]:
+    """Floating-point operations, bytes accessed and bytes of memory on one device."""
+    operations, traffic = costs(compiled)
+    memory = compiled.memory_analysis()
+    # An output that takes over an argument's memory is counted once.
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return operations, traffic, float(held + memory.temp_size_in_bytes)
+
+
+class Looker(Observer):
+    """An observer that looks at one step before it runs.
+
+    Args:
+      look: is given the step; what it returns is kept in `found`.
+      stop: True to end the script there.
+    """
+
+    def __init__(self, look: Callable[[Step], Any], *, stop: bool) -> None:
+        self._look, self._stop = look, stop
+        self._drawn: deque[Any] = deque(maxlen=_RECENT)
+        self.found: Any = None
+
+    def on_start(self, event: Event) -> None:
+        """Looks at the first step."""
+        step = training_step(event)
+        if step is not None and self.found is None:
+            self.found = self._look(Step(step.program, step.leaves, list(self._drawn)))
+            if self._stop:
+                raise Finished
+
+    def on_end(self, event: Event) -> None:
+        """Remembers what was drawn, to know it among the arguments of a step."""
+        if event.kind == Kinds.INPUT.name:
+            self._drawn.extend(jax.tree.leaves(event.result))
+
+
+def look_at_script(script: Path, arguments: Sequence[str], look: Callable[[Step], Any]) -> Any:
+    """Runs a script up to its first step, gives that to `look`, and ends the script there.
+
+    Raises:
+      ArgumentError: there is no such script, or it makes no step.
+      Exception: what the script raises.
+    """
+    looker = Looker(look, stop=True)
+    with observe(looker, *STEPS_AND_INPUT):
+        run_script(script, arguments)
+    if looker.found is None:
+        raise ArgumentError(
+            f"{script} ended without a step. HINT: a step is a call of a jd.function that changes variables."
+        )
+    return looker.found
+
+
+def cost_of(step: Callable[..., Any], *args: Nest, **kwargs: Nest) -> StepCost:
+    """Cost of a step on each device; the step is called once, and its changes of variables are kept.
+
+    Args:
+      step: a `jd.function` that changes variables.
+      args: what it is called with, such as a batch of a distributed dataset.
+      kwargs: likewise.
+
+    Raises:
+      ArgumentError: it changes no variables, or is not one program of XLA's.
+    """
+    name = getattr(step, "__name__", "step")
+    looker = Looker(lambda found: found.cost(name), stop=False)
+    with observe(looker, *STEPS_AND_INPUT):
+        step(*args, **kwargs)
+    if looker.found is None:
+        raise ArgumentError(
+            f"{name} ran no compiled program that changes variables. HINT: decorate it by @jd.function."
+        )
+    return looker.found

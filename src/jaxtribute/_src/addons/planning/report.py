@@ -1,0 +1,137 @@
+"""Predictions as a table, as JSON and as a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from jaxtribute._src.addons.planning.cost import StepCost
+from jaxtribute._src.addons.planning.prediction import Cluster, Epoch, Prediction
+from jaxtribute._src.addons.tools import tables
+from jaxtribute._src.addons.tools.tables import bytes_text, seconds_text
+from jaxtribute.errors import ArgumentError, MissingLibraryError
+
+
+def cost_text(cost: StepCost) -> str:
+    """Cost of the step, in a line or two."""
+    rows, exchanged = -(-cost.batch // cost.replicas), cost.exchanged()
+    computed = f"{cost.flops.at(rows) / 1e9:,.3g} GFLOP"
+    touched, held = bytes_text(cost.traffic.at(rows)), bytes_text(cost.memory.at(rows))
+    sent = bytes_text(sum(one.nbytes for one in exchanged))
+    text = (
+        f"{cost.name}: batch {cost.batch:,} on {cost.replicas} replica(s). Each computes {computed}, touches "
+        f"{touched},\nholds {held} and exchanges {sent} in {len(exchanged)} collective(s)."
+    )
+    if not cost.exact:
+        text += "\nIt was seen at this batch size only, so all of it is taken to grow with the examples."
+    return text + layout_text(cost.layout)
+
+
+def layout_text(table: str) -> str:
+    """The table of an automatic layout, beneath other lines; nothing where there is none."""
+    return f"\n\nThe automatic layout on the devices of each replica:\n{table}" if table else ""
+
+
+def table(cluster: Cluster, curve: Sequence[Prediction]) -> Table:
+    """A line for each number of devices; that of the cluster itself is marked."""
+    title = (
+        f"{cluster.hosts} host(s) of {cluster.devices} {cluster.device.name}, {cluster.device.link.name} within, "
+        f"{cluster.link.name} between"
+    )
+    headings = "devices,batch,on each,compute,collectives,step,examples/s,efficiency,memory each,"
+    result = tables.table(title, headings.split(","))
+    for one in curve:
+        notes = [] if one.fits else ["does not fit"]
+        notes += [f"{one.idle:,} idle"] if one.idle else []
+        # Idle replicas are the reason for empty places, and told already.
+        notes += [f"{1 - one.filled:.0%} of the places empty"] if one.filled < 0.995 and not one.idle else []
+        mine = one.devices == cluster.size
+        result.add_row(
+            f"{one.devices:,}",
+            f"{one.batch:,}",
+            f"{one.rows:,}",
+            seconds_text(one.compute),
+            seconds_text(one.collectives),
+            seconds_text(one.step),
+            f"{one.rate:,.0f}",
+            f"{one.efficiency:.0%}",
+            bytes_text(one.memory),
+            ", ".join(notes),
+            style="bold" if mine else "" if one.fits else "dim",
+        )
+    return result
+
+
+def epoch_text(whole: Epoch, examples: int) -> str:
+    """Time of a pass, and the form of its last step."""
+    text = f"An epoch of {examples:,} examples: {whole.steps:,} steps, {seconds_text(whole.seconds)}"
+    if whole.last is not None:
+        last = whole.last
+        text += f"; the last of {last.batch:,} examples, {last.rows:,} on each device"
+        text += f", {last.idle:,} devices with none" if last.idle else ""
+    return text + "."
+
+
+def as_dict(one: Prediction) -> dict[str, Any]:
+    """The prediction as values that JSON can hold."""
+    return asdict(one) | {"step": one.step, "rate": one.rate, "filled": one.filled}
+
+
+def check_fits(one: Prediction, cluster: Cluster) -> None:
+    """Refuses what cannot fit.
+
+    Raises:
+      ArgumentError: the fullest device needs more memory than it has.
+    """
+    if one.fits:
+        return
+    raise ArgumentError(
+        f"a step of {one.batch:,} examples on {one.devices:,} devices needs {bytes_text(one.memory)} on each, and a "
+        f"{cluster.device.name} has {bytes_text(cluster.device.memory)}. HINT: use a smaller batch, more devices, "
+        "16-bit numbers, or a strategy that splits variables or optimizer state."
+    )
+
+
+def plot(curve: Sequence[Prediction], cluster: Cluster, path: Path) -> None:
+    """Draws the scaling curve: examples a second, and efficiency, over the number of devices.
+
+    Args:
+      curve: predictions for growing numbers of devices.
+      cluster: what they are for.
+      path: a file that matplotlib can write, such as `.png` or `.svg`.
+
+    Raises:
+      MissingLibraryError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import ScalarFormatter
+    except ImportError as error:
+        raise MissingLibraryError(
+            "drawing the scaling curve needs matplotlib, which is not installed. HINT: pip install 'jaxtribute[plot]'."
+        ) from error
+    # Without pyplot, which may want a display, and keeps every figure.
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    rates, shares = figure.subplots(1, 2)
+    devices = list(map(attrgetter("devices"), curve))
+    first = curve[0]
+    rates.plot(devices, [first.rate / first.devices * count for count in devices], "--", color="0.6", label="ideal")
+    rates.plot(devices, list(map(attrgetter("rate"), curve)), "o-", markersize=3, label="predicted")
+    rates.set(xscale="log", yscale="log", xlabel="devices", ylabel="examples a second")
+    rates.legend(frameon=False)
+    shares.plot(devices, [100 * one.efficiency for one in curve], "o-", markersize=3, label="efficiency")
+    shares.plot(devices, [100 * one.filled for one in curve], ":", color="0.4", label="places filled")
+    shares.set(xscale="log", ylim=(0, 105), xlabel="devices", ylabel="%")
+    shares.legend(frameon=False)
+    for axes in (rates, shares):
+        axes.set_xscale("log", base=8)
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.grid(alpha=0.3)
+        axes.axvline(cluster.size, color="tab:red", linewidth=0.8)
+    figure.suptitle(f"{cluster.device.name}, {cluster.devices} a host, {cluster.link.name} between")
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,136 @@
+"""Running a user's script: here, until enough of its steps have been seen; or in a process that answers.
+
+The script knows of neither.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxtribute.errors import ArgumentError, DeadlineError, ProcessFailedError
+from jaxtribute.experimental import Event
+from jaxtribute.extending import Kinds, Program
+
+STEPS_AND_INPUT = Kinds.DISPATCH.name, Kinds.INPUT.name
+"""The kinds of events of which a training loop consists."""
+DEADLINE_S = 300.0
+_POOL = ("PJRT_NPROC", "JAXTRIBUTE_PJRT_NPROC")
+
+
+class Finished(BaseException):
+    """Ends a script that has shown what was to be seen; no `except Exception` of the script's catches it."""
+
+
+class Dispatch:
+    """A training step that is about to be given to the devices: a call of a program that changes state.
+
+    Attributes:
+      program: the compiled program.
+      leaves: the arrays of its arguments.
+      call: runs the step, and returns its result.
+    """
+
+    def __init__(self, program: Program, leaves: Sequence[object], call: Callable[[], object]) -> None:
+        self.program, self.leaves, self.call = program, leaves, call
+
+
+def training_step(event: Event) -> Dispatch | None:
+    """Returns the training step that an event is of; None for other events.
+
+    State is variables, or arguments of `donate_argnums`. Programs that change nothing, such as an evaluation, are no
+    steps.
+    """
+    program = event.subject
+    if (
+        event.kind != Kinds.DISPATCH.name
+        or not isinstance(program, Program)
+        or not (program.donated or program.donated_leaves)
+    ):
+        return None
+    return Dispatch(program, event.arguments[0], lambda: program(*event.arguments))
+
+
+def run_script(script: Path, arguments: Sequence[str]) -> bool:
+    """Runs a Python program as `python SCRIPT ARGUMENTS` would, in this process.
+
+    Returns:
+      True if it was ended by `Finished`.
+
+    Raises:
+      ArgumentError: there is no such file.
+      Exception: what the script raises; SystemExit other than 0 too.
+    """
+    if not script.is_file():
+        raise ArgumentError(f"there is no script {str(script)!r}. HINT: give the path of a Python program.")
+    # A script sees what it would see as `python SCRIPT`: its arguments, and its own directory first.
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except Finished:
+        return True
+    # A script may end by `sys.exit(0)` as well as by its last line.
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    finally:
+        sys.argv, sys.path[:] = argv, path
+    return False
+
+
+def with_devices(arguments: Sequence[str], devices: int) -> list[str]:
+    """The script's arguments with the number of devices where `{devices}` stands."""
+    return [argument.replace("{devices}", str(devices)) for argument in arguments]
+
+
+def run_module(
+    module: str,
+    arguments: Sequence[str],
+    devices: int,
+    workers: int = 1,
+    *,
+    settings: Mapping[str, str] | None = None,
+    deadline_s: float = DEADLINE_S,
+) -> dict[str, Any]:
+    """Runs a module in a process with so many CPU devices, where there is no accelerator, and returns what it answers.
+
+    Args:
+      module: its last line of output is the answer, in JSON.
+      arguments: what follows its name.
+      devices: devices of each process.
+      workers: processes that form a cluster; the first one's answer counts.
+      settings: further variables of the environment.
+      deadline_s: seconds after which it is ended.
+
+    Raises:
+      DeadlineError: it does not end in time.
+      ProcessFailedError: it fails.
+    """
+    environment = os.environ | {"JAXTRIBUTE_CPU_DEVICES": str(devices)} | dict(settings or {})
+    # It is to see this machine alone, and to size its thread pool for its own number of devices.
+    for name in ("TF_CONFIG", *_POOL):
+        environment.pop(name, None)
+    launcher = ["jaxtribute.cli", "launch", "--workers", str(workers), "-m"] if workers > 1 else []
+    command = [sys.executable, "-m", *launcher, module, *arguments]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=deadline_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise DeadlineError(
+            f"{module} on {devices} devices has not ended in {deadline_s:.0f} s. HINT: plan a smaller step."
+        ) from None
+    if done.returncode:
+        raise ProcessFailedError(
+            f"{module} on {devices} devices ended with {done.returncode}. HINT: run the script by itself first. It "
+            f"printed:\n{done.stdout}{done.stderr}"
+        )
+    # The script prints what it likes; the answer comes last. The launcher marks the lines of rank 0.
+    lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines()]
+    return json.loads([line for line in lines if line.startswith("{")][-1])

@@ -1,0 +1,77 @@
+"""Over which replicas a batch is laid, and how its rows are cut for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from jaxtribute.extending import slice_sizes
+
+_EVEN = (12, 24, 48)
+"""Rows that two, three and four replicas can share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """Replicas, and how many rows of a batch each of them has."""
+
+    sizes: tuple[int, ...]
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas."""
+        return len(self.sizes)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of the whole batch."""
+        return sum(self.sizes)
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """The replicas without a row."""
+        return tuple(number for number, size in enumerate(self.sizes) if not size)
+
+    @property
+    def kind(self) -> str:
+        """The fall of the batch, in words."""
+        if self.idle:
+            return "leaves replicas empty"
+        return "divides" if len(set(self.sizes)) == 1 else "does not divide"
+
+    def __str__(self) -> str:
+        return f"{self.replicas} replicas with {', '.join(map(str, self.sizes))} rows"
+
+    def parts(self, value: Any, each: int = 1) -> list[Any]:
+        """The rows of an array that each replica gets, where an example has `each` of them."""
+        bounds = np.cumsum([0, *self.sizes]) * each
+        return [value[start:stop] for start, stop in pairwise(bounds)]
+
+
+def alone(rows: int) -> Arrangement:
+    """One device with the whole batch."""
+    return Arrangement((rows,))
+
+
+def arrangements(batch: int) -> Iterator[Sequence[Arrangement]]:
+    """Gives groups of arrangements; of each group the first one that the step takes is enough.
+
+    Args:
+      batch: number of rows of the program's own batch.
+    """
+    sizes = [*_EVEN, batch]
+
+    def even(replicas: int) -> Sequence[Arrangement]:
+        return [Arrangement(slice_sizes(rows, replicas)) for rows in sizes if rows and rows % replicas == 0]
+
+    yield even(2)
+    # Behind one replica's share the others have less: 11 over 2 is 6 and 5, over 3 it is 4, 4 and 3.
+    yield [Arrangement(slice_sizes(rows, 2)) for rows in (11, 9)]
+    yield even(3)
+    yield even(4)
+    yield [Arrangement(slice_sizes(rows, 3)) for rows in (11, 8)]
+    yield [Arrangement(slice_sizes(rows, 4)) for rows in (5, 9)]

@@ -1,0 +1,85 @@
+"""`jd.testing.verify`: verifies a step in a test."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+
+from jaxtribute import PerReplica, function
+from jaxtribute._src.addons.tools.user_scripts import Finished
+from jaxtribute._src.addons.verify.operations import is_key
+from jaxtribute._src.addons.verify.report import text
+from jaxtribute._src.addons.verify.verifying import Verdict
+from jaxtribute._src.addons.verify.watching import KINDS, Watcher
+from jaxtribute.errors import ArgumentError
+from jaxtribute.experimental import observe
+from jaxtribute.extending import Function, Nests, slice_sizes
+from jaxtribute.typing import Function as Callee
+from jaxtribute.typing import Nest
+
+
+class NotOneDeviceError(AssertionError):
+    """A step on replicas is not the step of one device; the message is the report."""
+
+
+def verify(step: Callee, *batch: Nest, strategy: Any = None, raises: bool = True) -> Verdict:
+    """Checks that a step on replicas does what it does on one device with the whole batch.
+
+    The step is traced and evaluated in float64 on two, three and four virtual replicas, for batches that divide, that
+    do not, and that leave a replica empty. Nothing runs on devices, and no variable changes.
+
+    Args:
+      step: a `jd.function`, or a function that would be one, that calls `strategy.run`.
+      batch: its arguments. Batches of a distributed dataset, or, with `strategy`, arrays whose axis 0 has the rows of
+        the whole batch: those with as many rows as the first one.
+      strategy: the strategy; needed for plain arrays.
+      raises: whether to raise an error if the step differs; otherwise the verdict says so.
+
+    Returns:
+      What was found: `right`, `findings`, `unverified`; `str` of it is the report.
+
+    Raises:
+      NotOneDeviceError: the step differs from one device (an `AssertionError`), or could not be verified at all.
+      ArgumentError: the step runs on no replicas.
+    """
+    compiled = step if isinstance(step, Function) else function(step)
+    given = batch if strategy is None else _distributed(batch, strategy)
+    watcher = _Once(lambda _: None, None)
+    with observe(watcher, *KINDS), contextlib.suppress(Finished):
+        compiled(*given)
+    if not watcher.verdicts:
+        raise ArgumentError(
+            f"{getattr(step, '__name__', 'the step')} called strategy.run nowhere. HINT: give the jd.function around "
+            "it, not the replica function."
+        )
+    verdict = watcher.verdicts[0]
+    if raises and not (verdict.right and verdict.tried):
+        raise NotOneDeviceError(text(verdict))
+    return verdict
+
+
+class _Once(Watcher):
+    """Ends the program with the first verdict, before the step runs."""
+
+    def _verify(self, event: Any) -> None:
+        super()._verify(event)
+        if self.verdicts:
+            raise Finished
+
+
+def _distributed(batch: tuple[Any, ...], strategy: Any) -> tuple[Any, ...]:
+    leaves, tree = Nests.flatten(batch)
+    count = strategy.num_replicas_in_sync
+    if count == 1 or any(map(Nests.is_distributed, leaves)):
+        return batch
+    rows = next((len(leaf) for leaf in leaves if Nests.is_array(leaf) and np.ndim(leaf) and not is_key(leaf)), 0)
+    bounds = np.cumsum(slice_sizes(rows, count))[:-1]
+
+    def split(leaf: Any) -> Any:
+        if not Nests.is_array(leaf) or is_key(leaf) or not np.ndim(leaf) or len(leaf) != rows:
+            return leaf
+        return PerReplica.from_host(np.split(np.asarray(leaf), bounds), strategy.extended.mesh)
+
+    return tree.unflatten(map(split, leaves))

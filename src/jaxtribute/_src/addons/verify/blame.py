@@ -1,0 +1,516 @@
+"""Finds where a step on replicas parts from that on one device: the first value that is not made up as it should be.
+
+Both runs come from one Python function, so that their operations pair up in order. From a wrong result the search goes
+back through the operations, as long as what they were given is wrong too. Where all that an operation was given is
+right, and its result is not, there is the mistake.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxtribute._src.addons.verify.catalogue import CATALOGUE, Pattern
+from jaxtribute._src.addons.verify.comparing import Difference
+from jaxtribute._src.addons.verify.machine import Record, Tape
+from jaxtribute._src.addons.verify.operations import is_key
+from jaxtribute._src.addons.verify.relations import NONE, SKIPPED, Kind, Relation, relate
+from jaxtribute._src.addons.verify.sources import Place
+from jaxtribute._src.addons.verify.stage import Outcome
+
+_SUMS = frozenset({"psum", "psum_invariant", "jd_sum", "pmean"})
+_ADDS = frozenset({"add", "sub", "add_any"})
+_ORDERS = frozenset(
+    "cumsum cumprod cummax cummin cumlogsumexp sort top_k rev gather dynamic_slice slice concatenate".split()
+)
+_CUTS = frozenset({"slice", "dynamic_slice", "split", "reshape", "gather"})
+_EXTREMES = frozenset("reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin reduce_window_max".split())
+_TABLE = CATALOGUE
+
+
+@dataclass(slots=True, eq=False)
+class Culprit:
+    """The place of a mistake.
+
+    Attributes:
+      pattern: what kind of mistake; None where none fits.
+      place: the line.
+      elsewhere: another line that has to do with it.
+      what: the operation.
+      alone: its value on one device.
+      others: its value on each replica.
+    """
+
+    pattern: Pattern
+    place: Place | None
+    elsewhere: Place | None = None
+    what: str = ""
+    alone: Any = None
+    others: list[Any] = field(default_factory=list)
+
+    @property
+    def mistake(self) -> tuple[str, str]:
+        """The name and the line that two findings of one mistake have in common."""
+        return self.pattern.name, str(self.place)
+
+
+class Suspects:
+    """The operations of a step, on one device and on replicas.
+
+    Args:
+      one: the run on one device.
+      found: that on replicas; both have kept what they computed.
+      apart: what differs.
+      others: names of what differs for another reason.
+    """
+
+    def __init__(self, one: Outcome, found: Outcome, apart: Sequence[Difference], others: Sequence[str] = ()) -> None:
+        self._arrangement = found.arrangement
+        self._tape = one.tapes[0]
+        self._close = 1e-4 if one.rounded or found.rounded else 1e-7
+        self._pairs = [_paired(self._tape, tape) for tape in found.tapes]
+        self._found = found
+        self._known: dict[int, Relation] = {}
+        names = {difference.name for difference in apart} | set(others)
+        roots = {difference.name: _value_of(one, difference) for difference in apart}
+        self._wrong = [number for value in roots.values() for number in self._makers(value)]
+        right = [value for variable, value in one.written.items() if variable.name.removesuffix(":0") not in names] + [
+            value
+            for path, value in one.outputs.items()
+            # What each replica has for itself was not compared.
+            if f"the result{path}" not in names and not isinstance(found.outputs.get(path), tuple)
+        ]
+        self._right = self._upstream([number for value in right for number in self._makers(value)])
+        self._apart = apart
+        self._results_only = all(one.variable is None for one in apart)
+
+    @staticmethod
+    def repeated(record: Record) -> Culprit:
+        """The culprit that draws the same numbers on all replicas."""
+        return Culprit(_TABLE["same-random-numbers"], record.place, None, record.name)
+
+    def culprit(self) -> Culprit:
+        """The first mistake."""
+        leaves, chain = self._leaves()
+        if not leaves:
+            return self._unknown()
+        return self._judged(leaves[0], chain)
+
+    # The chain of wrong values.
+
+    def _makers(self, value: Any) -> tuple[int, ...]:
+        return self._tape.makers.get(id(value), ())
+
+    def _upstream(self, numbers: Sequence[int]) -> set[int]:
+        seen: set[int] = set()
+        todo = list(numbers)
+        while todo:
+            number = todo.pop()
+            if number not in seen:
+                seen.add(number)
+                for operand in self._tape.records[number].operands:
+                    todo.extend(self._makers(operand))
+        return seen
+
+    def _leaves(self) -> tuple[list[int], set[int]]:
+        """The operations that make something wrong of what is right, in order; and all that are wrong on the way."""
+        chain: set[int] = set()
+        leaves: list[int] = []
+        # What has been reduced is to be the same on all replicas; what is still to be may be a part of a sum.
+        todo = [(number, True) for number in self._wrong] or self._last()
+        seen: set[tuple[int, bool]] = set()
+        while todo:
+            number, whole = todo.pop()
+            if (number, whole) in seen:
+                continue
+            seen.add((number, whole))
+            if self._is_right(self._relation(number), whole):
+                continue
+            chain.add(number)
+            inner = whole and not self._reduces(number)
+            wrong = [
+                (maker, inner)
+                for place in self._wrong_operands(number, inner)
+                for maker in self._operand_makers(number, place)
+            ]
+            todo.extend(wrong)
+            if not wrong:
+                leaves.append(number)
+        return sorted(set(leaves)), chain
+
+    @staticmethod
+    def _is_right(relation: Relation, whole: bool) -> bool:
+        return relation.good and not (whole and relation.alike)
+
+    def _reduces(self, number: int) -> bool:
+        name = self._tape.records[number].name
+        return name in _SUMS or name.startswith("strategy.reduce")
+
+    def _last(self) -> list[tuple[int, bool]]:
+        """Suspects all operations if code around the replicas computed what is wrong: reductions first."""
+        records = self._tape.records
+        reductions = [number for number in range(len(records)) if self._reduces(number)]
+        wrong = [number for number in reductions if not self._is_right(self._relation(number), True)]
+        return [(number, True) for number in wrong] or [(number, False) for number in range(len(records))]
+
+    def _operand_makers(self, number: int, place: int) -> tuple[int, ...]:
+        return self._makers(self._tape.records[number].operands[place])
+
+    def _wrong_operands(self, number: int, whole: bool = False) -> list[int]:
+        """The operands of an operation that are made up wrongly, and that some operation has made."""
+        return [
+            place
+            for place in range(len(self._tape.records[number].operands))
+            if self._operand_makers(number, place) and not self._is_right(self._operand(number, place), whole)
+        ]
+
+    def _operand(self, number: int, place: int) -> Relation:
+        makers = self._operand_makers(number, place)
+        record = self._tape.records[number]
+        others = [self._other(index, number) for index in range(len(self._pairs))]
+        if any(other is None or place >= len(other.operands) for other in others):
+            return self._relation(makers[0]) if makers else SKIPPED
+        return relate(
+            record.operands[place],
+            [other.operands[place] for other in others if other is not None],
+            self._arrangement,
+            self._scale_before(makers),
+            self._close,
+        )
+
+    def _scale_before(self, makers: Sequence[int]) -> float:
+        return max((_scale(self._tape.records[maker]) for maker in makers[:1]), default=0.0)
+
+    def _other(self, replica: int, number: int) -> Record | None:
+        place = self._pairs[replica].get(number)
+        return None if place is None else self._found.tapes[replica].records[place]
+
+    def _relation(self, number: int) -> Relation:
+        if number not in self._known:
+            self._known[number] = self._related(number)
+        return self._known[number]
+
+    def _related(self, number: int) -> Relation:
+        record = self._tape.records[number]
+        others = [self._other(index, number) for index in range(len(self._pairs))]
+        if any(other is None for other in others) or record.name == "axis_index":
+            return NONE if record.name != "axis_index" else SKIPPED
+        worst = SKIPPED
+        for place, value in enumerate(record.results):
+            parts = [other.results[place] for other in others if other is not None and place < len(other.results)]
+            relation = relate(value, parts, self._arrangement, _scale(record), self._close)
+            if worst is SKIPPED or not relation.good:
+                worst = relation
+        return worst
+
+    # What kind of mistake it is.
+
+    def _judged(self, leaf: int, chain: set[int]) -> Culprit:
+        record, relation = self._tape.records[leaf], self._relation(leaf)
+        # Only from here on is something none of the usual relations.
+        broken = min(
+            (number for number in chain if number >= leaf and self._relation(number).kind is Kind.NONE), default=None
+        )
+        summed = min((number for number in chain if number > leaf and self._is_sum(number)), default=None)
+        if broken is not None and summed is not None and broken >= summed:
+            broken = None  # whatever comes after the sum is not to blame
+        before = self._gradient_used(broken)
+        if before is not None:
+            return self._named("gradient-before-reduction", before)
+        if relation.kind is Kind.NONE:
+            return self._broken(leaf, chain)
+        collective = self._wrong_collective(leaf, chain)
+        if collective is not None:
+            return collective
+        if record.name in _SUMS or record.name.startswith("strategy.reduce SUM"):
+            return self._summed_twice(leaf)
+        if self._is_mean_of_sums(leaf):
+            return self._named("mean-of-sums", leaf)
+        if relation.kind in (Kind.SCALED, Kind.SUM) and relation.factor < 1 - 1e-9:
+            return self._named("scaled-by-replicas", leaf)
+        if self._counts_replicas(leaf):
+            return self._named("scaled-by-replicas", leaf)
+        divisor = self._operand_makers(leaf, len(record.operands) - 1) if record.name == "div" else ()
+        if any(self._tape.records[number].name == "reduce_sum" for number in self._upstream(divisor)):
+            return self._named("local-count", leaf)
+        if broken is not None and not self._is_sum(broken) and not self._tape.records[broken].backwards:
+            return self._named("batch-statistics", leaf, broken)
+        return self._of_means(leaf, chain)
+
+    def _of_means(self, leaf: int, chain: set[int]) -> Culprit:
+        uneven = len(set(self._arrangement.sizes)) > 1
+        later = min((number for number in chain if number > leaf and self._is_sum(number)), default=None)
+        return self._named("mean-of-means" if uneven else "local-mean", leaf, later)
+
+    def _gradient_used(self, broken: int | None) -> int | None:
+        """The operation that breaks the relation, if it makes something else of gradients that are not reduced yet."""
+        if broken is None:
+            return None
+        record = self._tape.records[broken]
+        if record.backwards or record.eqn is None or record.name in _SUMS or self._after_sum(broken):
+            return None
+        for place in range(len(record.operands)):
+            makers = self._operand_makers(broken, place)
+            partial = self._operand(broken, place).kind in (Kind.SUM, Kind.MEAN, Kind.SCALED)
+            if makers and partial and self._from_backward(makers[0]):
+                return broken
+        return None
+
+    def _from_backward(self, number: int) -> bool:
+        """True if a value is a gradient: made backwards, or of such by what changes no numbers."""
+        for _ in range(6):
+            record = self._tape.records[number]
+            if record.backwards:
+                return True
+            if record.name not in ("convert_element_type", "reshape", "transpose", "mul", "neg", "broadcast_in_dim"):
+                return False
+            makers = [maker for place in range(len(record.operands)) for maker in self._operand_makers(number, place)]
+            if not makers:
+                return False
+            number = makers[0]
+        return False
+
+    def _after_sum(self, number: int) -> bool:
+        """True if an operation is the division of a mean over the replicas."""
+        record = self._tape.records[number]
+        makers = self._operand_makers(number, 0) if record.operands else ()
+        return bool(makers) and self._is_sum(makers[0])
+
+    def _is_sum(self, number: int) -> bool:
+        record = self._tape.records[number]
+        if record.name in _SUMS or record.name.startswith("strategy.reduce"):
+            return True
+        return record.name in ("div", "convert_element_type") and self._after_sum(number)
+
+    def _broken(self, leaf: int, chain: set[int]) -> Culprit:
+        """An operation whose operands are right."""
+        kinds = [self._operand(leaf, place).kind for place in range(len(self._tape.records[leaf].operands))]
+        return (
+            self._of_one_replica(leaf, kinds)
+            or self._of_partial_sum(leaf, kinds)
+            or (self._in_pieces(leaf, chain) if Kind.ROWS in kinds else None)
+            or self._named(self._among_rows(leaf, chain), leaf)
+        )
+
+    def _of_one_replica(self, leaf: int, kinds: Sequence[Kind]) -> Culprit | None:
+        """A count, a term or a choice that each replica has for itself."""
+        record = self._tape.records[leaf]
+        if record.name == "div" and kinds[-1] is Kind.SUM and np.ndim(record.operands[-1]) == 0:
+            return self._named("local-count", leaf)
+        if any(self._tape.records[maker].name == "axis_index" for maker in self._all_makers(leaf)):
+            return self._named("one-replica", leaf)
+        if record.name in _ADDS and Kind.SUM in kinds and Kind.SAME in kinds:
+            return self._regularizer(leaf, kinds.index(Kind.SAME))
+        if record.name in ("select_n", "mul") and self._picks_replica(leaf):
+            return self._named("one-replica", leaf)
+        return None
+
+    def _of_partial_sum(self, leaf: int, kinds: Sequence[Kind]) -> Culprit | None:
+        """A replica's part of a sum that stands for the sum."""
+        if Kind.SUM not in kinds:
+            return None
+        record = self._tape.records[leaf]
+        partial = self._operand_makers(leaf, kinds.index(Kind.SUM))
+        if Kind.ROWS in kinds and partial and not record.backwards:
+            return self._named("batch-statistics", partial[0], leaf)
+        divides = record.backwards and record.name in ("div", "integer_pow", "pow")
+        return self._named("local-count" if divides else "local-total", leaf)
+
+    def _among_rows(self, leaf: int, chain: set[int]) -> str:
+        """The pattern of an operation that compares, orders or numbers a replica's rows."""
+        record = self._tape.records[leaf]
+        text = (record.place.whole if record.place else "").lower()
+        if "softmax" in text or "logsumexp" in text:
+            return "softmax-over-batch"
+        if record.name in _EXTREMES or record.name.startswith("reduce_window"):
+            return "extreme-over-batch"
+        if record.name == "dot_general" or len(self._scaled_axes(leaf)) > 1:
+            return "pairs-of-rows"
+        numbers = record.name == "iota" or not record.operands
+        if numbers and not (record.name == "iota" and self._on_line(leaf, "sort", chain)):
+            return "numbers-of-rows"
+        return "order-of-rows" if numbers or record.name in _ORDERS or "scatter" in record.name else "unknown"
+
+    def _all_makers(self, number: int) -> list[int]:
+        count = len(self._tape.records[number].operands)
+        return [maker for place in range(count) for maker in self._operand_makers(number, place)]
+
+    def _on_line(self, leaf: int, name: str, chain: set[int]) -> bool:
+        place = self._tape.records[leaf].place
+        return any(
+            self._tape.records[number].name == name and self._tape.records[number].place == place for number in chain
+        )
+
+    def _in_pieces(self, leaf: int, chain: set[int]) -> Culprit | None:
+        """A mistake behind a step that takes its rows piece by piece: other pieces on replicas, so numbers say little.
+
+        What divides by the number of a piece's rows, or by a number that was counted, is told by its form.
+        """
+        if self._tape.records[leaf].name not in _CUTS:
+            return None
+        ratio = self._arrangement.rows / self._arrangement.sizes[0]
+        for number in sorted(number for number in chain if number > leaf):
+            record, other = self._tape.records[number], self._other(0, number)
+            if other is None or record.name not in ("div", "mul"):
+                continue
+            divisor, theirs = record.operands[-1], other.operands[-1]
+            if np.ndim(divisor) or is_key(divisor) or np.ndim(theirs):
+                continue
+            makers = self._operand_makers(number, len(record.operands) - 1)
+            if not makers:
+                quotient = float(divisor) / float(theirs) if float(theirs) else 0.0
+                near = max(quotient, 1 / quotient if quotient else 0.0)
+                if near > 1.2 and abs(near / ratio - 1) < 0.5:
+                    return self._of_means(number, chain)
+            elif record.name == "div" and self._is_counted(makers):
+                return self._named("local-count", number)
+        return None
+
+    def _is_counted(self, makers: Sequence[int]) -> bool:
+        """True if a number is a sum over a replica's own rows."""
+        before = self._upstream(makers)
+        summed = any(self._tape.records[number].name == "reduce_sum" for number in before)
+        return summed and not any(self._is_sum(number) for number in before)
+
+    def _scaled_axes(self, leaf: int) -> list[int]:
+        value, other = self._tape.records[leaf].results[0], self._other(0, leaf)
+        theirs = np.shape(other.results[0]) if other is not None else ()
+        if len(theirs) != np.ndim(value):
+            return []
+        return [axis for axis, pair in enumerate(zip(np.shape(value), theirs, strict=True)) if pair[0] != pair[1]]
+
+    def _picks_replica(self, leaf: int) -> bool:
+        for place in range(len(self._tape.records[leaf].operands)):
+            for number in self._upstream(self._operand_makers(leaf, place)):
+                if self._tape.records[number].name == "axis_index":
+                    return True
+        return False
+
+    def _regularizer(self, leaf: int, place: int) -> Culprit:
+        """A value of the variables alone that is added to each replica's share."""
+        makers = self._operand_makers(leaf, place)
+        source = makers[0] if makers else leaf
+        return self._named("counted-on-each-replica", source, self._other_line(source) or leaf)
+
+    def _other_line(self, number: int) -> int | None:
+        """The maker of what an operation scales, if it is on another line."""
+        record = self._tape.records[number]
+        if record.name not in ("mul", "neg", "div", "convert_element_type") or record.place is None:
+            return None
+        for maker in self._all_makers(number):
+            place = self._tape.records[maker].place
+            if place is not None and place.line != record.place.line:
+                return maker
+        return None
+
+    def _summed_twice(self, leaf: int) -> Culprit:
+        makers = self._operand_makers(leaf, 0)
+        reduced = [number for number in self._upstream(makers) if self._is_sum(number)]
+        # What no data has gone into was never a part of a sum.
+        if makers and not reduced and self._from_backward(makers[0]):
+            return self._named("counted-on-each-replica", makers[0], leaf)
+        if not reduced and any(self._relation(number).kind is Kind.ROWS for number in self._upstream(makers)):
+            # Of the rows of each replica, and by chance the same on all.
+            return self._named("sum-of-means", leaf, makers[0] if makers else None)
+        return self._named("reduced-twice", leaf, max(reduced, default=None))
+
+    def _is_mean_of_sums(self, leaf: int) -> bool:
+        record = self._tape.records[leaf]
+        if record.name.startswith("strategy.reduce MEAN"):
+            return True
+        return record.name == "div" and self._after_sum(leaf)
+
+    def _counts_replicas(self, leaf: int) -> bool:
+        """True if an operation scales by a number that is 1 on one device and the number of replicas elsewhere."""
+        record, other = self._tape.records[leaf], self._other(0, leaf)
+        if other is None or record.name not in ("mul", "div"):
+            return False
+        count = self._arrangement.replicas
+        for mine, theirs in zip(record.operands, other.operands, strict=True):
+            numbers = np.ndim(mine) == 0 and np.ndim(theirs) == 0 and not is_key(mine)
+            if numbers and float(mine) == 1.0 and float(theirs) in (float(count), 1.0 / count):
+                return True
+        return False
+
+    def _wrong_collective(self, leaf: int, chain: set[int]) -> Culprit | None:
+        """The reduction that is to blame, where the value of each replica is right for other results."""
+        line = self._tape.records[leaf].place
+        if line is None or len(set(self._arrangement.sizes)) > 1 or not self._results_only:
+            return None
+        elsewhere = {
+            record.place.line
+            for record in map(self._tape.records.__getitem__, self._right)
+            if record.place is not None and record.place.file == line.file
+        }
+        scaled = [
+            number
+            for number in self._right
+            if (place := self._tape.records[number].place) is not None
+            and (place.file, place.line) == (line.file, line.line)
+            and not self._relation(number).good
+        ]
+        if not scaled or line.line not in elsewhere:
+            return None
+        lines = {str(self._tape.records[number].place) for number in self._right if self._is_sum(number)}
+        for number in sorted(chain):
+            # One that right results go through as well is not to blame for this one.
+            if number > leaf and self._is_sum(number) and str(self._tape.records[number].place) not in lines:
+                return self._named("sum-of-means", number, leaf)
+        return None
+
+    def _unknown(self) -> Culprit:
+        if self._apart and np.shape(self._apart[0].alone) == np.shape(self._apart[0].others):
+            return Culprit(_TABLE["one-replica"], None)
+        return Culprit(_TABLE["unknown"], None)
+
+    def _named(self, pattern: str, number: int, elsewhere: int | None = None) -> Culprit:
+        record = self._tape.records[number]
+        # Without the size of the batch it divides by this replica's rows, times the number of replicas.
+        if record.place is not None and re.search(r"compute_average_loss\((?!.*global_batch_size)", record.place.whole):
+            pattern = "mean-of-means"
+        others = [self._other(index, number) for index in range(len(self._pairs))]
+        other = self._tape.records[elsewhere].place if elsewhere is not None else None
+        return Culprit(
+            _TABLE[pattern],
+            record.place,
+            None if record.place is not None and other is not None and other.line == record.place.line else other,
+            record.name,
+            record.results[0] if record.results else None,
+            [one.results[0] for one in others if one is not None and one.results],
+        )
+
+
+def _value_of(one: Outcome, difference: Difference) -> Any:
+    if difference.variable is not None:
+        return one.written[difference.variable]
+    return one.outputs[difference.name.removeprefix("the result")]
+
+
+def _scale(record: Record) -> float:
+    largest = 0.0
+    for value in record.operands:
+        if not is_key(value):
+            array = np.asarray(value)
+            if array.dtype.kind == "f":
+                finite = array[np.isfinite(array)]
+                largest = max(largest, float(np.max(np.abs(finite), initial=0.0)))
+    return largest
+
+
+def _paired(one: Tape, other: Tape) -> dict[int, int]:
+    """By the number of an operation on one device, that of the same one on a replica."""
+    keys = [
+        [(record.name, record.place.line if record.place else 0) for record in tape.records] for tape in (one, other)
+    ]
+    if keys[0] == keys[1]:
+        return {number: number for number in range(len(keys[0]))}
+    matcher = difflib.SequenceMatcher(None, *keys, autojunk=False)
+    pairs: dict[int, int] = {}
+    for start, first, length in matcher.get_matching_blocks():
+        pairs.update((start + offset, first + offset) for offset in range(length))
+    return pairs

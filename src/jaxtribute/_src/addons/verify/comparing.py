@@ -1,0 +1,118 @@
+"""Compares what a step has done on one device with what it has done on replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxtribute import Variable
+from jaxtribute._src.addons.verify.operations import is_key
+from jaxtribute._src.addons.verify.stage import Outcome, combined, is_rows
+
+_RELATIVE = 1e-6
+"""Of the largest change of a value: what float64 and other orders of sums come to stands far below."""
+_GLOBAL = 1e-9
+"""Of the largest change of all: the gradient of a bias before a normalization is rounding alone."""
+_CONSTANTS = 2e-7
+"""Of a value: constants of a program, such as the weight 5/11 of a replica, have 32 bits."""
+_ROUNDED = 1e-4, 2e-6
+"""The same for code around the replicas, which computes in 32 bits: of the change, and of the value."""
+
+
+@dataclass(slots=True, eq=False)
+class Difference:
+    """A value that replicas compute and one device does not.
+
+    Attributes:
+      name: the variable's name, or where in the result it stands.
+      alone: the value on one device.
+      others: the value on the replicas, or each replica's.
+      error: the largest difference, as a part of the largest change (or value) on one device.
+      variable: the variable; None for results.
+    """
+
+    name: str
+    alone: Any
+    others: Any
+    error: float
+    variable: Variable | None
+
+
+def differences(alone: Outcome, found: Outcome, state: dict[Variable, Any], open_: list[str]) -> Iterator[Difference]:
+    """Gives what differs; notes in `open_` what cannot be compared."""
+    changes: dict[Variable, tuple[Any, Any, Any]] = {}
+    for variable, one in alone.written.items():
+        if variable not in found.written:
+            open_.append(f"{variable.name} is written on one device and not on {found.arrangement}")
+            continue
+        other, before = found.written[variable], state[variable]
+        if is_rows(variable):
+            one, other, before = combined(variable, one), combined(variable, other), combined(variable, before)
+        if one is None or is_key(one):
+            continue
+        changes[variable] = (np.asarray(one), np.asarray(other), np.asarray(before))
+    largest = max((_largest(one - before) for one, _, before in changes.values() if _is_real(one)), default=0.0)
+    rounded = alone.rounded or found.rounded
+    for variable, (one, other, before) in changes.items():
+        scale = _largest(one - before) if _is_real(one) else 1.0
+        error = _error(one, other)
+        allowed = _RELATIVE * scale + _GLOBAL * largest
+        if rounded:
+            allowed = _ROUNDED[0] * scale + _ROUNDED[1] * max(_largest(one), largest)
+        if not error <= allowed + _CONSTANTS * _largest(one):
+            yield Difference(variable.name.removesuffix(":0"), one, other, _part(error, scale), variable)
+    yield from _results(alone, found, open_, rounded=rounded)
+
+
+def _results(alone: Outcome, found: Outcome, open_: list[str], *, rounded: bool) -> Iterator[Difference]:
+    for path, one in alone.outputs.items():
+        other = found.outputs.get(path)
+        name = f"the result{path}"
+        if is_key(one) or other is None:
+            continue
+        if isinstance(other, tuple):
+            other = _joined(np.asarray(one), [np.asarray(part) for part in other], found)
+            if other is None:
+                open_.append(f"{name} is a value of each replica, which nothing reduces within the step")
+                continue
+        if np.shape(other) != np.shape(one):
+            open_.append(f"{name} has shape {np.shape(one)} on one device and {np.shape(other)} on {found.arrangement}")
+            continue
+        scale, error = _largest(one), _error(np.asarray(one), np.asarray(other))
+        if not error <= (1e-4 if rounded else _RELATIVE) * scale + 1e-12:
+            yield Difference(name, one, other, _part(error, scale), None)
+
+
+def _joined(one: Any, parts: list[Any], found: Outcome) -> Any:
+    """The replicas' rows behind each other; None for what has none."""
+    rows = found.arrangement.rows
+    if one.ndim and one.shape[0] and one.shape[0] % rows == 0 and sum(part.shape[0] for part in parts) == one.shape[0]:
+        return np.concatenate(parts)
+    return None
+
+
+def _is_real(value: Any) -> bool:
+    return value.dtype.kind in "fiuc"
+
+
+def _largest(value: Any) -> float:
+    array = np.abs(np.asarray(value, np.float64) if np.asarray(value).dtype.kind != "c" else np.asarray(value))
+    return float(np.max(array[np.isfinite(array)], initial=0.0))
+
+
+def _error(one: Any, other: Any) -> float:
+    if one.shape != other.shape:
+        return np.inf
+    if one.dtype.kind not in "fc":
+        return float(np.max(np.abs(one.astype(np.float64) - other.astype(np.float64)), initial=0.0))
+    both = np.isnan(one) & np.isnan(other)
+    with np.errstate(invalid="ignore"):
+        apart = np.where(both | (one == other), 0.0, np.abs(one - other))
+    return float(np.max(np.where(np.isnan(apart), np.inf, apart), initial=0.0))
+
+
+def _part(error: float, scale: float) -> float:
+    return error / scale if scale else np.inf

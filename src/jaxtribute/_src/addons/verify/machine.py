@@ -1,0 +1,270 @@
+"""Runs one replica's program operation by operation, up to the places where replicas meet, and keeps what it computes.
+
+Each replica is a generator that yields where it needs the others; `together` drives all of them. So loops, conditions
+and collectives inside them need nothing special, and replicas of different shapes may run different programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxtribute import REPLICA_AXIS as AXIS
+from jaxtribute._src.addons.verify.operations import apply, as_wide, is_key
+from jaxtribute._src.addons.verify.sources import Place, place_of
+from jaxtribute.extending import JaxprEqn, Literal, Programs
+
+RANDOM = frozenset({"random_bits", "random_gamma", "rng_bit_generator", "rng_uniform"})
+"""Operations that draw random numbers."""
+_LOOPS_AT_MOST = 20_000
+"""Turns of one loop."""
+
+
+class CannotVerify(Exception):  # noqa: N818 (no error of the user's)
+    """Something of a step cannot be followed; says what, in words."""
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """One operation that has been computed.
+
+    Attributes:
+      name: of the operation.
+      operands: what it was given.
+      results: what it gave.
+      eqn: the operation; None for what the code around the replicas did.
+      place: the user's line.
+      inside: True within a loop or a condition.
+    """
+
+    name: str
+    operands: tuple[Any, ...]
+    results: tuple[Any, ...]
+    eqn: JaxprEqn | None
+    place: Place | None
+    inside: bool = False
+
+    @property
+    def backwards(self) -> bool:
+        """True if JAX has made the operation to differentiate."""
+        return self.eqn is not None and "transpose" in str(self.eqn.source_info.name_stack)
+
+
+@dataclass(slots=True, eq=False)
+class Tape:
+    """The operations of one replica, in order; none if `keeps` is False."""
+
+    keeps: bool = False
+    records: list[Record] = field(default_factory=list)
+    makers: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """By the id of a value the numbers of the records that it comes from."""
+
+    def add(self, record: Record) -> None:
+        """Adds an operation."""
+        if self.keeps:
+            number = (len(self.records),)
+            self.records.append(record)
+            for value in record.results:
+                self.makers[id(value)] = number
+
+    def same(self, new: Any, *olds: Any) -> Any:
+        """Notes that a value is part of others, or made up of them; returns it."""
+        if self.keeps:
+            numbers: dict[int, None] = {}
+            for old in olds:
+                numbers.update(dict.fromkeys(self.makers.get(id(old), ())))
+            self.makers[id(new)] = tuple(numbers)
+            self._alive.append(new)
+        return new
+
+    _alive: list[Any] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Meeting:
+    """An operation for which a replica needs the others."""
+
+    eqn: JaxprEqn
+    operands: list[Any]
+    place: Place | None
+
+
+Running = Generator[Meeting, "list[Any]", "list[Any]"]
+
+
+class Machine:
+    """Runs programs of one replica.
+
+    Args:
+      replica: its number.
+      tape: keeps what is computed.
+    """
+
+    def __init__(self, replica: int, tape: Tape) -> None:
+        self._replica, self._tape = replica, tape
+        self._looping = 0
+        self._inside = 0
+
+    def run(self, program: Any, inputs: Sequence[Any], caller: Place | None = None, *, own: bool = True) -> Running:
+        """Runs a program.
+
+        Args:
+          program: the program, with its constants.
+          inputs: its inputs.
+          caller: the line that calls it.
+          own: False if the program is not the user's, so that lines in it tell nothing.
+        """
+        jaxpr = Programs.opened(program)
+        values: dict[Any, Any] = dict(zip(jaxpr.constvars, map(as_wide, Programs.constants(program)), strict=True))
+        values.update(zip(jaxpr.invars, inputs, strict=True))
+
+        def read(atom: Any) -> Any:
+            if isinstance(atom, Literal):
+                return as_wide(np.asarray(atom.val, Programs.aval(atom).dtype))
+            return values[atom]
+
+        for eqn in jaxpr.eqns:
+            operands = list(map(read, eqn.invars))
+            place = (place_of(eqn) or caller) if own else caller
+            results = yield from self._results(eqn, operands, place)
+            values.update(zip(eqn.outvars, results, strict=True))
+        return list(map(read, jaxpr.outvars))
+
+    def _results(self, eqn: JaxprEqn, operands: list[Any], place: Place | None) -> Running:
+        name = eqn.primitive.name
+        inner = Programs.called(eqn)
+        if inner is not None:
+            return (yield from self.run(inner, operands, place, own=is_users(inner)))
+        structure: Callable[..., Running] | None = getattr(self, f"_{name}", None)
+        if structure is not None:
+            self._inside += 1
+            try:
+                return (yield from structure(eqn, operands, place))
+            finally:
+                self._inside -= 1
+        if name == "axis_index":
+            results: list[Any] = [np.int32(self._replica) + np.zeros((), np.int32)]
+        elif Programs.names_axis(eqn, AXIS) or (name in RANDOM and not self._looping):
+            results = yield Meeting(eqn, operands, place)
+        else:
+            results = self._plain(eqn, operands, place)
+        # Own objects: a value that an operation hands through would else be taken for what was there before.
+        results = [value if is_key(value) else np.asarray(value).view() for value in results]
+        self._tape.add(Record(name, tuple(operands), tuple(results), eqn, place, self._inside > 0))
+        return results
+
+    def _plain(self, eqn: JaxprEqn, operands: list[Any], place: Place | None) -> list[Any]:
+        name = eqn.primitive.name
+        if "callback" in name or name in ("infeed", "outfeed"):
+            if not eqn.outvars:
+                return []  # it prints, or the like
+            raise CannotVerify(f"{place or 'an unknown line'} calls Python on the host ({name})")
+        if name in ("debug_print", "create_token", "after_all"):
+            return [np.zeros(()) for _ in eqn.outvars]
+        if (name in Programs.STRUCTURES or name == "pallas_call" or Programs.mentions(eqn, AXIS)) and next(
+            Programs.programs_in(eqn), None
+        ):
+            raise CannotVerify(f"{place or 'an unknown line'} makes {name!r}, which runs programs in a way of its own")
+        try:
+            with np.errstate(all="ignore"):
+                return apply(eqn, operands)
+        except CannotVerify:
+            raise
+        except Exception as error:
+            raise CannotVerify(f"{place or 'an unknown line'} makes {name!r}: {error}") from error
+
+    # Structures, by the names of their operations.
+
+    def _scan(self, eqn: JaxprEqn, operands: list[Any], place: Place | None) -> Running:
+        params = eqn.params
+        body = params.get("jaxpr")
+        consts, carries = Programs.scan_counts(eqn)
+        held, carry, whole = operands[:consts], operands[consts : consts + carries], operands[consts + carries :]
+        length = params["length"]
+        if length > _LOOPS_AT_MOST:
+            raise CannotVerify(f"{place or 'an unknown line'} loops {length:,} times")
+        turns = range(length)
+        columns: list[list[Any]] = [[] for _ in range(len(eqn.outvars) - carries)]
+        for turn in reversed(turns) if params["reverse"] else turns:
+            slices = [self._tape.same(value[turn], value) for value in whole]
+            results = yield from self.run(body, [*held, *carry, *slices], place, own=is_users(body))
+            carry = results[:carries]
+            for column, value in zip(columns, results[carries:], strict=True):
+                column.append(value)
+        stacked: list[Any] = []
+        for column, var in zip(columns, eqn.outvars[carries:], strict=True):
+            if params["reverse"]:
+                column.reverse()
+            stacked.append(self._tape.same(_stacked(column, Programs.aval(var)), *column))
+        return [*carry, *stacked]
+
+    def _while(self, eqn: JaxprEqn, operands: list[Any], place: Place | None) -> Running:
+        params = eqn.params
+        first, second = params["cond_nconsts"], params["body_nconsts"]
+        asked, held, carry = operands[:first], operands[first : first + second], operands[first + second :]
+        self._looping += 1
+        try:
+            for _ in range(_LOOPS_AT_MOST):
+                (more,) = yield from self.run(params["cond_jaxpr"], [*asked, *carry], place)
+                if not np.all(more):
+                    return carry
+                carry = yield from self.run(params["body_jaxpr"], [*held, *carry], place)
+        finally:
+            self._looping -= 1
+        raise CannotVerify(f"{place or 'an unknown line'} loops more than {_LOOPS_AT_MOST:,} times")
+
+    def _cond(self, eqn: JaxprEqn, operands: list[Any], place: Place | None) -> Running:
+        branches = eqn.params["branches"]
+        chosen = int(np.clip(int(operands[0]), 0, len(branches) - 1))
+        return (yield from self.run(branches[chosen], operands[1:], place))
+
+
+def is_users(program: Any) -> bool:
+    """True if a program inside an operation was traced from the user's own function, and not of a library's."""
+    info = getattr(Programs.opened(program), "debug_info", None)
+    file = getattr(info, "func_filename", None) or ""
+    return not ("site-packages" in file or "dist-packages" in file or file.startswith("<"))
+
+
+def _stacked(column: list[Any], var: Any) -> Any:
+    if not column:
+        return as_wide(np.zeros(var.shape, var.dtype))
+    if is_key(column[0]):
+        import jax.numpy as jnp
+
+        return jnp.stack(column)
+    return np.stack(column)
+
+
+def together(running: Sequence[Running], meet: Callable[[list[Meeting]], list[list[Any]]]) -> list[list[Any]]:
+    """Drives all replicas; returns the results of each.
+
+    Args:
+      running: what each replica runs.
+      meet: gives each replica the results of an operation that all have come to.
+
+    Raises:
+      CannotVerify: they come to different operations.
+    """
+    results: list[Any] = [None] * len(running)
+    sent: list[Any] = [None] * len(running)
+    while True:
+        meetings: list[Meeting | None] = []
+        for number, (replica, given) in enumerate(zip(running, sent, strict=True)):
+            try:
+                meetings.append(replica.send(given))
+            except StopIteration as end:
+                results[number] = end.value
+                meetings.append(None)
+        present = [meeting for meeting in meetings if meeting is not None]
+        if not present:
+            return results
+        names = {meeting.eqn.primitive.name for meeting in present}
+        if len(present) < len(running) or len(names) > 1:
+            raise CannotVerify(
+                f"{present[0].place or 'an unknown line'} makes {'/'.join(sorted(names))} on some replicas only"
+            )
+        sent = list(meet(present))

@@ -1,0 +1,97 @@
+"""The report of `jaxtribute verify` on a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxtribute._src.addons.verify.arrangements import Arrangement
+from jaxtribute._src.addons.verify.operations import is_key
+from jaxtribute._src.addons.verify.verifying import Finding, Verdict
+
+_NAMES = 4
+_NOTES = 6
+_SHOWN = 3
+
+
+def text(verdict: Verdict) -> str:
+    """The report on one step, some lines for each finding."""
+    return "\n".join(_lines(verdict))
+
+
+def _lines(verdict: Verdict) -> Iterator[str]:
+    count = len(verdict.tried)
+    if verdict.findings:
+        yield f"{verdict.name}: {len(verdict.findings)} difference(s) from one device"
+    elif count:
+        yield (
+            f"{verdict.name}: as on one device, {verdict.outputs} variables and results "
+            f"({', '.join(map(_short, verdict.tried))})"
+        )
+    else:
+        yield f"{verdict.name}: NOT VERIFIED"
+    for number, finding in enumerate(verdict.findings, start=1):
+        yield from _of_finding(number, finding)
+    notes = list(verdict.unverified)
+    reasons: dict[str, list[Arrangement]] = {}
+    for arrangement, reason in verdict.refused:
+        reasons.setdefault(reason, []).append(arrangement)
+    notes += [f"{'; '.join(map(_short, where))}: {reason}" for reason, where in reasons.items()]
+    for note in notes[:_NOTES]:
+        yield f"  not verified: {note}"
+    if len(notes) > _NOTES:
+        yield f"  not verified: {len(notes) - _NOTES} more"
+
+
+def _of_finding(number: int, finding: Finding) -> Iterator[str]:
+    culprit = finding.culprit
+    pattern, place = culprit.pattern, culprit.place
+    yield ""
+    yield f"{number}. {pattern.name}: {pattern.what}"
+    if place is not None:
+        yield f"   {place}: {place.text}"
+    if culprit.elsewhere is not None:
+        yield f"   with {culprit.elsewhere}: {culprit.elsewhere.text}"
+    if culprit.others and not is_key(culprit.alone):
+        yield f"   here one device has {_value(culprit.alone)}"
+        for replica, value in list(enumerate(culprit.others))[:4]:
+            yield f"        replica {replica} has {_value(value)}"
+    if finding.differences:
+        by_name = {one.name: one for one in reversed(finding.differences)}
+        names = list(dict.fromkeys(difference.name for difference in finding.differences))
+        shown = [f"{name} ({_percent(by_name[name].error)})" for name in names[:_NAMES]]
+        more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+        yield f"   differs: {', '.join(shown)}{more}"
+    yield f"   wrong with {_kinds(finding.failing)}" + (
+        f"; right with {_kinds(finding.right)}" if finding.right else ""
+    )
+    yield f"   INSTEAD: {pattern.advice}"
+
+
+def _kinds(arrangements: Sequence[Arrangement]) -> str:
+    """Arrangements in words: by kind of batch, with the replicas' rows."""
+    kinds: dict[str, list[str]] = {}
+    for one in arrangements:
+        kinds.setdefault(one.kind, []).append("+".join(map(str, one.sizes)))
+    return ", ".join(f"a batch that {kind} ({', '.join(rows)})" for kind, rows in kinds.items())
+
+
+def _short(arrangement: Arrangement) -> str:
+    return "+".join(map(str, arrangement.sizes))
+
+
+def _percent(error: float) -> str:
+    return (
+        "all of it" if not np.isfinite(error) else f"by {error:.2g} of its size" if error < 10 else f"{error:.1g}-fold"
+    )
+
+
+def _value(value: Any) -> str:
+    array = np.asarray(value)
+    if array.ndim == 0:
+        return f"{array.item():.6g}" if array.dtype.kind in "fiu" else str(array.item())
+    first = ", ".join(f"{one:.4g}" if array.dtype.kind in "fiu" else str(one) for one in array.reshape(-1)[:_SHOWN])
+    dots = ", ..." if array.size > _SHOWN else ""
+    return f"[{first}{dots}] of shape {array.shape}"

@@ -1,0 +1,100 @@
+"""The user's lines: where an operation comes from, and what stands there."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxtribute.extending import JaxprEqn, Programs
+
+_LIBRARY = str(Path(__file__).parents[3])
+_STANDARD = sysconfig.get_paths()["stdlib"]
+_LONGEST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a program, or an expression in it.
+
+    Attributes:
+      file: the path.
+      line: its number, from 1.
+      start, end: columns of the expression, from 0; 0 and 0 where they are not known.
+      last: the number of its last line.
+    """
+
+    file: str
+    line: int
+    start: int = 0
+    end: int = 0
+    last: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.short}:{self.line}"
+
+    @property
+    def short(self) -> str:
+        """The path as the user would write it."""
+        try:
+            return str(Path(self.file).relative_to(Path.cwd()))
+        except ValueError:
+            return self.file
+
+    @property
+    def text(self) -> str:
+        """The expression if it is on one line, otherwise the line."""
+        line = linecache.getline(self.file, self.line)
+        if self.end > self.start and self.last in (0, self.line):
+            # Columns count bytes.
+            line = line.encode()[self.start : self.end].decode(errors="replace")
+        line = line.strip()
+        return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."
+
+    @property
+    def whole(self) -> str:
+        """The whole line."""
+        return linecache.getline(self.file, self.line).strip()
+
+
+def is_theirs(file: str) -> bool:
+    """True for files that are no part of a library."""
+    outside = file.startswith((_LIBRARY, "<")) or "site-packages" in file or "dist-packages" in file
+    return not outside and not file.startswith(_STANDARD)
+
+
+def place_of(eqn: JaxprEqn) -> Place | None:
+    """The innermost line of the user's that made an operation; one of another library's where there is none."""
+    return _chosen(
+        Place(frame.file_name, frame.start_line, frame.start_column, frame.end_column, frame.end_line)
+        for frame in Programs.user_frames(eqn)
+    )
+
+
+def _chosen(places: Iterable[Place]) -> Place | None:
+    other: Place | None = None
+    for place in places:
+        if is_theirs(place.file):
+            return place
+        if other is None and not place.file.startswith(_LIBRARY):
+            other = place
+    return other
+
+
+def calling_place() -> Place | None:
+    """The innermost line of the user's on Python's stack."""
+    frame: Any = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        if is_theirs(frame.f_code.co_filename) and "/jax/" not in frame.f_code.co_filename:
+            positions = list(frame.f_code.co_positions())
+            index = frame.f_lasti // 2
+            if index < len(positions) and positions[index][0] is not None:
+                line, last, start, end = positions[index]
+                return Place(frame.f_code.co_filename, line, start or 0, end or 0, last or line)
+            return Place(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return None

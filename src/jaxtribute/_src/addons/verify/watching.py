@@ -1,0 +1,184 @@
+"""Watches a program for its steps, and verifies each of them before it runs for the first time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxtribute import PerReplica, Variable
+from jaxtribute._src.addons.tools.user_scripts import Finished, run_script
+from jaxtribute._src.addons.verify.machine import CannotVerify
+from jaxtribute._src.addons.verify.verifying import Verdict, Verification
+from jaxtribute.experimental import Event, Observer, observe
+from jaxtribute.extending import Context, Eager, Function, Kinds, Nests
+
+_RECENT = 256
+_PATIENCE, _PATIENCE_S = 500, 20.0
+"""Calls of a step, and seconds, after which no uneven batch is waited for."""
+
+
+class Watcher(Observer):
+    """An observer that verifies steps.
+
+    A step is the outermost `jd.function`, or a `strategy.run` outside of any. It is verified when its program has been
+    traced, so that it is known which variables it uses, and before it first changes them.
+
+    Args:
+      report: is told each verdict.
+      again: after so many calls of steps that are verified already, with no new one between them, the program is
+        ended; None to let it run to its end.
+      functions: what is looked at; all by default.
+    """
+
+    def __init__(self, report: Callable[[Verdict], None], again: int | None, functions: Sequence[Any] = ()) -> None:
+        self._report, self._again, self._functions = report, again, functions
+        self._seen: set[Any] = set()
+        self._repeats = 0
+        self._step: Event | None = None
+        self._strategies: dict[Any, None] = {}
+        self._variables: dict[Variable, None] = {}
+        self._busy = False
+        self._running: dict[Any, None] = {}
+        """The strategy whose `run` is under way, outside of any step."""
+        self._drawn: list[Any] = []
+        self._begun = time.perf_counter()
+        self.uneven = False
+        """True if the program has given a step a batch that its replicas share unevenly."""
+        self.verdicts: list[Verdict] = []
+
+    def on_start(self, event: Event) -> None:
+        """Notes what belongs to a step; verifies it as its program is about to run."""
+        if self._busy:
+            return
+        if event.kind == Kinds.STEP.name:
+            self._look_at(event.arguments)
+            self._step, self._strategies, self._variables = event, dict(self._running), {}
+        elif event.kind == Kinds.RUN.name:
+            self._strategies[event.subject] = None
+            if self._step is None:
+                self._running = {event.subject: None}
+            plain = not isinstance(event.arguments[0] if event.arguments else None, Function)
+            if self._step is None and plain and type(Context.current().executor) is Eager:
+                self._run_alone(event)
+        elif event.kind == Kinds.DISPATCH.name and self._step is not None:
+            self._verify(self._step)
+
+    def on_end(self, event: Event) -> None:
+        """Notes the variables of a traced program, and what was drawn of a dataset."""
+        if self._busy:
+            return
+        if event.kind == Kinds.TRACE.name and event.error is None:
+            executor: Any = getattr(event.result, "executor", None)
+            for one in (*getattr(executor, "inputs", ()), *getattr(executor, "written", ())):
+                if isinstance(one, Variable):
+                    self._variables[one] = None
+        elif event.kind == Kinds.STEP.name:
+            if self._step is event:
+                # One that is no program, as where replicas of different shapes cannot be, has told no dispatch.
+                self._step = None
+                self._count(event.subject)
+        elif event.kind == Kinds.RUN.name:
+            self._running = {}
+        elif event.kind == Kinds.INPUT.name:
+            self._look_at(event.result)
+            self._drawn.extend(jax.tree.leaves(event.result))
+            del self._drawn[:-_RECENT]
+
+    def _look_at(self, batch: Any) -> None:
+        """Notes whether replicas share a batch unevenly, or batches differ in their rows."""
+        for leaf in Nests.flatten(batch)[0]:
+            if isinstance(leaf, PerReplica):
+                self.uneven = self.uneven or leaf.shapes is not None
+
+    def _count(self, subject: Any) -> None:
+        if subject in self._seen and self._again is not None:
+            self._repeats += 1
+            # A mistake that only uneven batches show is one if the program has such batches.
+            waits = any(finding.conditional for one in self.verdicts for finding in one.findings) and not self.uneven
+            patient = self._repeats < _PATIENCE and time.perf_counter() - self._begun < _PATIENCE_S
+            if self._repeats >= self._again and not (waits and patient):
+                raise Finished
+
+    def _verify(self, event: Event) -> None:
+        function: Any = event.subject
+        wanted = not self._functions or function in self._functions
+        if function in self._seen or not isinstance(function, Function) or not wanted:
+            return
+        self._seen.add(function)
+        self._repeats = 0
+        keywords = dict(getattr(event, "keywords", {}))
+        strategies = [one for one in self._strategies if not getattr(one, "is_default", False)]
+        if not strategies:
+            strategies = list(
+                dict.fromkeys(
+                    one.distribute_strategy
+                    for one in self._variables
+                    if not getattr(one.distribute_strategy, "is_default", True)
+                )
+            )
+            if not self._strategies:
+                return  # it runs on no replicas
+        self._judge(function.__name__, function.python_function, event.arguments, keywords, strategies)
+
+    def _run_alone(self, event: Event) -> None:
+        """Verifies a `strategy.run` that no function is around."""
+        strategy, fn = event.subject, event.arguments[0]
+        key = strategy, fn
+        if key in self._seen:
+            self._count(key)
+            return
+        self._seen.add(key)
+        self._repeats = 0
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return strategy.run(fn, *args, **kwargs)  # type: ignore[attr-defined]
+
+        keywords = dict(getattr(event, "keywords", {}))
+        self._judge(getattr(fn, "__name__", "the replica function"), call, event.arguments[1:], keywords, [strategy])
+
+    def _judge(self, name: str, call: Any, args: Sequence[Any], kwargs: dict[str, Any], strategies: list[Any]) -> None:
+        self._busy = True
+        begun = time.perf_counter()
+        try:
+            if len(strategies) != 1:
+                raise CannotVerify("it runs on several strategies" if strategies else "it runs on no replicas")
+            if strategies[0].extended.mesh.peers is not None:
+                raise CannotVerify("it runs on several workers. HINT: run the program in one process")
+            drawn = set(map(id, self._drawn)) or None
+            verification = Verification(name, call, args, kwargs, strategies[0], self._variables, drawn)
+            verdict = verification.verdict()
+        except CannotVerify as reason:
+            verdict = Verdict(name, unverified=[str(reason)])
+        finally:
+            self._busy = False
+        verdict.seconds = time.perf_counter() - begun
+        self._begun = time.perf_counter()
+        self.verdicts.append(verdict)
+        self._report(verdict)
+
+
+KINDS = Kinds.STEP.name, Kinds.TRACE.name, Kinds.DISPATCH.name, Kinds.RUN.name, Kinds.INPUT.name
+
+
+def verify_script(
+    script: Path, arguments: Sequence[str], report: Callable[[Verdict], None], again: int | None
+) -> tuple[Watcher, bool]:
+    """Runs a program and verifies its steps.
+
+    Args:
+      script: the program.
+      arguments: its arguments.
+      report: is told each verdict as it is there.
+      again: see `Watcher`.
+
+    Returns:
+      The watcher, with the verdicts; and whether the program was ended before its own end.
+    """
+    watcher = Watcher(report, again)
+    with observe(watcher, *KINDS):
+        ended = run_script(script, arguments)
+    return watcher, ended

@@ -1,0 +1,1 @@
+"""The core: what `tf.distribute` is, on JAX. It imports no add-on."""

@@ -1,0 +1,380 @@
+"""`CheckpointManager`: a folder of checkpoints, of which the last are kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import Any, SupportsInt
+
+from jaxtribute._src.core import settings
+from jaxtribute._src.core.checkpoint import committing
+from jaxtribute._src.core.checkpoint.checkpoint import Checkpoint
+from jaxtribute._src.core.checkpoint.files import (
+    UNFINISHED,
+    check_folder,
+    check_name,
+    check_path,
+    left_over,
+    present,
+    remove,
+    standing,
+)
+from jaxtribute._src.core.checkpoint.folder import KeptCheckpoints, latest_of, leave_out, nothing_whole, paths_of
+from jaxtribute._src.core.checkpoint.owner import Owner
+from jaxtribute._src.core.checkpoint.series import Entry, Identity, Series, identity_of
+from jaxtribute._src.core.types import Foreign
+from jaxtribute.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointUnreadableError,
+)
+
+_LOG = logging.getLogger(__name__)
+_HOUR_S = 3600.0
+_LARGEST = 2**63 - 1
+
+
+class CheckpointManager:
+    """Saves checkpoints under numbered names into a folder, and deletes old ones.
+
+    The latest one is that which was saved last, and the oldest are deleted first, whatever their numbers: after a
+    training has gone back to an earlier checkpoint, or a new one was begun in an old folder, that is what it saves.
+
+    Args:
+      checkpoint: what is saved.
+      directory: the folder, on a file system that all workers see; it is made where it does not exist.
+      max_to_keep: how many of the last checkpoints stay; None keeps all.
+      keep_checkpoint_every_n_hours: in addition, one for each such span of time since this object was made.
+      checkpoint_name: what names start with: `{checkpoint_name}-{number}`.
+      step_counter: a variable, a number or a function without arguments that says at which step the training is;
+        needed for `checkpoint_interval`.
+      checkpoint_interval: steps that must have passed since the last checkpoint for `save` to save.
+      init_fn: called by `restore_or_initialize` where there is no checkpoint.
+      block: whether `save` returns only once the checkpoint is complete.
+      timeout_s: how long workers wait for each other; by default as long as for a step, at most ten minutes.
+
+    In a cluster all workers make the same calls. From the first save or restore until `close` or the end of the program
+    no other job can save under this name in this folder. Of several managers in one process the one that was made last
+    takes over when it first saves; those made before, of another `Checkpoint`, raise at their next save.
+
+    Raises:
+      ArgumentError: a count or span that is not positive, an interval without a step counter, or a name or path that
+        cannot be one.
+      ArgumentTypeError: a name or path of another type.
+      CheckpointError: a file is where the folder should be.
+
+    Source: `tf.train.CheckpointManager`.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        directory: str | PathLike[str],
+        max_to_keep: int | None = 5,
+        keep_checkpoint_every_n_hours: float | None = None,
+        checkpoint_name: str = "ckpt",
+        step_counter: SupportsInt | Callable[[], SupportsInt] | None = None,
+        checkpoint_interval: int | None = None,
+        init_fn: Callable[[], Any] | None = None,
+        *,
+        block: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
+        settings.amount("keep_checkpoint_every_n_hours", keep_checkpoint_every_n_hours, above=True, optional=True)
+        settings.whole("max_to_keep", max_to_keep, 1, optional=True)
+        settings.whole("checkpoint_interval", checkpoint_interval, 1, optional=True)
+        settings.amount("timeout_s", timeout_s, above=True, optional=True)
+        settings.flag("block", block)
+        settings.function("init_fn", init_fn, optional=True)
+        settings.text("checkpoint_name", checkpoint_name)
+        if checkpoint_interval is not None and step_counter is None:
+            raise ArgumentError(
+                f"checkpoint_interval={checkpoint_interval} counts steps, and step_counter is None. "
+                "HINT: pass the variable that counts your steps."
+            )
+        self._checkpoint = checkpoint
+        self._directory = check_path(directory, "directory")
+        self._max_to_keep = max_to_keep
+        self._every_s = None if keep_checkpoint_every_n_hours is None else keep_checkpoint_every_n_hours * _HOUR_S
+        self._name = check_name(checkpoint_name, "checkpoint_name")
+        self._step_counter, self._interval = step_counter, checkpoint_interval
+        self._init_fn, self._block, self._timeout_s = init_fn, block, timeout_s
+        self._last_step: int | None = None
+        check_folder(self._directory)
+        self._kept = KeptCheckpoints(self._directory, self._name)
+        # Spans of time go on from where an earlier start of the program was.
+        self._preserved_at = max(self._kept.entries().values(), default=time.time())
+        self._owner = Owner(self._directory, self._name, checkpoint)
+        self._series = Series(self._directory, self._name)
+        self._known: dict[Path, Identity | None] = {}
+        self._damaged: dict[Path, Identity | None] = {}
+        self._unread = False
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint object that is saved."""
+        return self._checkpoint
+
+    @property
+    def directory(self) -> str:
+        """The folder."""
+        return str(self._directory)
+
+    @property
+    def checkpoint_interval(self) -> int | None:
+        """Steps between checkpoints."""
+        return self._interval
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The complete checkpoints in the folder, in the order in which they were saved."""
+        return paths_of(entry for entry in self._series.entries() if entry.complete)
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The whole checkpoint that was saved last, or None.
+
+        Its files are read once and compared with their checksums, unless this object has saved or restored it.
+
+        Raises:
+          CheckpointDamagedError: there are checkpoints, and all that its training has come through are damaged.
+          CheckpointUnreadableError: the system cannot read it now.
+          CheckpointError: an earlier version did not note which one was the last.
+        """
+        return latest_of(self._series, self._directory, self._known)
+
+    def save(self, checkpoint_number: SupportsInt | None = None, check_interval: bool = True) -> str | None:
+        """Saves a checkpoint, in the background unless `block` was given.
+
+        Args:
+          checkpoint_number: its number, an int, a variable or an array of one; by default `save_counter`, counted up.
+          check_interval: whether to leave it out where `checkpoint_interval` steps have not passed.
+
+        Returns:
+          The path where it will be, or None if it was left out.
+
+        Raises:
+          CheckpointError: the save before this one failed, or with `block` this one. Another job saves here, or a later
+            manager of this process has taken over, or what could not be read would be replaced.
+          DeadlineError: likewise, because a worker did not come.
+
+        Source: `tf.train.CheckpointManager.save`.
+        """
+        step = self._step()
+        if check_interval and self._too_soon(step):
+            return None
+        with self._checkpoint._alone:  # pyright: ignore[reportPrivateUsage]  # no other thread counts meanwhile
+            self._checkpoint.wait()
+            # Counted only now: where the save before has failed, no number is used up.
+            number = self._checkpoint.count() if checkpoint_number is None else _number(checkpoint_number)
+            target = self._directory / f"{self._name}-{number}"
+            self._check_unread(target)
+            path = self._checkpoint.write(
+                target,
+                block=self._block,
+                timeout_s=self._timeout_s,
+                committed=lambda: self._settle(target),
+                owner=self._owner,
+            )
+            self._last_step = step
+        return path
+
+    def restore_or_initialize(self) -> str | None:
+        """Restores the whole checkpoint that was saved last, or calls `init_fn` where there is none at all.
+
+        Of one that is damaged a warning says so, and the one before it is taken, of those that its training has come
+        through. One that cannot be read now is no such one: it may be whole.
+
+        Returns:
+          The path of the checkpoint, or None.
+
+        Raises:
+          CheckpointMismatchError: the checkpoint does not fit.
+          CheckpointDamagedError: there are checkpoints, and all that the last one's training has come through are
+            damaged.
+          CheckpointUnreadableError: the system cannot read it now, nor after a moment.
+          CheckpointError: another job saves here; it is named. Or an earlier version did not note which was the last.
+
+        Source: `tf.train.CheckpointManager.restore_or_initialize`.
+        """
+        self._checkpoint.wait()
+        skipped: list[str] = []
+        line, others = self._agreed()
+        for path in line:
+            try:
+                self._checkpoint.restore(path)
+            except CheckpointDamagedError as error:
+                self._damaged[path] = identity_of(path)
+                skipped.append(leave_out(path, error))
+                continue
+            except CheckpointUnreadableError:
+                self._unread = True
+                raise
+            self._known[path], self._unread = identity_of(path), False
+            self._last_step = self._step()
+            return str(path)
+        if skipped:
+            raise nothing_whole(self._directory, skipped, others)
+        if self._init_fn is not None:
+            self._init_fn()
+        return None
+
+    def wait(self) -> None:
+        """Waits until the save that is under way is complete; raises what went wrong with it."""
+        self._checkpoint.wait()
+
+    sync = wait
+
+    def close(self) -> None:
+        """The same, at the end of the training; then other jobs may save in this folder."""
+        try:
+            self._checkpoint.wait()
+        finally:
+            self._owner.release()
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _step(self) -> int | None:
+        counter = self._step_counter
+        if counter is None:
+            return None
+        value: Foreign = counter() if callable(counter) else counter
+        try:
+            return int(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ArgumentTypeError(
+                f"step_counter is {value!r}, a {type(value).__name__}. HINT: pass a whole number, a variable, or a "
+                "function that returns one."
+            ) from None
+
+    def _too_soon(self, step: int | None) -> bool:
+        if self._interval is None or step is None or self._last_step is None:
+            return False
+        # A smaller step than before: the training has gone back.
+        return 0 <= step - self._last_step < self._interval
+
+    def _check_unread(self, target: Path) -> None:
+        """Checks that a save does not take the place of what could not be read, and may be whole."""
+        if self._unread and present(standing(target)):
+            raise CheckpointError(
+                f"{target} is not replaced, as restore_or_initialize() could not read the folder. HINT: call it again; "
+                "or restore a checkpoint by its path, and save in a folder of its own."
+            )
+
+    def _agreed(self) -> tuple[list[Path], list[str]]:
+        """The checkpoints that may be restored, the last first, as the first worker sees them; and all others.
+
+        Other workers may not see them yet on a file system over the network. The first becomes the owner of the folder
+        before, so that no other job's checkpoints are taken for one's own.
+        """
+        cluster = committing.cluster()
+        # The first worker alone owns and lists the folder, so that all try the same checkpoints in the same order.
+        kind, error, line, others = self._listed() if cluster is None or cluster.rank == 0 else ("", "", [], [])
+        if cluster is not None:
+            key = f"jaxtribute/latest/{cluster.number('latest')}"
+            if cluster.rank == 0:
+                cluster.set(key, json.dumps([kind, error, line, others]))
+            kind, error, line, others = json.loads(
+                cluster.get(key, committing.patience(cluster, self._timeout_s), of=0)
+            )
+        if error:
+            self._unread = kind == CheckpointUnreadableError.__name__
+            raise (CheckpointUnreadableError if self._unread else CheckpointError)(error)
+        return [Path(path) for path in line], others
+
+    def _listed(self) -> tuple[str, str, list[str], list[str]]:
+        """The kind and the text of an error, the checkpoints that may be restored, and the others."""
+        try:
+            try:
+                self._owner.claim()
+            except OSError as error:  # a folder to read from only
+                _LOG.warning("nothing can be saved in %s: %s", self._directory, str(error))
+            line, others = self._series.line()
+        except CheckpointError as problem:
+            return type(problem).__name__, str(problem), [], []
+        return "", "", paths_of(line), paths_of(others)
+
+    def _settle(self, saved: Path) -> None:
+        """Notes that a checkpoint is complete, and prunes; a failure to delete is no error of the save."""
+        # It may have taken the name of a damaged one.
+        self._damaged.pop(saved, None)
+        self._known[saved] = identity_of(saved)
+        try:
+            self._prune(saved)
+        except (OSError, CheckpointError) as error:
+            # A log that kept the error would keep all that its traceback knows.
+            problem = f"{type(error).__name__}: {error}"
+            _LOG.warning("%s is saved. What is older stays until the next save, as %s", saved, problem)
+
+    def _prune(self, saved: Path) -> None:
+        """Deletes what is too old or was never completed; the first worker does it, after each save."""
+        # A damaged checkpoint does not count, else too few that can be restored would stay; nor does the new one here,
+        # which is never deleted: `1 - max_to_keep` below makes up for it.
+        others = [entry for entry in self._series.entries() if entry.complete and self._counts(entry, saved)]
+        kept = self._kept.entries()
+        for entry in others[: 1 - self._max_to_keep or None] if self._max_to_keep is not None else []:
+            if entry.number in kept or self._begins_span(entry):
+                kept.setdefault(entry.number, self._preserved_at)
+                continue
+            # A name that no complete checkpoint has, in case that this is where the program ends.
+            gone = Path(f"{entry.path}{UNFINISHED}")
+            remove(gone)
+            standing(entry.path).rename(gone)
+        if kept:
+            self._kept.write(kept)
+        for left in left_over(self._directory, self._name):
+            remove(left)
+
+    def _counts(self, entry: Entry, saved: Path) -> bool:
+        """True if a checkpoint is one of those of which the last stay."""
+        if entry.path == saved:
+            return False
+        return entry.path not in self._damaged or self._damaged[entry.path] != identity_of(entry.path)
+
+    def _begins_span(self, entry: Entry) -> bool:
+        """True if a checkpoint is the first one of a span of time, and stays."""
+        if self._every_s is None or not entry.described:  # damaged: nobody can use it
+            return False
+        passed_s = entry.written_at - self._preserved_at
+        if 0 <= passed_s < self._every_s:
+            return False
+        # From its own time on, not from now: spans do not drift with the time that saving takes. A clock that was set
+        # back begins anew: else nothing would stay until it comes to the old time.
+        self._preserved_at = entry.written_at
+        return passed_s >= 0
+
+
+def _number(value: Foreign) -> int:
+    """A checkpoint's number.
+
+    Raises:
+      ArgumentError: negative, not whole, or beyond 64 bits.
+      ArgumentTypeError: no number.
+    """
+    try:
+        if isinstance(value, (str, bool)):
+            raise TypeError
+        number = int(value)
+        exact = number == value if isinstance(value, int) else float(number) == float(value)
+    except OverflowError:
+        number, exact = -1, False  # infinite, or too large for a float
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(
+            f"checkpoint_number={value!r} is a {type(value).__name__}. HINT: pass a whole number, or a variable of one."
+        ) from None
+    if not exact or not 0 <= number <= _LARGEST:
+        shown = repr(value) if not isinstance(value, int) or number.bit_length() < 99 else "an int beyond 64 bits"
+        raise ArgumentError(
+            f"checkpoint_number={shown} is not a whole number from 0 to 2**63 - 1. HINT: pass your step."
+        )
+    return number

@@ -1,0 +1,176 @@
+"""Steps of this worker that are in flight, its report to the others, and the line on whom all wait for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxtribute._src.core.callers import located, main_thread
+from jaxtribute._src.core.cluster.waiting import RunningClock
+from jaxtribute._src.core.environment import seconds
+from jaxtribute._src.core.observers import Event, Observer
+from jaxtribute._src.core.types import Nest
+
+_KEPT = 64
+_TURNS = 16
+EVERY = "JAXTRIBUTE_STRAGGLERS_S"
+_NOTABLE = 0.1
+"""The share of the time that the others must have waited for a worker to be worth a line."""
+
+Reports = Mapping[int, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class StepInFlight:
+    """A step that has been handed to the devices and may not have finished.
+
+    Attributes:
+      number: counts the steps of this worker, from 1.
+      name: what it is a step of.
+      start: when it was handed over, in seconds of the log's clock.
+      result: an array that the step makes; None while it is traced, compiled or handed over.
+    """
+
+    number: int
+    name: str
+    start: float
+    result: Any
+
+    def landed(self) -> bool:
+        """True if the step has finished, or a later one that uses what it made stands for it."""
+        if self.result is None:
+            return False
+        try:
+            # A deleted array was donated to a later step, which is in flight itself and is watched then.
+            return self.result.is_deleted() or self.result.is_ready()
+        except RuntimeError:
+            return True  # donated by the thread that trains, between the two calls
+
+
+class StepLog(Observer):
+    """The steps of this worker. Written by the thread that trains, read by the one that watches.
+
+    As an observer of `input` it adds up how long the program waits for its batches.
+
+    Args:
+      clock: tells when steps begin.
+    """
+
+    def __init__(self, clock: RunningClock | None = None) -> None:
+        self.clock = clock or RunningClock()
+        self._flights: deque[StepInFlight] = deque(maxlen=_KEPT)
+        self._entered: StepInFlight | None = None
+        self.number = 0
+        self.name = "start"
+        self._turns: deque[tuple[int, str]] = deque(maxlen=_TURNS)
+        """The last steps that were of something else than the step before, each with its name."""
+        self.last = "no step"
+        """The step that was entered last, and from which line, where the ledger is on."""
+        self.waited_s = 0.0
+        """Seconds spent waiting for the devices, and so for other workers."""
+        self.input_s = 0.0
+        """Seconds spent in distributed iterators."""
+
+    def on_end(self, event: Event) -> None:
+        """Adds a wait for input."""
+        self.input_s += event.seconds or 0.0
+
+    def entering(self, name: str, line: str = "") -> None:
+        """A step begins to be handed over, called at a line of the user's."""
+        self.number += 1
+        if name != self.name:
+            self._turns.append((self.number, name))
+        self.name = name
+        self.last = f"step {self.number} of {name}{line and f', called at {line}'}"
+        self._entered = StepInFlight(self.number, name, self.clock.now(), None)
+
+    def dispatched(self, result: Nest) -> None:
+        """The step was handed over."""
+        self._entered = None
+        # One array stands for all: those of a step are ready together.
+        leaf = next((x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)), None)
+        if leaf is not None:
+            self._flights.append(StepInFlight(self.number, self.name, self.clock.now(), leaf))
+
+    def oldest(self) -> StepInFlight | None:
+        """The step that has been in flight for longest, if any is; else the one that is being handed over."""
+        while self._flights:
+            first = self._flights[0]
+            if not first.landed():
+                return first
+            self._flights.popleft()
+        return self._entered
+
+    def report(self) -> dict[str, Any]:
+        """Report that goes to the other workers with each sign of life."""
+        return {
+            "step": self.number,
+            "name": self.name,
+            "turns": list(self._turns),
+            "where": located(main_thread()),
+            "input_s": round(self.input_s, 3),
+            "waited_s": round(self.waited_s, 3),
+        }
+
+
+def name_of(report: Mapping[str, Any], number: int) -> str | None:
+    """The name of a worker's step; None if the worker has not begun it, or so long ago that it does not tell."""
+    names = [name for first, name in report.get("turns", ()) if first <= number <= report["step"]]
+    return names[-1] if names else None
+
+
+def described(report: dict[str, Any]) -> str:
+    """A worker's report in words."""
+    if not report:
+        return "nothing is known of it"
+    return f"last seen in step {report['step']} of {report['name']}, at {report['where']}"
+
+
+def interval_s() -> float:
+    """Seconds between two lines; 0 for none.
+
+    Raises:
+      ConfigError: the environment variable is no number.
+    """
+    return seconds(EVERY, 60.0, 0.0)
+
+
+def comparison(before: Reports, after: Reports, seconds: float, names: Sequence[str]) -> str | None:
+    """Compares the workers' times between two rounds of reports; None if nobody held the others up.
+
+    In a synchronous step all wait for the slowest, which therefore waits least for the devices.
+
+    Args:
+      before: what each worker said of itself then.
+      after: what it says now.
+      seconds: the time between.
+      names: the workers' names, by rank.
+    """
+    ranks = [rank for rank in range(len(names)) if rank in before and rank in after]
+    # Before all have reported twice there is nothing to compare: the one that is missing may be the slowest.
+    if len(ranks) < len(names) or seconds <= 0:
+        return None
+    spent = {rank: _spent(before[rank], after[rank]) for rank in ranks}
+    if all(steps == 0 for steps, _, _ in spent.values()):
+        return None
+    # Whoever waited least is the one that the others waited for.
+    slowest = min(ranks, key=lambda rank: spent[rank][2])
+    most = max(waited for _, _, waited in spent.values())
+    if most - spent[slowest][2] < _NOTABLE * seconds:
+        return None
+    parts = [
+        f"{names[rank]} input {given:.1f} s, waiting {waited:.1f} s of {steps} steps"
+        for rank, (steps, given, waited) in spent.items()
+    ]
+    cause = "its input" if spent[slowest][1] > _NOTABLE * seconds else "its own computation"
+    return f"in {seconds:.0f} s: {'; '.join(parts)}. The others wait for {names[slowest]}, for {cause}"
+
+
+def _spent(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[int, float, float]:
+    """Steps, seconds of waiting for input, and seconds of waiting for the devices."""
+    steps, given, waited = (after[key] - before[key] for key in ("step", "input_s", "waited_s"))
+    return int(steps), float(given), float(waited)

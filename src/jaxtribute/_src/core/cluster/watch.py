@@ -1,0 +1,345 @@
+"""A thread in each worker that tells the others it is alive, and learns of theirs."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jaxtribute._src.core.callers import main_thread, stack
+from jaxtribute._src.core.cluster.failures import Failure, may_be_broken_collective, say
+from jaxtribute._src.core.cluster.roster import rank_of
+from jaxtribute._src.core.cluster.step_log import StepInFlight, StepLog, comparison, described, interval_s, name_of
+from jaxtribute._src.core.observers import INPUT, observe
+
+if TYPE_CHECKING:
+    from jaxtribute._src.core.cluster.roster import Roster
+
+ROOT = "jaxtribute/watch"
+STACKS = "jaxtribute/stacks/"
+_PULSE_S = 0.5
+_SUSPICIOUS_S = 3.0
+"""Silence after which a worker is lost once a collective has broken."""
+_DEPARTURE_S = 5.0
+_WITHOUT_S = 15.0
+"""Seconds for which a step may go on after a worker that it needs has ended."""
+_COMPILATION_S = 1800.0
+"""Additional seconds for a step that may still be compiling, on all workers."""
+_ANSWER_S = 1.0
+"""Seconds that the service may take to be told of a failure."""
+
+
+class Store(Protocol):
+    """The methods that are used of the coordination service's client."""
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False, /) -> None:
+        """Sets a key."""
+        ...
+
+    def key_value_dir_get(self, key: str, /) -> list[tuple[str, str]]:
+        """The keys below a directory and their values."""
+        ...
+
+
+class Watch:
+    """Pulses of all workers, over the coordination service.
+
+    Twice a second each worker writes a new pulse and reads the others'. One whose pulse stands still for `silence_s`
+    seconds is lost. A failure, of whatever kind, is written to the service; all who read it end. Seconds for which this
+    process was stopped itself, as all are on a machine that sleeps, are not counted.
+
+    Args:
+      store: the coordination service's client.
+      roster: the workers.
+      silence_s: seconds without a pulse after which a worker is lost.
+      on_failure: called once, in a thread that watches, with the first failure of another worker.
+      steps: what this worker is doing, which each pulse tells the others.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        roster: Roster,
+        silence_s: float,
+        on_failure: Callable[[Failure], None],
+        steps: StepLog,
+    ) -> None:
+        self._store, self._roster, self._silence_s = store, roster, silence_s
+        self._on_failure, self._steps = on_failure, steps
+        self.deadline_s = math.inf
+        """Seconds after which a step that has not finished is an error."""
+        self._rank = roster.rank
+        self._stop = threading.Event()
+        self._observing = ExitStack()
+        self._clock = steps.clock
+        self._told_s = 0.0
+        """Seconds for which this process has stood still, as it has said."""
+        # From the start on: a worker that never pulses is lost as well.
+        self._heard = dict.fromkeys(range(len(roster.members)), self._clock.now())
+        self._pulses: dict[int, str] = {}
+        self._answered = self._clock.now()
+        self.left: dict[int, str] = {}
+        """The workers whose programs have ended well, each with what it did last."""
+        self.failure: Failure | None = None
+        """The first failure that is known, of this worker or another."""
+        self._shown = False
+        self._every_s = interval_s()
+        self._compared: tuple[float, dict[int, dict[str, Any]]] = self._clock.now(), {}
+        self._threads = [
+            threading.Thread(target=target, name=f"jaxtribute-{name}", daemon=True)
+            for name, target in (("pulse", self._pulse), ("watch", self._check))
+        ]
+
+    def start(self) -> None:
+        """Starts to pulse and to watch."""
+        self._observing.enter_context(observe(self._steps, INPUT.name))
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Ends both threads; waits for them, at most a few seconds."""
+        self._stop.set()
+        self._observing.close()
+        for thread in self._threads:
+            # A failure is found in one of the two threads, which then ends the program and cannot wait for itself.
+            if thread is not threading.current_thread():
+                thread.join(5 * _PULSE_S)
+
+    def report(self, rank: int) -> dict[str, Any]:
+        """The last report of a worker; empty before its first pulse."""
+        pulse = self._pulses.get(rank)
+        return {} if pulse is None else json.loads(pulse)["report"]
+
+    def whereabouts(self, ranks: Sequence[int]) -> str:
+        """Asks workers for their positions, with the stacks of their main threads; waits at most 1.5 s."""
+        stacks: dict[int, str] = {}
+        deadline = time.monotonic() + 3 * _PULSE_S
+        with suppress(RuntimeError):
+            self._store.key_value_set(f"{ROOT}/asked/{self._rank}", "", True)
+            while len(stacks) < len(ranks) and time.monotonic() < deadline:
+                time.sleep(_PULSE_S / 5)
+                for key, text in self._store.key_value_dir_get(STACKS):
+                    if rank_of(key) in ranks:
+                        stacks[rank_of(key)] = text
+        # One that does not answer, as it is gone or its interpreter is stuck, is told by its last pulse alone.
+        lines: list[str] = []
+        for rank in ranks:
+            report = f"{self._roster.names[rank]}: {described(self.report(rank))}"
+            lines.append(f"{report}\n{stacks.get(rank, '')}".rstrip())
+        return "\n".join(lines)
+
+    def publish(self, failure: Failure) -> None:
+        """Tells the others of a failure.
+
+        Args:
+          failure: what happened; one that is known already is kept instead.
+        """
+        # The first is the cause; those after it mostly follow from it.
+        self.failure = self.failure or failure
+        self._tell("failure", self.failure.encode())
+
+    def cause(self, error: BaseException) -> Failure:
+        """Finds why this worker's program raised: another worker's failure, if a collective broke because of it.
+
+        Waits for it where the error can come of that: a few seconds, in which the one that is gone stands out.
+
+        Args:
+          error: what was raised here.
+        """
+        own = Failure.raised(self._rank, error)
+        if may_be_broken_collective(error):
+            # Something did break, so a short silence, which is nothing otherwise, tells whose end it was. Without it
+            # all workers but the one that is gone would blame themselves, each for the error that it got.
+            deadline = time.monotonic() + self.suspect()
+            while self.failure is None and time.monotonic() < deadline:
+                self._stop.wait(_PULSE_S / 5)
+        self.publish(own)
+        return self.failure or own
+
+    def depart(self) -> None:
+        """Tells the others that this process ends after a failure; the coordinator, whose end is theirs, waits."""
+        deadline = time.monotonic() + _DEPARTURE_S
+        self._tell("gone")
+        with suppress(RuntimeError):
+            while self._rank == 0 and time.monotonic() < deadline and not self._all_gone():
+                time.sleep(_PULSE_S / 5)
+
+    def _tell(self, kind: str, text: str = "") -> None:
+        """Sets a key if the service is still there; where the network is cut, a call may not return for minutes."""
+
+        def set_key() -> None:
+            with suppress(RuntimeError):
+                self._store.key_value_set(f"{ROOT}/{kind}/{self._rank}", text, True)
+
+        thread = threading.Thread(target=set_key, name="jaxtribute-tell", daemon=True)
+        thread.start()
+        thread.join(_ANSWER_S)
+
+    def leave(self) -> None:
+        """Tells the others that this worker's program has ended well, and in which step."""
+        self._say_alive("left")
+        self._store.key_value_set(f"{ROOT}/left/{self._rank}", self._steps.last, True)
+
+    def _all_gone(self) -> bool:
+        gone: set[int] = set()
+        for key, _ in self._store.key_value_dir_get(f"{ROOT}/"):
+            if key.split("/")[-2] in ("gone", "left"):
+                gone.add(rank_of(key))
+        now = self._clock.now()
+        for rank, heard in self._heard.items():
+            if now - heard > _SUSPICIOUS_S:
+                gone.add(rank)
+        return len(gone) == len(self._roster.members)
+
+    def _pulse(self) -> None:
+        count = 0
+        while not self._stop.is_set():
+            count += 1
+            try:
+                # The count makes each pulse another one, also where the program stands still: only then is it heard.
+                self._say_alive(count)
+                self._read(self._store.key_value_dir_get(f"{ROOT}/"))
+                self._answered = self._clock.now()
+            except RuntimeError as error:
+                # While this process leaves, the coordinator may be gone before: that is no failure.
+                if self._stop.wait(_PULSE_S):
+                    return
+                if self._clock.now() - self._answered > self._silence_s:
+                    self._fail(Failure(0, f"cannot be reached: {str(error).splitlines()[0]}", "", self._rank))
+            self._stop.wait(_PULSE_S)
+
+    def _say_alive(self, count: int | str) -> None:
+        pulse = json.dumps({"count": count, "report": self._steps.report()})
+        self._store.key_value_set(f"{ROOT}/pulse/{self._rank}", pulse, True)
+
+    def _read(self, entries: list[tuple[str, str]]) -> None:
+        now = self._clock.now()
+        left: dict[int, str] = {}
+        failures: list[Failure] = []
+        asked = False
+        for key, value in entries:
+            kind, rank = key.split("/")[-2:]
+            if kind == "pulse" and self._pulses.get(int(rank)) != value:
+                self._pulses[int(rank)] = value
+                self._heard[int(rank)] = now
+            elif kind == "left":
+                left[int(rank)] = value
+            elif kind == "failure":
+                failures.append(Failure.decode(value))
+            asked = asked or kind == "asked"
+        # Replaced as a whole: other threads read it without a lock.
+        self.left = left
+        if asked and not self._shown:
+            self._shown = True
+            self._store.key_value_set(f"{STACKS}{self._rank}", stack(main_thread()), True)
+        if failures and self.failure is None:
+            # The one that names itself is the cause; others may have failed because of it.
+            failures.sort(key=lambda one: one.rank != one.reporter)
+            self._fail(failures[0])
+
+    def _check(self) -> None:
+        """Looks for silence; in a thread of its own, as a call to a service that is cut off may not return."""
+        while not self._stop.wait(_PULSE_S):
+            now = self._clock.now()
+            self._say_stopped()
+            self._compare(now)
+            silent_s = now - self._answered
+            # Rank 0 hosts the service itself, and cannot be cut off from it.
+            if silent_s > self._silence_s and self._rank != 0:
+                self._fail(Failure(0, f"was lost: no answer for {silent_s:.0f} s", "", self._rank))
+                return
+            if self._check_steps(now):
+                return
+            lost = self._lost(now)
+            # Pulses come through the service: while that does not answer, all seem silent, and none is blamed.
+            if lost is not None and silent_s < self._silence_s / 2:
+                self._fail(Failure(lost, f"was lost: no pulse for {self._silence_s:.0f} s", "", self._rank))
+                return
+
+    def _lost(self, now: float) -> int | None:
+        """Another worker that should run and has not pulsed for too long; None if all have."""
+        for rank, heard in self._heard.items():
+            if rank not in self.left and rank != self._rank and now - heard > self._silence_s:
+                return rank
+        return None
+
+    def _say_stopped(self) -> None:
+        """Says for how long this process did not run: what happened meanwhile is no silence of the others."""
+        stopped_s = self._clock.stopped_s - self._told_s
+        if stopped_s:
+            self._told_s += stopped_s
+            say(f"{self._roster.names[self._rank]} stood still for {stopped_s:.0f} s, and goes on")
+
+    def _compare(self, now: float) -> None:
+        """The coordinator says now and then whom the others wait for."""
+        then, before = self._compared
+        # One worker says it for all.
+        if self._rank != 0 or not self._every_s or now - then < self._every_s:
+            return
+        after = {rank: self.report(rank) for rank in list(self._pulses)}
+        self._compared = now, after
+        text = comparison(before, after, now - then, self._roster.names)
+        if text is not None:
+            say(text)
+
+    def _check_steps(self, now: float) -> bool:
+        """Ends the program where a step is past its deadline, and says which worker holds it up."""
+        oldest = self._steps.oldest()
+        if oldest is None:
+            return False
+        if now - oldest.start > _WITHOUT_S and self._is_without(oldest):
+            return True
+        if now - oldest.start < self.deadline_s:
+            return False
+        others = [rank for rank in range(len(self._roster.members)) if rank != self._rank]
+        behind = min(others, key=lambda rank: self.report(rank).get("step", 0), default=self._rank)
+        theirs = self.report(behind).get("step", 0)
+        if oldest.result is None and theirs >= oldest.number and now - oldest.start < self.deadline_s + _COMPILATION_S:
+            # Without a result the step is still traced, compiled or handed over here, and nobody is behind it: the
+            # compiler may take many minutes, on all workers at once.
+            return False
+        if theirs > oldest.number:
+            # Even the last of the others has begun a later step, so this worker is the one that is behind.
+            behind = self._rank
+        summary = (
+            f"holds up step {oldest.number} of {oldest.name}, which {self._roster.names[self._rank]} has waited "
+            f"{now - oldest.start:.0f} s for"
+        )
+        # The worker that is waited for stands first in the message.
+        everyone = [behind, *(rank for rank in range(len(self._roster.members)) if rank != behind)]
+        self._fail(Failure(behind, summary, self.whereabouts(everyone), self._rank))
+        return True
+
+    def _is_without(self, step: StepInFlight) -> bool:
+        """Ends the program if a worker has ended before a step that all must take part in, or is in another one."""
+        for rank, last in self.left.items():
+            if self.report(rank).get("step", 0) < step.number:
+                here = f"{self._roster.names[self._rank]} is in step {step.number} of {step.name}"
+                hint = "HINT: every worker must make the same calls as often as the others."
+                self._fail(Failure(rank, f"ended its program after {last}, while {here}", hint, self._rank))
+                return True
+        for rank in range(len(self._roster.members)):
+            if rank != self._rank and self.parted(rank, step.number, step.name):
+                here = f"{self._roster.names[self._rank]} is in step {step.number} of {step.name}"
+                summary = f"is in another call, {described(self.report(rank))}, while {here}"
+                self._fail(Failure(rank, summary, self.whereabouts([rank, self._rank]), self._rank))
+                return True
+        return False
+
+    def parted(self, rank: int, number: int, name: str) -> bool:
+        """True if a worker's step of this number is known to be one of something else."""
+        return name_of(self.report(rank), number) not in (None, name)
+
+    def suspect(self) -> float:
+        """Lets a short silence tell which worker is gone, as a collective has broken; returns the seconds to wait."""
+        self._silence_s = min(self._silence_s, _SUSPICIOUS_S)
+        return 2 * _SUSPICIOUS_S
+
+    def _fail(self, failure: Failure) -> None:
+        if self.failure is None:
+            self.failure = failure
+            self._on_failure(failure)

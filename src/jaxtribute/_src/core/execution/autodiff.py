@@ -1,0 +1,149 @@
+"""Gradients with respect to variables: `jd.grad` and `jd.value_and_grad`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import jax
+
+from jaxtribute._src.core import context as contexts
+from jaxtribute._src.core import settings
+from jaxtribute._src.core.context import Context, entered
+from jaxtribute._src.core.execution.nests import flatten, is_array, opened
+from jaxtribute._src.core.execution.overlay import Overlay
+from jaxtribute._src.core.execution.regathering import value_and_grad_regathering
+from jaxtribute._src.core.execution.row_gradients import RowsNeeded, differentiate_by_rows
+from jaxtribute._src.core.types import Function, Nest
+from jaxtribute._src.core.values.variable import Variable
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
+
+
+def value_and_grad(fn: Function, variables: Any, *, has_aux: bool = False) -> Function:
+    """Returns a function that gives `fn`'s value and its gradient with respect to variables.
+
+    In a replica function both are the replica's own: reduce the gradient with `ctx.all_reduce` or leave it to
+    `jd.Optimizer`. Variables that `fn` writes (statistics, counters) keep what it wrote.
+
+    Args:
+      fn: a function of any arguments that returns a scalar, or `(scalar, aux)` with `has_aux`.
+      variables: a variable or a nest of them, of inexact dtypes; a `jd.Model` stands for its
+        parameters. Keras's variables of a strategy, too.
+      has_aux: whether `fn` returns auxiliary data besides.
+
+    Returns:
+      A function of `fn`'s arguments that returns `(value, gradients)`, or `((value, aux), gradients)`;
+      `gradients` is a nest as `variables`, each array of its variable's shape and dtype.
+
+    Raises:
+      ArgumentError: there are no variables.
+      ArgumentTypeError: something in `variables` is no `jd.Variable`.
+
+    Source: `tf.GradientTape`, as `jax.value_and_grad`.
+    """
+    both = _differentiated(fn, variables, has_aux)
+
+    def value_and_gradients(*args: Nest, **kwargs: Nest) -> Any:
+        value, grads = both(*args, **kwargs)
+        contexts.current().executor.queue_loss(value[0] if has_aux else value)
+        return value, grads
+
+    return value_and_gradients
+
+
+def _differentiated(fn: Function, variables: Any, has_aux: bool) -> Function:
+    leaves, tree = _checked(variables)
+    settings.function("fn", fn)
+    settings.flag("has_aux", has_aux)
+
+    def differentiated(*args: Nest, **kwargs: Nest) -> Any:
+        context = contexts.current()
+        executor = context.executor
+        seen, as_replica = executor.standpoint, context.replica is not None
+        values, makes = zip(*[seen.derivable(executor, leaf, as_replica) for leaf in leaves], strict=True)
+        regathers = executor.local and executor.traced and any(map(attrgetter("policy.regathers"), leaves))
+        written: list[Variable] = []
+        outline: list[Any] = []
+
+        def loss(values: Sequence[Any]) -> Any:
+            given = {leaf: make(value) for leaf, make, value in zip(leaves, makes, values, strict=True)}
+            return under(Overlay(executor, given))
+
+        def under(overlay: Overlay) -> Any:
+            with entered(Context(context.strategy, context.replica, overlay)):
+                result = fn(*args, **kwargs)
+            written[:] = overlay.written
+            value, aux = result if has_aux else (result, None)
+            if regathers:  # a checkpointed function returns arrays only
+                aux, outline[:] = _arrays(aux)
+            return value, (aux, list(overlay.written.values()))
+
+        differentiate = value_and_grad_regathering if regathers else _value_and_grad
+        try:
+            (value, (aux, writes)), grads = differentiate(loss, list(values))
+        except RowsNeeded:
+            (value, (aux, writes)), grads = differentiate_by_rows(under, executor, leaves)
+        for variable, new in zip(written, writes, strict=True):
+            executor.set(variable, new)
+        whole = list(map(seen.gradient, grads, leaves))
+        aux = _filled(aux, outline) if regathers else aux
+        return ((value, aux) if has_aux else value), tree.unflatten(whole)
+
+    return differentiated
+
+
+def grad(fn: Function, variables: Any, *, has_aux: bool = False) -> Function:
+    """Returns a function that gives `fn`'s gradient with respect to variables; see `value_and_grad`.
+
+    Returns:
+      A function of `fn`'s arguments that returns the gradients, or `(gradients, aux)` with `has_aux`.
+
+    Source: `tf.GradientTape`, as `jax.grad`.
+    """
+    both = _differentiated(fn, variables, has_aux)
+
+    def gradients(*args: Nest, **kwargs: Nest) -> Any:
+        value, grads = both(*args, **kwargs)
+        return (grads, value[1]) if has_aux else grads
+
+    return gradients
+
+
+def _checked(variables: Any) -> tuple[list[Variable], Any]:
+    """The variables of a nest, and its structure."""
+    contexts.announce()
+    leaves, tree = jax.tree.flatten(opened(variables), is_leaf=lambda leaf: isinstance(leaf, Variable))
+    if not leaves:
+        raise ArgumentError(
+            f"variables is {variables!r}, which holds none. HINT: a Keras model has none before it is built: begin it "
+            "with a keras.Input, or call model.build(shape) first."
+        )
+    for leaf in leaves:
+        if not isinstance(leaf, Variable):
+            raise ArgumentTypeError(
+                f"variables holds a {type(leaf).__name__}, not a jd.Variable. "
+                "HINT: for plain arrays use jax.value_and_grad on a function that takes them as arguments."
+            )
+    return leaves, tree
+
+
+def _value_and_grad(loss: Function, values: Sequence[Any]) -> Any:
+    return jax.value_and_grad(loss, has_aux=True)(values)
+
+
+def _arrays(nest: Nest) -> tuple[list[Any], list[Any]]:
+    """The arrays of a nest, and the nest with None in their places, to be filled in by `_filled`."""
+    leaves, tree = flatten(nest)
+    arrays: list[Any] = []
+    for place, leaf in enumerate(leaves):
+        if is_array(leaf):
+            arrays.append(leaf)
+            leaves[place] = None
+    return arrays, [leaves, tree]
+
+
+def _filled(arrays: Sequence[Any], outline: Sequence[Any]) -> Any:
+    leaves, tree = outline
+    rest = iter(arrays)
+    return tree.unflatten([next(rest) if leaf is None else leaf for leaf in leaves])

@@ -1,0 +1,242 @@
+"""Tracing a whole function once: its program, the variables that it touches and the batches that it draws."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import repeat
+from operator import is_
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxtribute._src.core import context as contexts
+from jaxtribute._src.core.context import Context, entered
+from jaxtribute._src.core.execution.containers import refuse_traced
+from jaxtribute._src.core.execution.nests import is_array, is_number, map_leaves, reveal
+from jaxtribute._src.core.execution.traced import TracedFunction, lift
+from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, Tracer
+from jaxtribute._src.core.types import Nest, Numeric
+from jaxtribute._src.core.values.distributed import Mirrored, PerReplica, ReplicaValues
+from jaxtribute._src.core.values.variable import Variable
+from jaxtribute.errors import ContextError, VariableError
+
+
+@jax.tree_util.register_pytree_node_class
+class Constant:
+    """A result that is no array, such as a string or a variable: carried in the structure of the results."""
+
+    def __init__(self, value: Numeric) -> None:
+        self.value = value
+
+    def tree_flatten(self) -> tuple[tuple[()], Any]:
+        """No leaves: the value is part of the structure."""
+        return (), self.value
+
+    @classmethod
+    def tree_unflatten(cls, value: Numeric, _: Any) -> Constant:
+        """The inverse of `tree_flatten`."""
+        return cls(value)
+
+
+class Capture(NamedTuple):
+    """A traced function: its program over the dynamic arguments and the variables in `executor.inputs`."""
+
+    closed: ClosedJaxpr
+    executor: TracedFunction
+    tree: Any
+    constants: bool
+
+    def result(self, outputs: Sequence[Any]) -> Any:
+        """The function's result, of the program's first outputs."""
+        whole = self.tree.unflatten(outputs)
+        return jax.tree.map(_value, whole, is_leaf=is_constant) if self.constants else whole
+
+
+def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequence[Any]) -> Capture:
+    """Traces `call(leaves)` once in `context`; the variables themselves stay untouched.
+
+    Args:
+      call: the user's function of its dynamic arguments.
+      context: the strategy and replica in force; its executor is replaced.
+      leaves: arrays (or tracers) whose shapes and dtypes the program is for.
+    """
+    contexts.announce()
+    seen: list[Any] = []
+
+    def program(*leaves: Nest) -> list[Any]:
+        executor = TracedFunction(context)
+        with entered(Context(context.strategy, context.replica, executor)):
+            result = call(leaves)
+        reveal(result, (jax.Array, ReplicaValues))
+        outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result), is_leaf=is_constant)
+        owned = set(map(id, executor.values.values()))
+        for place, leaf in enumerate(outputs):
+            if not (is_array(leaf) or is_number(leaf) or is_constant(leaf)):
+                refuse_traced(leaf)
+                outputs[place] = Constant(leaf)
+            elif id(leaf) in owned:
+                # A result must not share its buffer with a variable, which a later step gives up.
+                outputs[place] = jnp.copy(leaf)
+        arrays, tree = jax.tree.flatten(tree.unflatten(outputs))
+        seen.extend((executor, tree, any(map(is_constant, outputs))))
+        return [*arrays, *executor.new_values()]
+
+    # The variables keep their values: what the function wrote is in the executor, and comes out as further outputs.
+    closed = jax.make_jaxpr(program)(*leaves)
+    return Capture(lift(closed), *seen)
+
+
+def is_constant(value: Numeric) -> bool:
+    """True if a result is carried in the structure of the results."""
+    return isinstance(value, Constant)
+
+
+def _value(leaf: Nest) -> Any:
+    return leaf.value if isinstance(leaf, Constant) else leaf
+
+
+def _laid_out(value: Numeric) -> Any:
+    """A distributed result on its replicas' devices, wherever the compiler would leave what it was computed from."""
+    if isinstance(value, Variable):
+        return Constant(value)
+    if not isinstance(value, (PerReplica, Mirrored)) or value.mesh.size == 1 or not isinstance(value.data, Tracer):
+        return value
+    sharding = value.mesh.replicated
+    if isinstance(value, PerReplica):
+        if not value.data.ndim or value.data.shape[0] % value.mesh.size:
+            return value
+        sharding = value.mesh.split
+    return replace(value, data=lax.with_sharding_constraint(value.data, sharding))
+
+
+_LOG = logging.getLogger(__name__)
+_LARGE = 1 << 20
+"""Bytes of an array that is worth a word."""
+_EQUINOX = (
+    "make it a jd.Model, jd.Model(module), in the strategy's scope, or pass the module as an argument; of a module "
+    "that equinox.partition has divided, the half that is not trained is a second one: static = jd.Model(static), and "
+    "equinox.combine(params.value, static.value) is the module"
+)
+_OWNERS = {
+    "flax.nnx": (
+        "Variable",
+        "make it a jd.Model, jd.Model(module), in the strategy's scope, and use that",
+    ),
+    "equinox": (
+        "Module",
+        _EQUINOX,
+    ),
+}
+"""By library, the class whose objects hold what training changes, and what to do."""
+
+
+def check_captured(program: Any, name: str) -> None:
+    """Checks that a program's constants are not the state of a library's modules; names large ones in a debug log.
+
+    Args:
+      program: a traced function: its jaxpr, with constants.
+      name: the function's name.
+
+    Raises:
+      VariableError: a module of Flax NNX or Equinox holds one, so that what training changes would not be seen.
+    """
+    arrays: list[jax.Array] = []
+    for array in _constants(program):
+        if not isinstance(array, jax.Array):
+            continue
+        arrays.append(array)
+        if array.nbytes >= _LARGE:
+            _LOG.debug(
+                "%s takes an array of shape %s and dtype %s from around it (%.1f MB), as a constant of its program. "
+                "HINT: pass it as an argument, or keep it in a jd.Variable.",
+                name,
+                array.shape,
+                array.dtype,
+                array.nbytes / 1e6,
+            )
+    for library, (kind, remedy) in _OWNERS.items():
+        cls = getattr(sys.modules.get(library), kind, None)
+        if cls is None:
+            continue
+        for owner, array in _held(arrays, cls):
+            raise VariableError(
+                f"{name} uses an array of shape {array.shape} and dtype {array.dtype} that a {type(owner).__name__} "
+                f"of {library} holds, which it closes over: it would be a constant of the compiled program, and stay "
+                f"as it is now. HINT: {remedy}."
+            )
+
+
+USE_MODEL = (
+    "HINT: make it a jd.Model, jd.Model(module, transform), in the strategy's scope, and use that; or pass the module "
+    "as an argument and return it."
+)
+"""The remedy for a module of Flax NNX that a replica function changes."""
+
+
+def foreign_write(error: Exception, name: str) -> VariableError | None:
+    """The error for one of Flax's about a module that a program changes from around it; None for any other.
+
+    Args:
+      error: what a traced function has raised.
+      name: the function's name.
+    """
+    from_flax = type(error).__module__.partition(".")[0] == "flax" or isinstance(error, ValueError)
+    if not from_flax or "different trace level" not in str(error):
+        return None
+    return VariableError(
+        f"{name} changes a module of Flax NNX that it closes over, or differentiates by it, and a compiled program "
+        f"cannot change what was made outside of it: {error}. {USE_MODEL}"
+    )
+
+
+def unbound_axis(error: NameError) -> ContextError | None:
+    """The error for JAX's about a collective over an axis that is none of this code's; None for any other.
+
+    Args:
+      error: what a replica function has raised.
+    """
+    _, found, axis = str(error).partition("unbound axis name: ")
+    if not found:
+        return None
+    return ContextError(
+        f"a collective of JAX names the axis {axis.split('.')[0].split()[0]!r}, which this code does not have. HINT: "
+        "in a compiled strategy.run on several replicas the axis is jd.REPLICA_AXIS; eagerly, or on one replica, call "
+        "jd.get_replica_context().all_reduce('MEAN', x) or all_gather, which work everywhere."
+    )
+
+
+def _constants(program: Any) -> Iterator[Any]:
+    """The constants of a jaxpr and of those inside its equations."""
+    yield from getattr(program, "consts", ())
+    for equation in program.eqns:
+        for value in equation.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else (value,):
+                if hasattr(inner, "eqns"):
+                    yield from _constants(inner)
+
+
+def _held(arrays: Sequence[jax.Array], kind: type[Any]) -> Iterator[tuple[Any, jax.Array]]:
+    """The objects of a class that hold one of the arrays as an attribute, with the array."""
+    # Integers may well be what they are for good, such as positions or shapes.
+    arrays = [array for array in arrays if jnp.issubdtype(array.dtype, jnp.inexact) or kind.__name__ == "Variable"]
+    if not arrays:
+        return
+    # The program knows its constants and not where they came from; only the garbage collector knows who holds them.
+    holders = gc.get_referrers(*arrays)
+    # An object's attributes may lie in a dictionary, which the object refers to.
+    holders += gc.get_referrers(*[holder for holder in holders if type(holder) is dict])
+    for holder in holders:
+        if not issubclass(type(holder), kind):
+            continue
+        attributes = [*gc.get_referents(holder), *getattr(holder, "__dict__", {}).values()]
+        for array in arrays:
+            # By identity: to compare arrays would compute.
+            if any(map(is_, attributes, repeat(array))):
+                yield holder, array
+                break

@@ -1,0 +1,158 @@
+"""The places at which replicas of unequal input shapes meet: the same ones for all, in one order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxtribute._src.core.execution.eager import InnerCollective
+from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, JaxprEqn, aval, bind, opened
+from jaxtribute._src.core.jaxprs.kinds import is_collective
+from jaxtribute._src.core.jaxprs.making import equal_p
+from jaxtribute._src.core.jaxprs.walking import any_in, called, evaluate
+from jaxtribute._src.core.types import Function
+from jaxtribute._src.core.values.mesh import AXIS, ReplicaMesh
+from jaxtribute._src.core.values.slices import whole_p
+
+
+def inlined(closed: ClosedJaxpr, mesh: ReplicaMesh) -> ClosedJaxpr:
+    """The program with every inner call that makes collectives written out, so that it can be cut there."""
+
+    def handle(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any] | None:
+        if not makes_collectives(eqn):
+            return None
+        inner = called(eqn)
+        if inner is not None:
+            return evaluate(inner, operands, handle)
+        # A loop repeats its collective as often as its data say, and replicas may differ in that: it cannot be cut.
+        if not is_cut(eqn):
+            raise InnerCollective(f"a collective inside {eqn.primitive.name}")
+        return None
+
+    return _traced(lambda *inputs: evaluate(closed, inputs, handle), opened(closed).invars, mesh)
+
+
+def _traced(run: Function, inputs: Sequence[Any], mesh: ReplicaMesh) -> ClosedJaxpr:
+    avals = [jax.ShapeDtypeStruct(aval(var).shape, aval(var).dtype) for var in inputs]
+    with mesh.within():
+        return jax.make_jaxpr(run, axis_env=[(AXIS, mesh.size)])(*avals)
+
+
+def makes_collectives(eqn: JaxprEqn) -> bool:
+    """True if an operation talks to other replicas, itself or inside."""
+    return any_in(eqn, _meets)
+
+
+def _meets(eqn: JaxprEqn) -> bool:
+    """True if replicas exchange values by an operation itself, or it marks the end of an exchange."""
+    return eqn.primitive is equal_p or is_collective(eqn, AXIS)
+
+
+def is_cut(eqn: JaxprEqn) -> bool:
+    """True if classes meet at an operation: a collective, or a condition on which all make the same ones."""
+    return _meets(eqn) or (eqn.primitive.name == "cond" and makes_collectives(eqn))
+
+
+class Program(NamedTuple):
+    """The program of the replicas that have inputs of the same shapes.
+
+    Attributes:
+      closed: the program, with its collectives written out.
+      sources: what each input is: the number of an argument, or a variable.
+    """
+
+    closed: ClosedJaxpr
+    sources: list[Any]
+
+
+class _Meeting(NamedTuple):
+    """A place at which replicas meet.
+
+    Attributes:
+      eqn: the operation.
+      variable: the variable that it gathers, if it does no more than that.
+    """
+
+    eqn: JaxprEqn
+    variable: Any
+
+    def fits(self, other: _Meeting) -> bool:
+        """True if replicas that run two programs may meet here."""
+        return self.eqn.primitive is other.eqn.primitive and self.variable is other.variable
+
+
+def completed(programs: Sequence[Program], mesh: ReplicaMesh) -> list[Program]:
+    """Lets each program make the gathers of variables that only another one makes.
+
+    All replicas must come to a gather, and one without examples may have no use for it: to look up no rows JAX does
+    not read the table. Programs that differ in other collectives are left as they are.
+    """
+    meetings = list(map(_meetings, programs))
+    # What only a shorter one gathers is not looked for: such programs are left to differ, and the caller refuses them.
+    longest = max(meetings, key=len)
+    return [_with_gathers(one, _missing(own, longest), mesh) for one, own in zip(programs, meetings, strict=True)]
+
+
+def _meetings(program: Program) -> list[_Meeting]:
+    jaxpr = opened(program.closed)
+    sources: dict[Any, Any] = dict(zip(jaxpr.invars, program.sources, strict=True))
+    meetings: list[_Meeting] = []
+    for eqn in filter(is_cut, jaxpr.eqns):
+        source = sources.get(eqn.invars[0]) if eqn.primitive is whole_p else None
+        meetings.append(_Meeting(eqn, None if isinstance(source, int) else source))
+    return meetings
+
+
+def _missing(own: Sequence[_Meeting], others: Sequence[_Meeting]) -> list[tuple[int, _Meeting]]:
+    """The gathers that a program lacks, each with the number of its own meetings that come before."""
+    missing: list[tuple[int, _Meeting]] = []
+    place = 0
+    for meeting in others:
+        # As a merge of two sequences: what fits goes together; what does not must be a gather that this program can
+        # make in addition. Any other difference makes it impossible, and the caller says why.
+        if place < len(own) and own[place].fits(meeting):
+            place += 1
+        elif meeting.variable is None:
+            return []
+        else:
+            missing.append((place, meeting))
+    return missing if place == len(own) else []
+
+
+def _with_gathers(program: Program, missing: Sequence[tuple[int, _Meeting]], mesh: ReplicaMesh) -> Program:
+    if not missing:
+        return program
+    known = set(program.sources)
+    pieces: dict[Any, Any] = {}
+    for _, meeting in missing:
+        # A program that lacks a gather may lack the variable too, which then becomes a further input.
+        if meeting.variable not in known:
+            pieces[meeting.variable] = meeting.eqn.invars[0]
+    sources = [*program.sources, *pieces]
+
+    def run(*inputs: Any) -> list[Any]:
+        given = dict(zip(sources, inputs, strict=True))
+        place = 0
+
+        def gather() -> None:
+            for before, meeting in missing:
+                if before == place:
+                    # Nobody uses what is gathered here. It stands in the program all the same, as a place at which this
+                    # class meets the others; `Merged` makes one gather of those of all classes.
+                    probes = [jnp.zeros(aval(probe).shape, aval(probe).dtype) for probe in meeting.eqn.invars[1:]]
+                    bind(meeting.eqn, [given[meeting.variable], *probes])
+
+        def handle(eqn: JaxprEqn, _: list[Any]) -> None:
+            nonlocal place
+            if is_cut(eqn):
+                gather()
+                place += 1
+
+        results = evaluate(program.closed, inputs[: len(program.sources)], handle)
+        gather()
+        return results
+
+    return Program(_traced(run, [*opened(program.closed).invars, *pieces.values()], mesh), sources)

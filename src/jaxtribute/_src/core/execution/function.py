@@ -1,0 +1,515 @@
+"""`jd.function`: a Python function over variables, compiled into one program a signature."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast, overload
+
+import jax
+import numpy as np
+from jax.tree_util import tree_flatten
+
+from jaxtribute._src.core import context as contexts
+from jaxtribute._src.core import settings
+from jaxtribute._src.core.execution.capture import Capture, capture, check_captured, foreign_write
+from jaxtribute._src.core.execution.containers import known
+from jaxtribute._src.core.execution.eager import Eager, EagerStep, NotSplittable, uncompiled
+from jaxtribute._src.core.execution.feeds import FedPrograms, Feed
+from jaxtribute._src.core.execution.nests import InputSignature, bundled, leaves_of
+from jaxtribute._src.core.execution.program import Program, Unusual, program_of
+from jaxtribute._src.core.jaxprs.core import ArrayImpl, Tracer
+from jaxtribute._src.core.observers import DISPATCH, STEP, TRACE, observed
+from jaxtribute._src.core.types import Leaf, Nest, Numeric
+from jaxtribute._src.core.values.distributed import ReplicaValues
+from jaxtribute._src.core.values.numbers import check_cut
+from jaxtribute._src.core.values.variable import Variable
+from jaxtribute.errors import ArgumentTypeError, VariableError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.core.strategies.base import Strategy
+
+_LOG = logging.getLogger(__name__)
+
+_stack, _fallback = contexts.stack, contexts.fallback
+"""Looked up once: every step asks for the context in force, as `contexts.current` does."""
+_IN_TURN = 2
+"""Number of calls that were not as the one before, after which a function looks at the structure of arguments."""
+_PATIENCE = 64
+"""Number of such calls after which a function does not expect them to be like any before."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_Again = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+_Repeated = tuple[contexts.Context, _Again]
+"""The context of the last call of arrays alone, and what runs its program again."""
+
+
+class Function(Generic[P, R]):
+    """A compiled Python function, made by `jd.function`; call it like the function itself.
+
+    Args:
+      python_function: the function.
+      input_signature: as for `jd.function`.
+      donate_argnums: as for `jd.function`.
+    """
+
+    __name__: str
+    __qualname__: str
+
+    def __init__(
+        self, python_function: Callable[P, R], input_signature: Any = None, donate_argnums: Sequence[int] = ()
+    ) -> None:
+        self.__name__ = self.__qualname__ = type(python_function).__name__  # of objects that are called
+        functools.update_wrapper(self, python_function)
+        self._python_function = python_function
+        self._signature, self._donate = input_signature, tuple(donate_argnums)
+        self._conform = None if input_signature is None else InputSignature(input_signature, python_function).conform
+        self._programs: dict[Any, Callable[..., Any]] = {}
+        self._repeated: _Repeated | None = None
+        self._missed = 0
+        """Number of calls that were thought to be as the one before, and were not."""
+        self._in_turn: tuple[contexts.Context | None, dict[Any, _Again]] = None, {}
+        """A context, and by the structure of their arguments the `again` of each program that takes turns there."""
+        self._takes_variables: set[Any] = set()
+        self._numbers: dict[Any, int] = {}
+        self._settled: set[str] = set()
+        self._fed: dict[Any, FedPrograms] = {}
+        self._form: frozenset[Any] = frozenset()
+        """Changes, since the first trace, of the objects that the function was traced from."""
+        self._runs: weakref.WeakKeyDictionary[Strategy, Function[..., Any]] = weakref.WeakKeyDictionary()
+        self._lock = threading.RLock()
+        self._traces = 0
+        self._repeatable: tuple[type, ...] = (ArrayImpl,)
+        """Classes of arrays that are given to JAX as they are, by calls that may be repeated."""
+
+    def owning_arguments(self) -> Self:
+        """This function, whose callers write to no array of NumPy that they have passed: none is copied."""
+        self._repeatable = (ArrayImpl, np.ndarray)
+        return self
+
+    @property
+    def python_function(self) -> Callable[P, R]:
+        """The function that was decorated."""
+        return self._python_function
+
+    @property
+    def input_signature(self) -> Any:
+        """The declared shapes and dtypes of the arguments, if any."""
+        return self._signature
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """Positions of the arguments that are donated."""
+        return self._donate
+
+    def experimental_get_tracing_count(self) -> int:
+        """Returns the number of times that the Python function has been traced. Source: `tf.function`."""
+        return self._traces
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the compiled program, tracing it first for a new signature."""
+        repeated = self._repeated
+        # Most calls are as the one before: of those this asks only what may have changed.
+        if repeated is not None and not STEP.observers and not DISPATCH.observers:
+            context, again = repeated
+            entries = _stack.entries
+            if (entries[-1] if entries else entries.base or _fallback.context) == context:
+                try:
+                    return again(args, kwargs)
+                except (Unusual, NotSplittable):  # the general path says what is to be done
+                    self._repeated = None
+                    self._missed += 1
+        return self._call_looking(contexts.current(), *args, **kwargs)
+
+    def _call_looking(self, context: contexts.Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Looks for the program of a call, or makes it, and runs it."""
+        executor = context.executor
+        within: EagerStep | None = None
+        if type(executor) is not Eager:
+            if not isinstance(executor, EagerStep) or executor.uncompiled:
+                return self._python_function(*args, **kwargs)
+            within = executor
+        elif STEP.observers and STEP.due():
+            return STEP.around(self, self, self.__name__, *args, **kwargs)
+        given: Any = (args, kwargs) if self._conform is None else (self._conform(args, kwargs), {})
+        leaves, tree = self._flattened(given)
+        statics: tuple[Any, ...] = ()
+        on_devices = True
+        for leaf in leaves:
+            if type(leaf) not in self._repeatable:
+                on_devices = False
+                leaves, statics, feeds = _separate(leaves, given)
+                if feeds:
+                    return self._call_fed(tree, statics, context, feeds, leaves)
+                break
+        if statics and isinstance(statics[-1], _Otherwise):
+            traced = statics[-1] is _TRACED
+            return self._python_function(*args, **kwargs) if traced else self._call_looking(context, *args, **kwargs)
+        program = self._programs.get((tree, statics, context.strategy, context.replica is None, self._form))
+        try:
+            if program is None:
+                if tree_flatten(given, is_whole_variable)[1] != tree:
+                    self._takes_variables.add(tree)  # to JAX a variable is its value; the function wants it itself
+                    return self(*args, **kwargs)
+                program = self._compile(tree, statics, context, leaves)
+            if within is None and not statics and isinstance(program, Program):
+                whole = given if on_devices else tree.unflatten(leaves)
+                return self._run_arrays(context, program, leaves, bundled(*whole), on_devices)
+            return program(leaves, within)
+        except NotSplittable as reason:
+            return self._run_uncompiled(tree, statics, context, reason)(leaves)
+
+    def _flattened(self, given: Nest) -> tuple[list[Any], Any]:
+        """The leaves of arguments, and their structure; variables are whole where the function wants them so."""
+        leaves, tree = tree_flatten(given)
+        if self._takes_variables and tree in self._takes_variables:
+            leaves, tree = tree_flatten(given, is_whole_variable)
+        return leaves, tree
+
+    def _run_arrays(
+        self, context: contexts.Context, program: Program, leaves: list[Any], given: Any, on_devices: bool
+    ) -> Any:
+        """Runs a program of arrays alone; the next call may be as this one, if all are `on_devices`."""
+        if on_devices and self._conform is None and self._missed < _PATIENCE and program.repeats:
+            self._repeated = context, self._again(context, program, given)
+        return program(leaves, None, given)
+
+    def _again(self, context: contexts.Context, program: Program, given: Any) -> _Again:
+        """Returns the function that runs calls like this one: of its program, or of all that take turns with it."""
+        if self._missed < _IN_TURN:
+            return program.again
+        if self._in_turn[0] != context:
+            self._in_turn = context, {}
+        self._in_turn[1][leaves_of(given)[1]] = program.again
+        return self._again_in_turn
+
+    def _again_in_turn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs one step as `Program.again` does, of the program for this structure of arguments."""
+        again = self._in_turn[1].get(leaves_of(bundled(args, kwargs))[1])
+        if again is None:
+            raise Unusual
+        return again(args, kwargs)
+
+    def _forget(self) -> None:
+        """Drops what runs calls again: they may be of another program now."""
+        self._repeated, self._in_turn = None, (None, {})
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Binds the method to `instance`, whose programs are its own."""
+        if instance is None:
+            return self
+        attributes = getattr(instance, "__dict__", None)
+        if not isinstance(attributes, dict):
+            return MethodType(self, instance)  # a class, or an object with slots: a static argument
+        name = f"_jd_function_{self.__name__}"
+        bound = cast("dict[str, Any]", attributes).get(name)
+        if bound is None or bound.python_function.__self__ is not instance:  # a copy has the original's attributes
+            shifted = [place - 1 for place in self._donate]  # `self` is no argument of the bound method
+            bound = type(self)(self._python_function.__get__(instance, owner), self._signature, shifted)
+            attributes[name] = bound
+        return bound
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        # A method of the copied object is bound anew; a plain function is what it is.
+        return None if hasattr(self._python_function, "__self__") else self
+
+    def __reduce__(self) -> Any:
+        return (_unbound, ()) if hasattr(self._python_function, "__self__") else self.__qualname__
+
+    def run_on(self, strategy: Strategy) -> Function[..., Any]:
+        """This function as the replica function of a compiled `strategy.run`."""
+        found = self._runs.get(strategy)
+        if found is None:
+            owner, run = weakref.ref(strategy), self._python_function
+
+            def run_compiled(*args: Nest, **kwargs: Nest) -> Any:
+                alive = owner()
+                assert alive is not None
+                return alive.run(run, args, kwargs)
+
+            found = self._runs[strategy] = Function(run_compiled)
+        return found
+
+    def turn(self, change: Hashable) -> None:
+        """Takes note of a change in an object whose variables the programs use: further calls have others.
+
+        Args:
+          change: stands for it. The same one a second time takes it back, and the programs of before count again.
+        """
+        with self._lock:
+            self._form = self._form ^ {change}
+            self._forget()
+
+    def _call(self, tree: Nest, statics: tuple[Any, ...]) -> Callable[..., Any]:
+        """The Python function of its array arguments, the static ones filled in."""
+        function = cast("Callable[..., R]", self._python_function)
+
+        def call(dynamic: Sequence[Any], feeds: Sequence[Any] = ()) -> Any:
+            rest, given = iter(dynamic), iter(feeds)
+            constants = {place: next(given) if kind is Feed else _given(value) for place, kind, value in statics}
+            whole = [constants[i] if i in constants else next(rest) for i in range(tree.num_leaves)]
+            args, kwargs = tree.unflatten(whole)
+            return function(*args, **kwargs)
+
+        return call
+
+    def _run_uncompiled(
+        self, tree: Nest, statics: tuple[Any, ...], context: contexts.Context, reason: NotSplittable
+    ) -> Callable[[Sequence[Any]], Any]:
+        """Settles for lockstep, which is exact but slow, where replicas of different shapes cannot be one program."""
+        call = self._settle(self._call(tree, statics), reason)
+        self._forget()
+        self._programs[tree, statics, context.strategy, context.replica is None, self._form] = call
+        return call
+
+    def _settle(self, call: Callable[[Sequence[Any]], Any], reason: NotSplittable) -> Callable[[Sequence[Any]], Any]:
+        """Settles for lockstep; says so once, however many batches and shapes it is for."""
+        if str(reason) not in self._settled:
+            self._settled.add(str(reason))
+            _LOG.warning(
+                "%s runs uncompiled for batches whose replicas differ in shape: %s. HINT: drop the remainder, or keep "
+                "collectives out of loops and conditions.",
+                self.__name__,
+                reason,
+            )
+        return uncompiled(call, reason)
+
+    def _call_fed(
+        self, tree: Nest, statics: tuple[Any, ...], context: contexts.Context, feeds: list[Feed], leaves: list[Any]
+    ) -> Any:
+        """Calls with iterators among the arguments; see `feeds`."""
+        key = tree, statics, context.strategy, context.replica is None, self._form
+        if key not in self._fed:
+
+            def compile_(call: Callable[[Sequence[Any]], Any], leaves: Sequence[Any]) -> Any:
+                first = _laid_out(self._traced(call, context, leaves), leaves)
+                return program_of(first, lambda _: first, context.strategy.extended.home, name=self.__name__)
+
+            with self._lock:
+                self._fed.setdefault(key, FedPrograms(compile_, self._call(tree, statics), self._settle))
+        return self._fed[key](feeds, leaves)
+
+    def _compile(
+        self, tree: Nest, statics: tuple[Any, ...], context: contexts.Context, leaves: list[Any]
+    ) -> Callable[..., Any]:
+        call = self._call(tree, statics)
+
+        def trace(dynamic: Sequence[Any]) -> Capture:
+            return self._traced(call, context, dynamic)
+
+        key = tree, statics, context.strategy, context.replica is None, self._form
+        with self._lock:
+            self._note_numbers(tree, statics)
+            if key not in self._programs:
+                given = _places(self._donate, tree, statics)
+                first, home = _laid_out(trace(leaves), leaves), context.strategy.extended.home
+                program = self._programs[key] = program_of(first, trace, home, given, self.__name__)
+                if isinstance(program, Program):
+                    program.repeatable = self._repeatable
+            return self._programs[key]
+
+    @observed(TRACE)
+    def _traced(
+        self, call: Callable[[Sequence[Any]], Any], context: contexts.Context, leaves: Sequence[Any]
+    ) -> Capture:
+        first = self._traces == 0
+        try:
+            result = capture(call, context, leaves)
+        except jax.errors.ConcretizationTypeError as error:
+            error.add_note(
+                f"HINT: {self.__name__} is compiled by jd.function, where an array has no value yet to branch on or "
+                "to convert. Use jnp.where, jax.lax.cond or jax.lax.while_loop, pass the value as a Python number, or "
+                f"call {self.__name__}.python_function, which runs eagerly."
+            )
+            raise
+        except Exception as error:
+            changed = foreign_write(error, self.__name__)
+            if changed is None:
+                raise
+            raise changed from error
+        check_captured(result.closed, self.__name__)
+        for variable in (*result.executor.inputs, *result.executor.written):
+            followers = getattr(variable, "followers", None)
+            if followers is not None:
+                followers.add(self)
+        self._traces += 1
+        if result.executor.created and not first:
+            names = ", ".join(variable.name for variable in result.executor.created)
+            raise VariableError(
+                f"{self.__name__} created variables ({names}) when it was traced again. HINT: a jd.function may "
+                "create variables on its first call only; create them outside, or once: `if self.v is None: ...`."
+            )
+        return result
+
+    def _note_numbers(self, tree: Nest, statics: tuple[Any, ...]) -> None:
+        """Says once that a function is compiled again for every new number."""
+        numbers = [_given(value) for _, kind, value in statics if kind in (int, float, complex)]
+        if not numbers:
+            return
+        kinds = tree, tuple((place, kind) for place, kind, _ in statics)
+        self._numbers[kinds] = self._numbers.get(kinds, 0) + 1
+        if self._numbers[kinds] == _MANY:
+            _LOG.warning(
+                "%s has been compiled %d times for different Python numbers among its arguments, now %s. HINT: pass "
+                "what changes from call to call as an array, e.g. jnp.float32(rate).",
+                self.__name__,
+                _MANY,
+                numbers,
+            )
+
+    def __repr__(self) -> str:
+        return f"<jd.function {self.__name__}, traced {self._traces} times>"
+
+
+def _laid_out(first: Capture, leaves: Sequence[Any]) -> Capture:
+    """A function's first program, of which strategies may have taken how its variables are to lie."""
+    touched = (*first.executor.inputs, *first.executor.written)
+    for strategy in dict.fromkeys(one.distribute_strategy for one in touched if isinstance(one, Variable)):
+        strategy.extended.lay_out(first, leaves)
+    return first
+
+
+def _unbound() -> None:
+    """Stands for a method's compiled programs in a pickled object: they are made again where they are needed."""
+
+
+class _Number:
+    """A float or complex number in a signature, equal to what is the same number: `0.0` is not `-0.0`, and NaN is NaN.
+
+    Args:
+      value: the number.
+    """
+
+    __slots__ = ("text", "value")
+
+    def __init__(self, value: float | complex) -> None:
+        self.value = value
+        # Python writes numbers such that they can be read again to the bit.
+        self.text = float.__repr__(value) if isinstance(value, float) else complex.__repr__(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Number) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+def _given(value: Leaf) -> Any:
+    """The static argument that the user gave."""
+    return value.value if isinstance(value, _Number) else value
+
+
+class _Otherwise:
+    """Marks arguments that no program is looked for."""
+
+
+_TRACED = _Otherwise()
+"""An outer JAX transformation traces them."""
+_REVEALED = _Otherwise()
+"""Marks arguments among which JAX now knows a container that it took for a leaf: they are to be flattened again."""
+_MANY = 8
+"""Programs that differ in numbers alone before it is said that arrays would need only one."""
+
+
+def is_whole_variable(value: Numeric) -> bool:
+    """True if `value` is a variable, which an argument keeps being."""
+    return isinstance(value, Variable)
+
+
+def _separate(leaves: list[Any], given: Any) -> tuple[list[Any], tuple[Any, ...], list[Feed]]:
+    """Splits arguments into arrays, static values, which become part of the signature, and iterators to draw from."""
+    dynamic: list[Any] = []
+    feeds: list[Feed] = []
+    statics: list[Any] = []
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, Tracer):
+            return leaves, (_TRACED,), []
+        if isinstance(leaf, np.ndarray):
+            # The program may read the array's memory when the caller has long gone on, and changed it.
+            check_cut(leaf, "an argument of a jd.function")
+            dynamic.append(leaf.copy())
+            continue
+        if isinstance(leaf, (jax.Array, np.generic)):
+            dynamic.append(leaf)
+            continue
+        if isinstance(leaf, Feed):
+            feeds.append(leaf)
+            statics.append((place, Feed, None))
+            continue
+        try:
+            hash(leaf)
+        except TypeError:
+            if known(leaf, (jax.Array, np.ndarray, ReplicaValues)):
+                return leaves, (_REVEALED,), []
+            path = jax.tree_util.tree_flatten_with_path(given, is_leaf=is_whole_variable)[0][place][0]
+            raise ArgumentTypeError(
+                f"argument {jax.tree_util.keystr(path)} of type {type(leaf).__name__} is neither an array nor "
+                "hashable, so it can be neither an input of the compiled program nor a part of its signature. "
+                "HINT: pass an array, or a hashable value; register classes that hold arrays with "
+                "jax.tree_util.register_dataclass."
+            ) from None
+        statics.append((place, type(leaf), _Number(leaf) if isinstance(leaf, (float, complex)) else leaf))
+    return dynamic, tuple(statics), feeds
+
+
+def _places(arguments: Sequence[int], tree: Nest, statics: tuple[Any, ...]) -> list[int]:
+    """Finds the arrays of some positional arguments among all arrays of the arguments."""
+    if not arguments:
+        return []
+    fixed = {place for place, _, _ in statics}
+    owners = [place for place, argument in enumerate(tree.children()[0].children()) for _ in range(argument.num_leaves)]
+    arrays = [owner for leaf, owner in enumerate(owners) if leaf not in fixed]
+    return [place for place, owner in enumerate(arrays) if owner in arguments]
+
+
+@overload
+def function(
+    func: Callable[P, R], *, input_signature: Any = None, donate_argnums: int | Sequence[int] = ()
+) -> Function[P, R]: ...
+@overload
+def function(
+    func: None = None, *, input_signature: Any = None, donate_argnums: int | Sequence[int] = ()
+) -> Callable[[Callable[P, R]], Function[P, R]]: ...
+def function(func: Any = None, *, input_signature: Any = None, donate_argnums: int | Sequence[int] = ()) -> Any:
+    """Compiles a function that reads and writes variables into one XLA program.
+
+    The function is traced once for each signature: the structure of its arguments, the shapes and dtypes of
+    arrays, and the values of all other arguments (numbers, strings, variables and any hashable object are
+    *static*; pass arrays for what changes from call to call). The variables that it touches become inputs of
+    the program, those that it writes are donated and rebound. `strategy.run` inside it becomes one
+    `jax.shard_map` over the replicas.
+
+    Args:
+      func: the function; without it a decorator is returned.
+      input_signature: one nest of specs for each argument that it must fit: `jd.ArraySpec`, with None for a
+        dimension of any size, `jax.ShapeDtypeStruct`, or a distributed dataset's `element_spec`. Numbers become
+        arrays of the spec's dtype, so that new ones do not retrace.
+      donate_argnums: positions of arguments, such as a state that the function returns anew, whose arrays it may
+        overwrite; they cannot be used afterwards. Variables that it writes are donated in any case.
+
+    Returns:
+      A function with the same arguments and results. Numbers that it returns come back as arrays.
+
+    Raises:
+      ArgumentTypeError: (when called) an argument that is neither an array nor hashable.
+      ArgumentError: (when called) an argument that does not fit `input_signature`, or integers of 64 bits that do not
+        fit into the 32 that JAX has by default.
+      VariableError: (when called) variables are created on a later call than the first, or the function closes over
+        a module of Flax NNX or Equinox, whose arrays would be constants.
+
+    If the function raises, no variable has changed.
+
+    Source: `tf.function`; `donate_argnums` as in `jax.jit`.
+    """
+    several = not isinstance(donate_argnums, int)
+    listed = settings.sequence("donate_argnums", donate_argnums) if several else (donate_argnums,)
+    donated = tuple(settings.whole("donate_argnums", place) for place in listed)
+    if func is None:
+        return lambda func: Function(func, input_signature, donated)
+    return Function(settings.function("func", func), input_signature, donated)

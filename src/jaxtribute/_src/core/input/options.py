@@ -1,0 +1,185 @@
+"""Options of distributed datasets, and the functions that make one on each worker."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtribute._src.core import settings
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, InputError
+
+
+class InputReplicationMode(enum.Enum):
+    """Number of pipelines that an input function makes.
+
+    Source: `tf.distribute.InputReplicationMode`.
+    """
+
+    PER_WORKER = "PER_WORKER"
+    """The function is called once on each worker, and the worker's replicas take turns at its dataset."""
+    PER_REPLICA = "PER_REPLICA"
+    """The function is called once for each replica."""
+
+
+class AutoShardPolicy(enum.IntEnum):
+    """Division of a dataset among the workers.
+
+    Source: `tf.data.experimental.AutoShardPolicy`, with its values.
+    """
+
+    OFF = -1
+    """Not at all: every worker reads the whole dataset."""
+    AUTO = 0
+    """By FILE where the dataset reads files and each worker gets at least one, else by DATA."""
+    FILE = 1
+    """Each worker reads files of its own."""
+    DATA = 2
+    """All workers go through the same batches, and each takes its replicas' slices of every batch."""
+    HINT = 3
+    """Sharding as the pipeline asks for it: see `shard_hint`."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputOptions:
+    """Options of `experimental_distribute_dataset` and `distribute_datasets_from_function`.
+
+    Args:
+      experimental_fetch_to_device: whether elements are put on the replicas' devices ahead of time. False leaves
+        them as NumPy arrays on the host. None means True.
+      experimental_replication_mode: how often a dataset function is called; see `InputReplicationMode`.
+      experimental_place_dataset_on_device: accepted with `PER_REPLICA` for TensorFlow's sake. A dataset is Python
+        here and lives on the host, so it changes nothing.
+      experimental_per_replica_buffer_size: batches that wait ready for each replica. 0 reads and places a batch
+        only when it is asked for, without a thread.
+      auto_shard_policy: how workers share the dataset. None takes what a `tf.data.Dataset` says of itself in its
+        `options()`, and AUTO for any other dataset.
+      experimental_prefetch_to_device: older name of `experimental_fetch_to_device`.
+
+    Raises:
+      ArgumentError: for a negative buffer size, two names of one option that disagree, or a mode or a policy that
+        its enum does not have; strings name members.
+      ArgumentTypeError: for what is no number, no truth, or neither a member nor a string.
+
+    Source: `tf.distribute.InputOptions`; `auto_shard_policy` is `tf.data.experimental.DistributeOptions`.
+    """
+
+    experimental_fetch_to_device: bool | None = None
+    experimental_replication_mode: InputReplicationMode | str = InputReplicationMode.PER_WORKER
+    experimental_place_dataset_on_device: bool = False
+    experimental_per_replica_buffer_size: int = 1
+    auto_shard_policy: AutoShardPolicy | str | None = None
+    experimental_prefetch_to_device: bool | None = None
+
+    def __post_init__(self) -> None:
+        fetch, prefetch = self.experimental_fetch_to_device, self.experimental_prefetch_to_device
+        if fetch is not None and prefetch is not None and fetch != prefetch:
+            raise ArgumentError(
+                f"experimental_fetch_to_device={fetch} and experimental_prefetch_to_device={prefetch} are two names of "
+                "one option. HINT: give only experimental_fetch_to_device."
+            )
+        # Frozen, so what was checked and completed is put in past its own `__setattr__`.
+        given = prefetch if fetch is None else fetch
+        fetch = True if given is None else settings.flag("experimental_fetch_to_device", given)
+        object.__setattr__(self, "experimental_fetch_to_device", fetch)
+        object.__setattr__(self, "experimental_prefetch_to_device", self.experimental_fetch_to_device)
+        settings.flag("experimental_place_dataset_on_device", self.experimental_place_dataset_on_device)
+        settings.whole("experimental_per_replica_buffer_size", self.experimental_per_replica_buffer_size)
+        mode = settings.member(
+            "experimental_replication_mode", self.experimental_replication_mode, InputReplicationMode
+        )
+        object.__setattr__(self, "experimental_replication_mode", mode)
+        if self.auto_shard_policy is not None:
+            policy = settings.member("auto_shard_policy", self.auto_shard_policy, AutoShardPolicy)
+            object.__setattr__(self, "auto_shard_policy", policy)
+
+
+@dataclass(frozen=True, slots=True)
+class InputContext:
+    """Number of this input pipeline, of all pipelines, and of the replicas.
+
+    Args:
+      num_input_pipelines: pipelines over all workers: one a worker, or one a replica under `PER_REPLICA`.
+      input_pipeline_id: this pipeline, in `[0, num_input_pipelines)`.
+      num_replicas_in_sync: replicas that take part in a step, over all workers.
+
+    Raises:
+      ArgumentError: for an id outside its range, or a count below 1.
+
+    Source: `tf.distribute.InputContext`.
+    """
+
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
+
+    def __post_init__(self) -> None:
+        settings.whole("num_input_pipelines", self.num_input_pipelines, 1)
+        settings.whole("num_replicas_in_sync", self.num_replicas_in_sync, 1)
+        settings.whole("input_pipeline_id", self.input_pipeline_id)
+        if not 0 <= self.input_pipeline_id < self.num_input_pipelines:
+            raise ArgumentError(
+                f"input_pipeline_id={self.input_pipeline_id} is not in [0, {self.num_input_pipelines}). "
+                "HINT: number the pipelines from 0."
+            )
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """Returns the batch size of one replica.
+
+        Args:
+          global_batch_size: examples in a step, over all replicas.
+
+        Raises:
+          InputError: if the replicas do not divide it; a `ValueError`.
+
+        Source: `tf.distribute.InputContext.get_per_replica_batch_size`.
+        """
+        settings.whole("global_batch_size", global_batch_size, 1)
+        if global_batch_size % self.num_replicas_in_sync:
+            lower = global_batch_size - global_batch_size % self.num_replicas_in_sync
+            raise InputError(
+                f"The `global_batch_size` {global_batch_size!r} is not divisible by `num_replicas_in_sync` "
+                f"{self.num_replicas_in_sync!r}. HINT: use {lower + self.num_replicas_in_sync}, or give the dataset to "
+                "experimental_distribute_dataset, which splits batches of any size."
+            )
+        return global_batch_size // self.num_replicas_in_sync
+
+    def __str__(self) -> str:
+        return f"jaxtribute.InputContext(input pipeline id {self.input_pipeline_id}, total: {self.num_input_pipelines})"
+
+
+class DatasetCreator:
+    """Maker of the dataset of a Keras model's `fit` or `evaluate`, called on each worker.
+
+    Under `jd.ParameterServerStrategy` it is the input that `fit` takes, together with `steps_per_epoch`. The other
+    strategies take it as well; there it is what `Strategy.distribute_datasets_from_function` takes.
+
+    Args:
+      dataset_fn: takes a `jd.InputContext` and returns a dataset whose batches are those of one replica.
+      input_options: how the dataset is prefetched.
+
+    Raises:
+      ArgumentTypeError: `dataset_fn` is no function, or `input_options` no `jd.InputOptions`.
+
+    Source: `tf.keras.utils.experimental.DatasetCreator`.
+    """
+
+    def __init__(
+        self, dataset_fn: Callable[[InputContext], Iterable[Any]], input_options: InputOptions | None = None
+    ) -> None:
+        if not callable(dataset_fn):
+            raise ArgumentTypeError(
+                f"dataset_fn is {dataset_fn!r} of type {type(dataset_fn).__name__}. HINT: pass a function that takes "
+                "a jd.InputContext and returns a dataset."
+            )
+        if input_options is not None and not isinstance(input_options, InputOptions):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentTypeError(
+                f"input_options is {input_options!r} of type {type(input_options).__name__}. "
+                "HINT: pass a jd.InputOptions, or leave it out."
+            )
+        self.dataset_fn, self.input_options = dataset_fn, input_options
+
+    def __call__(self, input_context: InputContext) -> Iterable[Any]:
+        """Returns the dataset of one worker."""
+        return self.dataset_fn(input_context)

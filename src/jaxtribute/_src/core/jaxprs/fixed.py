@@ -1,0 +1,73 @@
+"""The values that a program has fixed when it was traced: constants, literals, and numbers in its operations."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, Literal, constants, in_words, is_program, opened, user_line
+from jaxtribute._src.core.jaxprs.walking import programs_in
+
+_SHOWN = 8
+"""Number of elements of an array that are shown."""
+_UNKNOWN = "an unknown line"
+
+Fixed = tuple[str, str]
+"""A value with the operation that takes it, in words; and the line that the operation comes from."""
+
+
+def fixed_values(program: ClosedJaxpr, caller: str = _UNKNOWN) -> Iterator[Fixed]:
+    """Lists what a program has fixed, with the programs inside it.
+
+    Arrays over the devices of several processes are left out: they are the same for all.
+
+    Args:
+      program: the program.
+      caller: the line that calls it, for what says none of its own.
+    """
+    jaxpr = opened(program)
+    consts = {var: value_in_words(value) for var, value in zip(jaxpr.constvars, constants(program), strict=False)}
+    for eqn in jaxpr.eqns:
+        line = user_line(eqn, "/jaxtribute/") or caller
+        for atom in eqn.invars:
+            text = value_in_words(atom.val) if isinstance(atom, Literal) else consts.pop(atom, "")
+            if text:
+                yield f"{text} in {eqn.primitive.name}", line
+        for name, value in sorted(eqn.params.items()):
+            text = _number(value)
+            if text:
+                yield f"{name}={text} of {eqn.primitive.name}", line
+        for inner in programs_in(eqn):
+            yield from fixed_values(inner, line)
+    # What no operation takes goes out as it is.
+    for atom in jaxpr.outvars:
+        text = value_in_words(atom.val) if isinstance(atom, Literal) else consts.pop(atom, "")
+        if text:
+            yield f"{text} as a result", caller
+
+
+def value_in_words(value: Any) -> str:
+    """A number or array in words that tell it from others; none of an array that other processes have parts of."""
+    if not isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        return repr(value) if isinstance(value, (bool, int, float, complex)) else ""
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return ""
+    # Dtypes of JAX's own are those of random keys.
+    is_key = isinstance(value, jax.Array) and not isinstance(value.dtype, np.dtype)
+    host = np.asarray(jax.random.key_data(cast("jax.Array", value)) if is_key else value)
+    if host.size <= _SHOWN:
+        return f"{host.tolist()!r} ({in_words(value)})"
+    return f"{in_words(value)} with the digest {hashlib.sha256(np.ascontiguousarray(host).tobytes()).hexdigest()[:16]}"
+
+
+def _number(value: Any) -> str:
+    """A number among the parameters of an operation, or a tuple of some; nothing for all else."""
+    if isinstance(value, (tuple, list)):
+        return ", ".join(filter(None, map(_number, value)))
+    if is_program(value) or value is None:
+        return ""
+    return value_in_words(value)

@@ -1,0 +1,94 @@
+"""Finds operations in which rows of a batch meet, or are chosen by their places: they need the whole batch.
+
+Two programs are compared, as in `rows.py`, whose batches have different numbers of rows. What runs along a whole batch,
+or along several behind one another (two views of the same rows, say), treats all rows alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxtribute._src.core.jaxprs.core import JaxprEqn, aval
+
+Numbers = Sequence[tuple[Any, Any] | None]
+"""For each operand its value in both programs, if it is a small constant."""
+_ORDERED = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"})
+_TAKING = frozenset({"slice", "dynamic_slice", "gather"})
+
+
+def taken(one: JaxprEqn, other: JaxprEqn, axis: int, numbers: Numbers, rows: tuple[int, int]) -> tuple[str, int] | None:
+    """The rows that an operation takes by their places, along an axis of its first operand; None if it takes none so.
+
+    Args:
+      one: an operation of the first program.
+      other: the same of the second one.
+      axis: an axis that lies along the rows.
+      numbers: what is known of the operands.
+      rows: the numbers of rows of a batch in both programs.
+
+    Returns:
+      The rows in words, and the highest of their numbers that both programs name, or 0.
+    """
+    if one.primitive.name not in _TAKING:
+        return None
+    pairs = zip((one, other), (0, 1), rows, strict=True)
+    (first, spans), (second, spans_too) = (_range(eqn, axis, numbers, which, count) for eqn, which, count in pairs)
+    if first is None or second is None or (spans and spans == spans_too):
+        return None
+    start, limit, stride = first
+    # Behind a number of all rows, as in `x[-1]`, it is another one in both programs.
+    fixed = start == second[0] and limit == second[1] and limit - start == 1
+    if stride != 1:
+        return f"every {stride}th row", 0
+    if limit - start == 1 == second[1] - second[0]:
+        return (f"row {start}" if fixed else "a row counted from the end"), start if fixed else 0
+    return "some rows by their numbers", 0
+
+
+def ordered(eqn: JaxprEqn, along: Sequence[int]) -> str | None:
+    """The use that an operation makes of the rows' order, in words; `along` are the axes that lie along the rows."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "rev" and set(params["dimensions"]) & set(along):
+        return "the rows in reverse order"
+    if name == "sort" and params["dimension"] in along:
+        return "the rows in the order of their values"
+    if name in _ORDERED and params["axis"] in along:
+        return "sums over the rows before each"
+    return None
+
+
+Range = tuple[int, int, int]
+
+
+def _range(eqn: JaxprEqn, axis: int, numbers: Numbers, which: int, rows: int) -> tuple[Range | None, Any]:
+    """The rows that an operation takes, and the whole batches that these are; None where either is not known."""
+    name, params = eqn.primitive.name, eqn.params
+    length = aval(eqn.invars[0]).shape[axis]
+    if length % rows:
+        return None, None  # something else lies along this axis, too
+    if name == "slice":
+        start, limit = params["start_indices"][axis], params["limit_indices"][axis]
+        stride = (params["strides"] or {axis: 1})[axis]
+    else:
+        size = params["slice_sizes"][axis]
+        if size == length:
+            return None, None
+        place = 1 + axis
+        if name == "gather":
+            if tuple(params["dimension_numbers"].start_index_map) != (axis,):
+                return None, None
+            place = 1
+        given = numbers[place]
+        if given is None or (name == "gather" and size != 1):
+            return None, None
+        starts = np.asarray(given[which])
+        if starts.size != 1 and np.array_equal(given[0], given[1]):
+            return (int(starts.min()), int(starts.max()) + 1, 1), None
+        if starts.size != 1:
+            return None, None
+        start, limit, stride = int(starts.item()), int(starts.item()) + size, 1
+    whole = stride == 1 and not start % rows and not limit % rows
+    return (start, limit, stride), (start // rows, limit // rows) if whole else None

@@ -1,0 +1,25 @@
+"""`Programs`: what add-ons ask of a traced program, under one name."""
+
+from __future__ import annotations
+
+from jaxtribute._src.core.jaxprs import core, flow, kinds, walking
+
+
+class Programs:
+    """Questions about programs (jaxprs) and their operations (equations)."""
+
+    STRUCTURES = walking.STRUCTURES
+    """Names of the operations that do nothing but run the programs inside them."""
+    as_function = staticmethod(core.as_function)
+    """The Python function that a closed program is."""
+    aval = staticmethod(core.aval)
+    called = staticmethod(walking.called)
+    constants = staticmethod(core.constants)
+    mentions = staticmethod(kinds.mentions)
+    names_axis = staticmethod(kinds.names_axis)
+    opened = staticmethod(core.opened)
+    programs_in = staticmethod(walking.programs_in)
+    pruned = staticmethod(core.pruned)
+    scan_counts = staticmethod(flow.scan_counts)
+    user_frames = staticmethod(core.user_frames)
+    user_line = staticmethod(core.user_line)

@@ -1,0 +1,363 @@
+"""Finds how values of a program are made of the rows of a batch: one for each row, their sum, their mean.
+
+The program is traced twice, for a number of rows and for twice as many. An axis that is longer in the second one lies
+along the rows, and a number that is larger there counts them. So a mean can be told from a sum, and a constant from a
+number of rows: sums over replicas are right for the ones, means by the replicas' shares of rows for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtribute._src.core.jaxprs import meetings
+from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, JaxprEqn, Literal, Tracer, aval, bind, constants, opened
+from jaxtribute._src.core.jaxprs.flow import scan_counts
+from jaxtribute._src.core.jaxprs.kinds import ELEMENTWISE, equalises, names_axis
+from jaxtribute._src.core.jaxprs.making import mean_p
+from jaxtribute._src.core.jaxprs.walking import called
+
+FACTOR = 2
+"""The second program has so many times the rows of the first."""
+
+
+class Kind(Enum):
+    """Kinds of values, by what becomes of the rows in them."""
+
+    ZERO = auto()
+    """Zeros."""
+    ALIKE = auto()
+    """Depends on no row: a constant, or a number of rows."""
+    SAME = auto()
+    """The result of a collective, which all replicas have made together."""
+    ROWS = auto()
+    """Has an axis along the rows."""
+    TOTAL = auto()
+    """A sum over the rows of what each has."""
+    OTHER = auto()
+    """Unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The way in which a replica's value is part of that of the whole batch.
+
+    Attributes:
+      kind: what becomes of the rows.
+      degree: the power of the number of rows that the value grows by: 1 for a sum over the rows, 0 for a mean.
+      numbers: the value itself in both programs, if it is a small constant.
+    """
+
+    kind: Kind
+    degree: int = 0
+    numbers: tuple[Any, Any] | None = field(default=None, compare=False)
+
+
+class Different(Exception):  # noqa: N818
+    """The two programs differ in more than the number of rows."""
+
+
+OTHER = Part(Kind.OTHER)
+_SAME = Part(Kind.SAME)
+_SMALL = 64
+"""Constants of at most so many elements are computed."""
+_PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
+_MOVES = frozenset(
+    "broadcast_in_dim concatenate copy copy_p cumsum dynamic_slice dynamic_update_slice expand_dims gather pad reshape "
+    "rev slice split squeeze transpose reduce_sum reduce_window_sum select_and_scatter_add".split()
+)
+_LINEAR = _MOVES | frozenset(
+    "add add_any convert_element_type neg sub real imag reduce_precision select_n optimization_barrier stop_gradient "
+    "scatter-add scatter_add jd_idle_guard pvary".split()
+)
+"""Operations that a common factor of the operands goes through."""
+_FOLDED = (ELEMENTWISE | _MOVES | frozenset({"reduce_prod", "reduce_max", "reduce_min"})) - {"optimization_barrier"}
+_LOOPS = frozenset({"scan", "while", "cond"})
+
+
+_KIND: TypeAlias = Kind
+_PART: TypeAlias = Part
+_FACTOR = FACTOR
+
+
+class Rows:
+    """The analysis of two programs that differ in the number of rows.
+
+    Args:
+      axis: the name of the replicas' axis.
+    """
+
+    Kind: TypeAlias = _KIND
+    """The kinds of values."""
+    Part: TypeAlias = _PART
+    """The way in which a replica's value is part of that of the whole batch."""
+    MEAN = mean_p
+    """Marks a replica's number as a mean."""
+    FACTOR = _FACTOR
+    """The second program has so many times the rows of the first."""
+
+    def __init__(self, axis: str) -> None:
+        self._axis = axis
+        self._counts: tuple[int, int] | None = None
+        """The numbers of rows in both programs."""
+        self._gathered: set[tuple[int, int]] = set()
+        """The lengths in both programs of axes along the rows of all replicas."""
+        self._caller: JaxprEqn | None = None
+        """The outermost operation under way that calls a program."""
+        self.picked = 0
+        """The highest number by which a program takes one row of the batch: `x[1]` takes row 1."""
+        self.meetings: list[tuple[str, JaxprEqn]] = []
+        """Uses of rows by their places, or together with others: in words, and the operation that the user wrote."""
+
+    def outputs(self, one: ClosedJaxpr, other: ClosedJaxpr, given: Sequence[Part]) -> list[Part]:
+        """The parts of a program's outputs, of those of its inputs.
+
+        Raises:
+          Different: the two programs do not do the same.
+        """
+        a, b = opened(one), opened(other)
+        if self._counts is None:
+            self._counts = _counts(a.invars, b.invars)
+        if len(a.eqns) != len(b.eqns) or len(a.invars) != len(b.invars):
+            raise Different("they have different operations")
+        known: dict[Any, Part] = dict(zip(a.invars, given, strict=True))
+        values = zip(a.constvars, constants(one), constants(other), strict=True)
+        known.update({var: _of_numbers(*pair) for var, *pair in values})
+
+        def read(atoms: tuple[Any, Any]) -> Part:
+            first, second = atoms
+            if isinstance(first, Literal) != isinstance(second, Literal):
+                raise Different("a constant takes the place of a value")
+            return _of_numbers(first.val, second.val) if isinstance(first, Literal) else known.get(first, OTHER)
+
+        for first, second in zip(a.eqns, b.eqns, strict=True):
+            if first.primitive is not second.primitive or len(first.invars) != len(second.invars):
+                raise Different(f"{first.primitive.name} in one is {second.primitive.name} in the other")
+            parts = list(map(read, zip(first.invars, second.invars, strict=True)))
+            known.update(zip(first.outvars, self._results(first, second, parts), strict=True))
+        return list(map(read, zip(a.outvars, b.outvars, strict=True)))
+
+    def _results(self, one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> list[Part]:
+        name, inner = one.primitive.name, called(one)
+        if inner is not None:
+            outer, self._caller = self._caller, self._caller or one
+            results = self.outputs(inner, called(other) or inner, parts)
+            self._caller = outer
+            return results
+        if names_axis(one, self._axis):
+            if equalises(one, self._axis):
+                self._note_gathered(one, other)
+                return [_SAME] * len(one.outvars)
+            return [OTHER] * len(one.outvars)
+        if name in ("jd_equal", "jd_alike"):
+            return [_SAME] * len(one.outvars)
+        if name == "jd_mean":
+            return [Part(Kind.TOTAL)]
+        scaled = [_scaled(*pair) for pair in zip(one.outvars, other.outvars, strict=True)]
+        if name in _FOLDED and scaled == [()] and all(part.numbers for part in parts):
+            folded = _folded(one, other, parts)
+            if folded is not None:
+                return [folded]
+        if name in _LOOPS:
+            over_rows = name == "scan" and one.params["length"] != other.params["length"] and any(scaled)
+            if over_rows and scan_counts(one)[1] and any(part.kind is Kind.ROWS for part in parts):
+                self.meetings.append(("the rows one after another", self._caller or one))
+            return [_of_loop(parts, bool(axes)) for axes in scaled]
+        results = [_part(one, other, parts, axes, self._gathered) for axes in scaled]
+        self._note(one, other, parts, results)
+        return results
+
+    def _note_gathered(self, one: JaxprEqn, other: JaxprEqn) -> None:
+        """Remembers the lengths of axes that lie along the rows of all replicas."""
+        count = max(one.params.get("axis_size", 1), 1)
+        for var, twin in zip(one.outvars, other.outvars, strict=True):
+            for axis in _scaled(var, twin):
+                pair = aval(var).shape[axis], aval(twin).shape[axis]
+                # Rows that are stacked have an axis of the replicas beside theirs.
+                times = 1 if one.params.get("tiled", True) else count
+                self._gathered.add((pair[0] * times, pair[1] * times))
+
+    def _note(self, one: JaxprEqn, other: JaxprEqn, parts: list[Part], results: list[Part]) -> None:
+        """Remembers if an operation takes rows by their places, or makes rows of several."""
+        along = [_scaled(*pair) for pair in zip(one.invars, other.invars, strict=True)]
+        rows = [axes for axes, part in zip(along, parts, strict=True) if part.kind is Kind.ROWS and axes]
+        if not rows:
+            return
+        found: list[str | None] = [meetings.ordered(one, along[0])]
+        if parts[0].kind is Kind.ROWS and self._counts is not None:
+            numbers = [part.numbers for part in parts]
+            for axis in along[0]:
+                what, row = meetings.taken(one, other, axis, numbers, self._counts) or (None, 0)
+                self.picked = max(self.picked, row)
+                found.append(what)
+        widest = max(len(_scaled(*pair)) for pair in zip(one.outvars, other.outvars, strict=True))
+        if len(rows) > 1 and widest > max(map(len, rows)):
+            found.append("each row with every other one")
+        elif results[0].kind is Kind.ROWS and any(part.kind in (Kind.TOTAL, Kind.OTHER) for part in parts):
+            found.append("each row with a number that all rows make")
+        self.meetings += [(what, self._caller or one) for what in found if what is not None]
+
+
+def _counts(one: Sequence[Any], other: Sequence[Any]) -> tuple[int, int] | None:
+    """The numbers of rows of a batch in two programs, from their inputs; None if no input has any."""
+    for var, twin in zip(one, other, strict=False):
+        for axis in _scaled(var, twin):
+            return aval(var).shape[axis], aval(twin).shape[axis]
+    return None
+
+
+def _scaled(one: Any, other: Any) -> tuple[int, ...]:
+    """The axes of a value that lie along the rows."""
+    shapes = getattr(one.aval, "shape", ()), getattr(other.aval, "shape", ())
+    if len(shapes[0]) != len(shapes[1]):
+        raise Different(f"a value has the shapes {shapes[0]} and {shapes[1]}")
+    return tuple(axis for axis, pair in enumerate(zip(*shapes, strict=True)) if pair[0] != pair[1])
+
+
+def _of_numbers(one: Any, other: Any) -> Part:
+    """The part that a constant is."""
+    if isinstance(one, Tracer) or isinstance(other, Tracer) or np.size(one) > _SMALL or np.size(other) > _SMALL:
+        return Part(Kind.ALIKE)
+    if isinstance(one, jax.Array) and jnp.issubdtype(one.dtype, jax.dtypes.extended):
+        return Part(Kind.ALIKE)  # a key of random numbers
+    first, second = np.asarray(one), np.asarray(other)
+    if first.shape != second.shape:
+        return Part(Kind.ALIKE)
+    numbers = first, second
+    if np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
+        return Part(Kind.ALIKE if first.any() else Kind.ZERO, 0, numbers)
+    for degree in (1, -1, 2, -2):
+        wide = first.astype(np.float64)
+        if first.dtype.kind != "b" and np.allclose(second.astype(np.float64), wide * FACTOR**degree, rtol=1e-2, atol=0):
+            return Part(Kind.ALIKE, degree, numbers)
+    return Part(Kind.OTHER, 0, numbers)
+
+
+def _folded(one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> Part | None:
+    """The part of a result of small constants; None if it is not small itself."""
+    if any(np.prod(aval(eqn.outvars[0]).shape, dtype=int) > _SMALL for eqn in (one, other)):
+        return None
+    pairs = [part.numbers for part in parts if part.numbers is not None]
+    with jax.ensure_compile_time_eval():
+        first, second = (bind(eqn, [pair[i] for pair in pairs])[0] for i, eqn in enumerate((one, other)))
+    return _of_numbers(first, second)
+
+
+def _of_loop(parts: list[Part], along_rows: bool) -> Part:
+    """The part of what a loop or a condition gives."""
+    kinds = {part.kind for part in parts}
+    if any(part.degree for part in parts):
+        return OTHER
+    if kinds <= {Kind.ZERO, Kind.ALIKE}:
+        return Part(Kind.ALIKE)
+    if kinds <= {Kind.ZERO, Kind.ALIKE, Kind.SAME}:
+        return _SAME
+    return Part(Kind.ROWS) if along_rows else OTHER
+
+
+def _part(
+    one: JaxprEqn, other: JaxprEqn, parts: list[Part], along: tuple[int, ...], gathered: set[tuple[int, int]]
+) -> Part:
+    """The part of an operation's result, whose axes `along` lie along the rows."""
+    kinds = {part.kind for part in parts}
+    degree = _degree(one, parts)
+    if Kind.OTHER in kinds:
+        # What is made for each row with a number of all rows is one of these rows again, as with batch statistics.
+        return Part(Kind.ROWS) if along and not _has_unknown_rows(one, other, parts) else OTHER
+    if degree is None:
+        if not along or Kind.ROWS not in kinds:
+            return OTHER
+        # A row's own value, whatever was made of other rows on the way: each replica sees those that it has.
+        linear = one.primitive.name in _LINEAR
+        return Part(Kind.ROWS, min(part.degree for part in parts if part.kind is not Kind.ZERO) if linear else 0)
+    lost = _lost(one, other, gathered)
+    if Kind.ROWS in kinds:
+        return _of_rows(kinds, degree, along, lost)
+    if Kind.TOTAL in kinds:
+        return Part(Kind.ROWS, degree) if along else _of_totals(one, parts, degree)
+    if Kind.SAME in kinds:
+        return _SAME
+    zeros = kinds <= {Kind.ZERO} and one.primitive.name in _LINEAR | _PRODUCTS and bool(kinds)
+    if zeros or (one.primitive.name in _PRODUCTS and Kind.ZERO in kinds):
+        return Part(Kind.ZERO)
+    return Part(Kind.ALIKE, degree + lost)
+
+
+def _has_unknown_rows(one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> bool:
+    """True if an operand of which nothing is known has an axis along the rows."""
+    for first, second, part in zip(one.invars, other.invars, parts, strict=True):
+        if part.kind is Kind.OTHER and _scaled(first, second):
+            return True
+    return False
+
+
+def _of_rows(kinds: set[Kind], degree: int, along: tuple[int, ...], lost: int) -> Part:
+    if along:
+        return Part(Kind.ROWS, degree + lost)
+    # Anything else that leaves no axis of rows, such as a maximum, is no sum of what the rows have.
+    return Part(Kind.TOTAL, degree + lost) if lost and Kind.TOTAL not in kinds else OTHER
+
+
+def _of_totals(one: JaxprEqn, parts: list[Part], degree: int) -> Part:
+    name = one.primitive.name
+    totals = [part for part in parts if part.kind is Kind.TOTAL]
+    if name in _PRODUCTS:
+        return Part(Kind.TOTAL, degree) if len(totals) == 1 else OTHER
+    if name == "div":
+        return Part(Kind.TOTAL, degree) if totals == parts[:1] else OTHER
+    rounds = name == "convert_element_type" and np.dtype(one.params["new_dtype"]).kind in "iub"
+    if rounds and np.dtype(aval(one.invars[0]).dtype).kind not in "iub":
+        return OTHER
+    chooses = name == "select_n" and parts[0].kind is Kind.TOTAL
+    return Part(Kind.TOTAL, degree) if name in _LINEAR and not chooses else OTHER
+
+
+def _degree(eqn: JaxprEqn, parts: list[Part]) -> int | None:
+    """The degree of an operation's result, before the rows that it sums up; None if there is none."""
+    name = eqn.primitive.name
+    if name in _PRODUCTS:
+        return sum(part.degree for part in parts)
+    if name == "div":
+        return parts[0].degree - parts[1].degree
+    if name in ("integer_pow", "square") and parts[0].kind is not Kind.TOTAL:
+        return parts[0].degree * eqn.params.get("y", 2)
+    if name in ("select_n", "dynamic_slice", "gather", "dynamic_update_slice") and parts[0].degree == 0:
+        parts = parts[1:] if name == "select_n" else parts[:1] if name != "dynamic_update_slice" else parts[:2]
+    elif name.startswith("scatter") and len(parts) > 2:
+        parts = [parts[0], parts[2]]
+    degrees = {part.degree for part in parts if part.kind is not Kind.ZERO}
+    if name in _LINEAR:
+        return None if len(degrees) > 1 else next(iter(degrees), 0)
+    return 0 if degrees <= {0} else None
+
+
+def _lost(one: JaxprEqn, other: JaxprEqn, gathered: set[tuple[int, int]]) -> int:
+    """The number of axes along the replica's own rows that an operation sums over."""
+    name = one.primitive.name
+
+    def own(place: int) -> set[int]:
+        atoms = one.invars[place], other.invars[place]
+        found: set[int] = set()
+        for axis in _scaled(*atoms):
+            lengths = aval(atoms[0]).shape[axis], aval(atoms[1]).shape[axis]
+            # All replicas' rows, or several views of them behind one another.
+            of_all = any(lengths[0] % n == 0 and lengths[0] // n * m == lengths[1] for n, m in gathered)
+            found.update(() if of_all else (axis,))
+        return found
+
+    if name == "reduce_sum":
+        return len(own(0) & set(one.params["axes"]))
+    if name == "dot_general":
+        contracted = one.params["dimension_numbers"][0][0]
+        return len(own(0) & set(contracted))
+    if name in ("scatter-add", "scatter_add"):
+        return 1 if own(2) and not _scaled(one.outvars[0], other.outvars[0]) else 0
+    if name == "conv_general_dilated":
+        return 1 if own(0) and not _scaled(one.outvars[0], other.outvars[0]) else 0
+    return 0

@@ -1,0 +1,199 @@
+"""Choosing a layout from a program, and laying the variables out by it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxtribute._src.core import context as contexts
+from jaxtribute._src.core.execution.capture import Capture, capture
+from jaxtribute._src.core.execution.function import Function, is_whole_variable
+from jaxtribute._src.core.execution.nests import is_array
+from jaxtribute._src.core.jaxprs.core import opened
+from jaxtribute._src.core.layouts import reasons
+from jaxtribute._src.core.layouts.axes import AxisClasses
+from jaxtribute._src.core.layouts.clusters import Cluster, Plan, clusters_of, split_axis
+from jaxtribute._src.core.layouts.judging import Judge, laid_out
+from jaxtribute._src.core.layouts.search import Search
+from jaxtribute._src.core.types import Nest
+from jaxtribute._src.core.values.automatic import AutomaticLayout, Candidate, axis_to_split_over, split_at
+from jaxtribute._src.core.values.layouts import LayoutMap, LayoutNote
+from jaxtribute._src.core.values.mesh import Layout, ReplicaMesh
+from jaxtribute._src.core.values.stored import updating
+from jaxtribute._src.core.values.variable import Variable
+from jaxtribute.errors import ArgumentError
+
+_LOG = logging.getLogger(__name__)
+
+
+class Choice:
+    """The choice of a layout for some variables of a program.
+
+    Args:
+      traced: the program.
+      leaves: the arrays of its arguments.
+      mesh: the replicas' devices.
+      movable: the variables that may be laid out.
+    """
+
+    def __init__(self, traced: Capture, leaves: Sequence[Any], mesh: ReplicaMesh, movable: set[Variable]) -> None:
+        self._mesh, self.judge = mesh, Judge(traced, leaves, mesh)
+        self._movable, self._parts = movable, axis_to_split_over(mesh)[1]
+        self._classes = AxisClasses(opened(traced.closed))
+        # The program's inputs are its arguments, and then these.
+        self._inputs: list[Variable] = list(traced.executor.inputs)
+        inputs = dict(enumerate(self._inputs, len(leaves)))
+        self.clusters: list[Cluster] = clusters_of(self._classes, inputs, movable, self._parts)
+        self.plan: Plan = tuple([split_axis(cluster.variables[0].policy.layout) for cluster in self.clusters])
+        self.tried: tuple[Candidate, ...] = ()
+
+    @property
+    def is_about_something(self) -> bool:
+        """True if a product or a look-up of the program uses a variable that can be split."""
+        # Other programs, such as one that makes or resets variables, show nothing to choose by.
+        return any(cluster.uses and cluster.splits for cluster in self.clusters)
+
+    def layouts(self, plan: Plan) -> dict[Variable, Layout]:
+        """The layouts of all variables by a plan."""
+        made: dict[Variable, Layout] = {}
+        for cluster, axis in zip(self.clusters, plan, strict=True):
+            for variable in cluster.variables:
+                made[variable] = split_at(axis, self._mesh)
+        return made
+
+    def make(self, memory_limit: int | None, tries: int) -> None:
+        """Searches for the best plan; all workers agree on the first one's."""
+
+        def judge(name: str, plan: Plan) -> Candidate:
+            return self.judge(name, self.layouts(plan))
+
+        search = Search(self.clusters, judge, memory_limit, _memory_of(self._mesh), tries)
+        plan = search.best(self.plan)
+        self.tried = tuple(search.tried.values())
+        # Compilers of different workers may count differently, and one program needs one layout.
+        if self._mesh.peers is not None:
+            plan = tuple(json.loads(self._mesh.peers.exchange("automatic layout", json.dumps(plan))[0]))
+        self.plan = plan
+
+    def entries(self) -> LayoutMap:
+        """The layouts by name, with their reasons; those of slots, which follow their variables, are left out."""
+        made = LayoutMap()
+
+        def add(variable: Variable, layout: Layout, why: str) -> None:
+            # A layout map looks for its keys anywhere in a name: this one is to fit that name alone.
+            key = f"^{re.escape(variable.name.removesuffix(':0'))}$"
+            if not variable.derived and key not in made:
+                made[key] = layout
+                made.notes[key] = LayoutNote(variable.shape, why)
+
+        for place, (cluster, axis) in enumerate(zip(self.clusters, self.plan, strict=True)):
+            why = reasons.reason(self.clusters, self.plan, place, self._parts, self._classes)
+            for variable in cluster.variables:
+                add(variable, split_at(axis, self._mesh), why)
+        for variable in self._inputs:
+            if variable in self._movable and variable.shape:
+                flat = variable.policy.cut is not None
+                add(variable, variable.policy.layout, reasons.IN_PIECES if flat else reasons.AS_MADE)
+        return made
+
+
+def settle(chosen: AutomaticLayout, mesh: ReplicaMesh, traced: Capture, leaves: Sequence[Any]) -> None:
+    """Lays out the variables of a program that no program has decided on yet.
+
+    Args:
+      chosen: the strategy's automatic layout, which the choice is added to.
+      mesh: the replicas' devices.
+      traced: the program.
+      leaves: the arrays of its arguments.
+    """
+    touched = [v for v in (*traced.executor.inputs, *traced.executor.written) if isinstance(v, Variable)]
+    pending = set(filter(chosen.is_pending, touched))
+    if not pending:
+        return
+    # The library's own variables, such as slots, go with what is pending: nobody asked for a layout of theirs.
+    own = {variable for variable in touched if variable.derived and variable.policy.mesh == mesh}
+    choice = Choice(traced, leaves, mesh, pending | own)
+    if not choice.is_about_something:
+        # What it writes keeps its layout; what it only reads waits for a program that uses it in a product.
+        for variable in pending & set(traced.executor.written):
+            chosen.settle(variable)
+        return
+    choice.make(chosen.memory_limit, chosen.tries)
+    # Nobody may give up the arrays of a variable while they are moved.
+    with updating:
+        for variable, layout in choice.layouts(choice.plan).items():
+            if layout != variable.policy.layout:
+                variable.lay_out(laid_out(variable.policy, layout))
+    entries = choice.entries()
+    chosen.update(entries)
+    chosen.notes.update(entries.notes)
+    chosen.tried = choice.tried
+    for variable in pending:
+        chosen.settle(variable)
+    _LOG.info("the automatic layout:\n%s", entries)
+
+
+def automatic_layout(
+    step: Callable[..., Any], *args: Nest, memory_limit: int | None = None, tries: int = 24, **kwargs: Nest
+) -> LayoutMap:
+    """Chooses how the variables of a training step lie on the devices of a replica, and says why.
+
+    The step is traced and compiled for several layouts; it does not run, and the variables stay where they are. Print
+    the result, save it, edit it, load it, and give it to a strategy as its `layout`.
+
+    Args:
+      step: a `jd.function`, or a function that could be one, with `strategy.run` inside.
+      args: what it is called with, such as a batch of a distributed dataset.
+      memory_limit: bytes on each device that the step may need. By default a quarter more than the most frugal
+        candidate, and what the device has.
+      tries: the most programs that are compiled.
+      kwargs: further arguments of the step.
+
+    Returns:
+      A `jd.LayoutMap` with a key for each variable that the step uses, and a note of its shape and the reason.
+
+    Raises:
+      ArgumentError: the step uses no variables of a strategy whose replicas have several devices.
+    """
+    function = step.python_function if isinstance(step, Function) else step
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_whole_variable)
+    places: list[int] = []
+    arrays: list[Any] = []
+    for place, leaf in enumerate(leaves):
+        if is_array(leaf) and not isinstance(leaf, Variable):
+            places.append(place)
+            arrays.append(leaf)
+
+    def call(given: Sequence[Any]) -> Any:
+        whole = list(leaves)
+        for place, value in zip(places, given, strict=True):
+            whole[place] = value
+        positional, named = tree.unflatten(whole)
+        return function(*positional, **named)
+
+    traced = capture(call, contexts.current(), arrays)
+    variables = {variable for variable in traced.executor.inputs if isinstance(variable, Variable)}
+    meshes = {variable.policy.mesh for variable in variables}
+    mesh = next((mesh for mesh in meshes if mesh is not None and mesh.group), None)
+    if mesh is None:
+        raise ArgumentError(
+            f"{getattr(step, '__name__', 'the step')} uses no variable of replicas of several devices. "
+            "HINT: make the variables in the scope of a strategy with devices_per_replica=2 or more."
+        )
+    choice = Choice(traced, arrays, mesh, {variable for variable in variables if variable.policy.mesh == mesh})
+    if choice.is_about_something:
+        limits = AutomaticLayout(memory_limit=memory_limit, tries=tries)  # which checks them
+        choice.make(limits.memory_limit, limits.tries)
+    return choice.entries()
+
+
+def _memory_of(mesh: ReplicaMesh) -> int | None:
+    """Bytes that a device has for arrays; None if it does not say."""
+    if mesh.described:
+        return None  # the compiler refuses what does not fit
+    return (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")

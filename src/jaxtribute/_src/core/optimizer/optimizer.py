@@ -1,0 +1,419 @@
+"""`Optimizer`: an Optax transformation applied to variables under any strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from jaxtribute._src.core import context as contexts
+from jaxtribute._src.core import settings
+from jaxtribute._src.core.execution.nests import opened
+from jaxtribute._src.core.execution.worker_programs import compared
+from jaxtribute._src.core.optimizer.accumulation import Accumulation, make_accumulation
+from jaxtribute._src.core.optimizer.call import Call
+from jaxtribute._src.core.optimizer.extras import Extras, check_cycle, check_taken, uses_value
+from jaxtribute._src.core.optimizer.gradients import Targets, for_examples, listed, names_of
+from jaxtribute._src.core.optimizer.parameters import Parameters
+from jaxtribute._src.core.optimizer.slicing import as_cut
+from jaxtribute._src.core.optimizer.slots import Slots, make_slots
+from jaxtribute._src.core.optimizer.updates import guarded_update, reduce_to_slices, sliced_update, whole_update
+from jaxtribute._src.core.traced_reads import traced_reads
+from jaxtribute._src.core.types import Nest
+from jaxtribute._src.core.values.enums import ReduceOp
+from jaxtribute._src.core.values.slices import Cut
+from jaxtribute._src.core.values.variable import Variable
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, StrategyMixError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.core.execution.executor import Executor
+    from jaxtribute._src.core.precision import LossScale
+    from jaxtribute._src.core.strategies.base import Strategy
+
+_LARGE_BYTES = 1 << 20
+_MANY_REPLICAS = 4
+"""With two replicas the update that is saved costs less than scattering and gathering (12 % of a large MLP's step)."""
+
+
+class Optimizer:
+    """Updates variables by an Optax transformation; its slots are variables beside those that it updates.
+
+    The same call works under every strategy: in a replica function `apply_gradients` first reduces the
+    gradients over the replicas.
+
+    Args:
+      transform: any `optax.GradientTransformation`, such as `optax.adam(1e-3)`.
+      variables: the variables to update, all of one strategy: a nest, in whose structure the transformation sees
+        parameters, gradients and its state. A `jd.Model` stands for its parameters.
+      shard_update: whether each replica updates one slice of the large variables and holds the slots of that
+        slice only, so that the slots take `1 / replicas` of the memory on each device. The gradients are
+        reduce-scattered and the new values gathered. `"auto"` shards variables of 1 MiB and more over 4 replicas and
+        more, where it is not slower: not between processes on CPUs. The result is the same for every transformation;
+        those that mix the elements of an array (other than by a reduction of all of them, as in a norm) gather their
+        slots for the computation.
+      accumulate_steps: how many calls of `apply_gradients` make one update. The others only add up each
+        replica's own gradients: no replica waits for another until the last call of a cycle reduces the sums. An
+        update is what one call with the examples of all would have done. `FullyShardedStrategy` reduce-scatters
+        in each call and adds up slices, and `CentralStorageStrategy` reduces in each call, so that no device
+        holds more than it would without accumulation.
+      accumulate_op: MEAN where the calls' losses are each divided by the size of their own batch, SUM where they are
+        divided by that of the whole cycle.
+      loss_scale: the loss scale of mixed precision; see `jd.precision`. Updates by gradients that are not finite are
+        left out.
+      wrt: the part of `variables` that gradients are given for, a nest; by default all. `optax.lookahead` updates
+        `optax.LookaheadParams(fast, slow)` by the gradients of `fast`.
+
+    Raises:
+      ArgumentError: no variables, or one twice; an unknown `shard_update`; `accumulate_steps` below 1; `wrt` that are
+        not among the variables.
+      ArgumentTypeError: `transform` is no Optax transformation.
+      StrategyMixError: variables of different strategies.
+
+    Source: `tf.keras.optimizers.Optimizer`.
+    """
+
+    def __init__(
+        self,
+        transform: optax.GradientTransformation,
+        variables: Any,
+        *,
+        shard_update: bool | Literal["auto"] = "auto",
+        accumulate_steps: int = 1,
+        accumulate_op: Literal["MEAN", "SUM"] = "MEAN",
+        loss_scale: LossScale | None = None,
+        wrt: Any = None,
+    ) -> None:
+        _check_transform(transform)
+        self._transform = transform
+        self._variables, tree = _taken_apart(variables)
+        _check_variables(self._variables)
+        self._parameters = Parameters.of(self._variables, tree)
+        of_gradients = variables if wrt is None else wrt
+        self._wrt, gradients = _taken_apart(of_gradients)
+        _check_wrt(self._wrt, self._variables)
+        self._targets = Targets(self._wrt, gradients, listed(of_gradients))
+        self._strategy: Strategy = self._variables[0].distribute_strategy
+        self._mesh = self._strategy.extended.mesh
+        self._slots: Slots
+        self._sliced: dict[int, Cut]
+        self._accumulation: Accumulation | None = None
+        cycle = _checked_cycle(accumulate_steps, accumulate_op)
+        self.remote = self._strategy.extended.remote_optimizer(transform, self.nest)
+        """The updater of variables of other processes; None where this object updates the variables."""
+        if self.remote is not None:
+            self._slots, self._sliced = self.remote.slots, {}
+            self._state = self._slots.variables
+            _check_remote(self._strategy, accumulate_steps=cycle if cycle > 1 else None, loss_scale=loss_scale, wrt=wrt)
+            return
+        chosen = self._choose(shard_update)
+        cuts: dict[int, Cut] = {}
+        for i, variable in enumerate(self._variables):
+            # A variable that is stored in pieces is updated in them, whatever was chosen.
+            cut = variable.policy.cut
+            if cut is not None or i in chosen:
+                cuts[i] = cut or Cut.of(variable.shape, self._mesh)
+        self._slots = make_slots(transform, self._variables, self._parameters, cuts)
+        # A variable that is stored whole and has no slots of its shape has nothing to shard.
+        self._sliced = {i: cut for i, cut in cuts.items() if i not in chosen or i in self._slots.owners}
+        places = {variable: i for i, variable in enumerate(self._variables)}
+        of_grads = enumerate(places[variable] for variable in self._wrt)
+        self._sliced_grads = {k: self._sliced[i] for k, i in of_grads if i in self._sliced}
+        self._update = whole_update(transform, self._slots, self._parameters, gradients)
+        self._state = self._slots.variables
+        if loss_scale is not None:
+            self._update = guarded_update(self._update, loss_scale)
+            self._state = (*self._state, *loss_scale.variables)
+        # Without donation: the old arrays may be in the user's hands, who has read them.
+        self._eager_update = jax.jit(compared(self._update, "an optimizer's update", self._mesh))
+        if cycle > 1:
+            # A cycle of one call needs no sums: it is the update itself.
+            mean = ReduceOp.parse(accumulate_op) is ReduceOp.MEAN
+            shapes = gradients.unflatten([jax.ShapeDtypeStruct(one.shape, one.dtype) for one in self._wrt])
+            value = uses_value(transform, self._parameters, shapes)
+            self._accumulation = make_accumulation(self._strategy, self._wrt, cycle, mean, value=value)
+
+    @property
+    def transform(self) -> optax.GradientTransformation:
+        """The Optax transformation."""
+        return self._transform
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """State that a checkpoint keeps besides the variables themselves: slots, loss scale, accumulated gradients."""
+        return (*self._state, *(self._accumulation.variables if self._accumulation is not None else ()))
+
+    @property
+    def trainable_variables(self) -> tuple[Variable, ...]:
+        """The variables that the optimizer updates."""
+        return self._variables
+
+    @property
+    def nest(self) -> Any:
+        """The variables that the optimizer updates, in the nest that the transformation sees."""
+        return self._parameters.nest(self._variables)
+
+    @property
+    def state(self) -> Any:
+        """The slots as the nest that the Optax transformation's `init` returns; assign a nest of new values.
+
+        The nest is made anew each time: what is put into it changes nothing before it is assigned. A slot can be
+        assigned by itself, `optimizer.state.hyperparams["learning_rate"].assign(0.1)`.
+
+        Raises:
+          ShapeError: (when assigned) another structure or shape.
+        """
+        return self._slots.tree.unflatten(self._slots.variables)
+
+    @state.setter
+    def state(self, value: Nest) -> None:
+        for variable, new in zip(self._slots.variables, self._slots.values_in(value), strict=True):
+            if new is not variable:
+                variable.assign(new)
+
+    def __repr__(self) -> str:
+        names = ", ".join(names_of(self._variables))
+        cycle = "" if self._accumulation is None else f", {self._accumulation.steps} calls an update"
+        slots = len(self._slots.variables)
+        return f"<jd.Optimizer of {names}; {slots} slots, {len(self._sliced)} variables sharded{cycle}>"
+
+    def apply_gradients(self, grads_and_vars: Any, reduce_op: ReduceOp | str | None = "SUM", **extra: Any) -> None:
+        """Reduces gradients over the replicas and updates the variables; with `accumulate_steps`, now and then.
+
+        All replicas must call it. In cross-replica context per-replica gradients are reduced and all others
+        taken as they are.
+
+        Args:
+          grads_and_vars: gradients in the variables' nest or a list of them in its order, or pairs of a gradient and
+            its variable in any order; one for every variable. If all have an axis more than their variables, in front,
+            they are gradients for each example, as `optax.contrib.dpsgd` takes them: those of all replicas are
+            gathered.
+          reduce_op: SUM (losses are divided by the global batch size), MEAN, or None for gradients that are
+            reduced already and equal on all replicas.
+          extra: what the transformation takes besides (`optax.GradientTransformationExtraArgs`). `value` and `grad`,
+            the replica's own loss and gradients, are reduced as the gradients are, and so is what functions such as
+            `value_fn` return. All else is handed on as it is; arrays must be the same on all replicas, or be for such
+            a function. With `accumulate_steps` losses are added up as gradients are, and `grad` and functions refused.
+
+        Raises:
+          ArgumentError: a gradient is missing, None or one too many, or in another nest than its variable; the
+            transformation takes nothing besides gradients; an argument that cannot be given under this strategy or with
+            `accumulate_steps`.
+          ShapeError: a gradient is not shaped as its variable.
+          VariableError: an array in `extra` differs between replicas.
+
+        Source: `tf.keras.optimizers.Optimizer.apply_gradients`.
+        """
+        op = None if reduce_op is None else ReduceOp.parse(reduce_op)
+        check_taken(self._transform, extra)
+        grads = self._targets.ordered(grads_and_vars)
+        context = contexts.of(self._strategy)
+        examples = for_examples(grads, self._wrt)
+        if self.remote is not None:
+            _check_remote(self._strategy, gradients_for_each_example=examples or None, **extra)
+            self.remote.apply(grads, context)
+            return
+        if self._accumulation is not None:
+            check_cycle(self._accumulation.steps, extra, examples=examples)
+            if not self._accumulation.of_values:
+                extra.pop("value", None)  # which the transformation would not look at
+        extras = Extras.of(extra)
+        grads.extend(extras.reduced)
+        call = Call(context, extras, len(self._wrt), op)
+        if examples:
+            grads, op = call.gathered(grads)
+        executor = context.executor
+        executor.standpoint.apply(executor, grads, op, partial(self._apply, call), extras.others)
+
+    def _choose(self, shard_update: bool | Literal["auto"]) -> frozenset[int]:
+        """Finds the variables that are updated in slices."""
+        if shard_update not in (True, False, "auto"):
+            raise ArgumentError(f"shard_update is {shard_update!r}. HINT: pass True, False or 'auto'.")
+        # A single replica has nobody to share the update with.
+        if not shard_update or self._mesh.size == 1:
+            return frozenset()
+        # Gloo's messages cost more than the update that is saved.
+        between_cpus = self._mesh.peers is not None and self._mesh.devices[0].platform == "cpu"
+        # The devices of a replica would hand each other a flat variable's parts, to cut it anew.
+        if shard_update == "auto" and (self._mesh.size < _MANY_REPLICAS or between_cpus or self._mesh.group):
+            return frozenset()
+        floor = _LARGE_BYTES if shard_update == "auto" else 0
+        large: set[int] = set()
+        for index, variable in enumerate(self._variables):
+            policy, nbytes = variable.policy, variable.size * variable.dtype.itemsize
+            whole = policy.mirrored and policy.cut is None and not policy.layout
+            # With fewer elements than replicas some would have nothing but padding.
+            if whole and variable.size >= self._mesh.size and nbytes >= floor:
+                large.add(index)
+        return frozenset(large)
+
+    def _apply(self, call: Call, grads: list[Any], op: ReduceOp | None, others: Sequence[Any]) -> None:
+        """Updates by gradients as the code that runs has them, or adds them to the sums of a cycle."""
+        context = contexts.of(self._strategy)
+        accumulation = self._accumulation
+        others = call.others(others, grads, context)
+        if accumulation is None:
+            # Sums of a cycle take gradients as they are: most are reduced when the cycle ends.
+            grads, op = context.executor.standpoint.reducible(self._strategy, grads, op)
+
+        def update(executor: Executor) -> None:
+            within = context._replace(executor=executor)
+            if accumulation is None:
+                self._keep(self._updated(call, grads, op, self._held(within), within, others), within)
+            else:
+                self._add(accumulation, call, grads, op, within, others)
+
+        context.executor.together(update)
+
+    def _add(
+        self,
+        accumulation: Accumulation,
+        call: Call,
+        grads: Sequence[Any],
+        op: ReduceOp | None,
+        context: contexts.Context,
+        others: Sequence[Any],
+    ) -> None:
+        executor, several = context.executor, self._mesh.size > 1
+        # Sums that each replica has made of its own gradients are still to be reduced at the end of a cycle.
+        rows = ReduceOp.SUM if executor.local and several and accumulation.in_parts else None
+
+        def finish(sums: list[Any], held: list[Any]) -> tuple[list[Any], list[Any]]:
+            cycle = accumulation.cycle(sums, context)
+            return list(map(jnp.zeros_like, sums)), self._updated(call, cycle, rows, held, context, others)
+
+        sums, held = accumulation.added(grads, op, context), self._held(context)
+        calls = executor.get(accumulation.count) + np.int32(1)
+        last = calls >= np.int32(accumulation.steps)
+        if executor.traced:
+            # Whether it is the last call is known when the program runs. All replicas count alike, so they come to the
+            # collectives inside together.
+            sums, held = lax.cond(last, finish, lambda sums, held: (sums, held), sums, held)
+            self._keep(held, context)
+        elif last:
+            sums, held = finish(sums, held)
+            self._keep(held, context)
+        for one, total in zip(accumulation.sums, sums, strict=False):
+            executor.set(one.variable, total)
+        # From zero again at the end: the number never outgrows its 32 bits.
+        executor.set(accumulation.count, jnp.where(last, jnp.zeros_like(calls), calls))
+
+    def _in_slices(self, context: contexts.Context) -> bool:
+        """True if one replica's program updates slices."""
+        return bool(self._sliced) and context.executor.local
+
+    def _held(self, context: contexts.Context) -> list[Any]:
+        """The arrays of the variables and their slots: as they are stored, or whole."""
+        variables = (*self._variables, *self._state)
+        if self._in_slices(context):
+            # The pieces as they are stored: nothing is gathered for an update in slices.
+            return list(map(context.executor.get, variables))
+        executor = context.executor
+        return [executor.standpoint.whole(executor, variable) for variable in variables]
+
+    def _keep(self, arrays: Sequence[Any], context: contexts.Context) -> None:
+        """Stores what `_updated` made of what `_held` gave."""
+        in_slices = self._in_slices(context)
+        for variable, value in zip((*self._variables, *self._state), arrays, strict=True):
+            if in_slices:
+                context.executor.set(variable, value)
+            else:
+                context.executor.standpoint.store(context.executor, variable, value)
+
+    def _updated(
+        self,
+        call: Call,
+        grads: Sequence[Any],
+        op: ReduceOp | None,
+        held: Sequence[Any],
+        context: contexts.Context,
+        others: Sequence[Any],
+    ) -> list[Any]:
+        """The new arrays of the variables and their slots, from those that `_held` gave."""
+        count, replicas = len(self._variables), self._mesh.size
+        # Gradients that are reduced already have left the idle replicas out.
+        idle = () if op is None else context.executor.idle
+        update = call.bound(self._update, others)
+        if self._in_slices(context):
+            variables = (*self._variables, *self._state)
+            pieces = [as_cut(array, variable.policy.cut) for array, variable in zip(held, variables, strict=True)]
+            reduced = reduce_to_slices(grads, self._sliced_grads, replicas, op, idle)
+            return sliced_update(update, self._sliced, reduced, pieces[count:], pieces[:count])
+        if op is not None:
+            # All in one call: small gradients share collectives, and the losses of the step travel along.
+            summation = self._strategy.extended.summation(None)
+            grads = context.executor.reduce_gradients(grads, op, replicas, summation)
+        # A central variable is updated where it is stored, so its gradient goes there first.
+        admits = [variable.policy.admit for variable in self._wrt]
+        admits += [admits[0]] * (len(grads) - len(admits))
+        grads = [admit(grad) for admit, grad in zip(admits, grads, strict=True)]
+        values, params = list(held[count:]), list(held[:count])
+        if context.executor.traced:
+            return update(grads, values, params)
+        # It reads no variables, and should not be compiled anew because other code does.
+        with traced_reads.steady():
+            if call.compiled_once:
+                return self._eager_update(grads[: len(self._wrt)], values, params, call.named(grads, others))
+            return jax.jit(update)(grads, values, params)
+
+
+def _taken_apart(variables: Any) -> tuple[tuple[Variable, ...], Any]:
+    """The variables of a nest, and its structure."""
+    contexts.announce()
+    leaves, tree = jax.tree.flatten(opened(variables), is_leaf=lambda leaf: isinstance(leaf, Variable))
+    return tuple(cast("list[Variable]", leaves)), tree
+
+
+def _check_wrt(wrt: Sequence[Any], variables: Sequence[Variable]) -> None:
+    strangers = [str(getattr(one, "name", one)) for one in wrt if not any(one is variable for variable in variables)]
+    if strangers or not wrt:
+        raise ArgumentError(
+            f"wrt holds {strangers or 'nothing'}, not variables of the optimizer. HINT: pass a part of the nest given "
+            "as variables, such as params.fast."
+        )
+
+
+def _checked_cycle(steps: Any, op: Any) -> int:
+    settings.member("accumulate_op", op, ReduceOp)
+    return settings.whole("accumulate_steps", steps, 1)
+
+
+def _check_remote(strategy: Strategy, **options: Any) -> None:
+    given = {name: value for name, value in options.items() if value is not None}
+    if given:
+        raise ArgumentError(
+            f"{strategy!r} applies the gradients of each call where its variables are, and nothing else: "
+            f"{', '.join(f'{name}={value!r}' for name, value in given.items())} is not for it. HINT: leave it out."
+        )
+
+
+def _check_transform(transform: Any) -> None:
+    if not all(callable(getattr(transform, name, None)) for name in ("init", "update")):
+        raise ArgumentTypeError(
+            f"transform is {transform!r} of type {type(transform).__name__}. "
+            "HINT: pass an Optax transformation, e.g. optax.adam(1e-3)."
+        )
+
+
+def _check_variables(variables: Sequence[Variable]) -> None:
+    if not variables or not all(isinstance(variable, Variable) for variable in variables):
+        kinds = sorted({type(variable).__name__ for variable in variables})
+        raise ArgumentError(
+            f"variables holds {kinds or 'nothing'}. HINT: jd.Optimizer updates jd.Variables; for plain arrays call the "
+            "Optax transformation itself."
+        )
+    if len(set(variables)) < len(variables):
+        raise ArgumentError(f"a variable is listed twice among {names_of(variables)}. HINT: list each variable once.")
+    # One update is one program, which runs on one set of replicas.
+    first = variables[0].distribute_strategy
+    for variable in variables:
+        if variable.distribute_strategy is not first:
+            raise StrategyMixError(
+                f"{variable.name} belongs to {variable.distribute_strategy!r}, {variables[0].name} to {first!r}. "
+                "HINT: create all variables of an optimizer in one scope."
+            )

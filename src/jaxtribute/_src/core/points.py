@@ -1,0 +1,93 @@
+"""Points of the core at which add-ons register what they do: the core calls it, and imports no add-on.
+
+The public modules tell a point which modules have something for it (`offer`); they are imported at the first question.
+A module whose add-on is not installed is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from jaxtribute.errors import MissingLibraryError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.core.checkpoint.state import StateAdapter
+    from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver
+    from jaxtribute._src.core.cluster.server import ServerDef
+    from jaxtribute._src.core.cluster.spec import ClusterSpec
+    from jaxtribute._src.core.drawing import Drawing
+    from jaxtribute._src.core.input.sources import Adapter
+    from jaxtribute._src.core.libraries import Library
+
+T = TypeVar("T")
+_OWN = "jaxtribute."
+
+
+class Point(Generic[T]):
+    """A point of the core at which add-ons register.
+
+    Args:
+      what: what they register, for the message if no add-on does.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._offered: list[str] = []
+        self._missing: list[str] = []
+        self._entries: list[T] = []
+
+    def offer(self, *modules: str) -> None:
+        """Names modules that register here when they are imported, which happens at the first question."""
+        self._offered.extend(modules)
+
+    def register(self, entry: T) -> T:
+        """Adds an entry behind those that are there, and returns it."""
+        self._entries.append(entry)
+        return entry
+
+    def entries(self) -> tuple[T, ...]:
+        """Entries in the order of registration; imports the modules that were offered."""
+        while self._offered:
+            module = self._offered.pop(0)
+            try:
+                import_module(module)
+            except ModuleNotFoundError as error:
+                # Of another library that is missing the error says more than this could.
+                if not (error.name or "").startswith(_OWN):
+                    raise
+                self._missing.append(module)
+        return tuple(self._entries)
+
+    def last(self) -> T:
+        """The last entry, of what only one add-on does.
+
+        Raises:
+          MissingLibraryError: no add-on has registered anything.
+        """
+        entries = self.entries()
+        if not entries:
+            raise MissingLibraryError(
+                f"nothing here can do this: {self._what}. It is done by {' or '.join(self._missing) or 'an add-on'}, "
+                "which is not installed. HINT: install jaxtribute whole."
+            )
+        return entries[-1]
+
+
+LIBRARIES: Point[Library] = Point("to teach another library about strategies")
+"""Libraries that are looked for, or waited for, from the first strategy or traced function on."""
+SOURCES: Point[Adapter] = Point("to read datasets of another library")
+"""Adapters from datasets to sources: `jaxtribute.extending.register_source` adds one."""
+RESOLVERS: Point[tuple[int, type[ClusterResolver]]] = Point("to find the cluster that this process is in")
+"""Classes of cluster resolvers with their ranks: `jaxtribute.cluster_resolver.register` adds one."""
+STATEFUL: Point[StateAdapter] = Point("to save the state of another library's objects")
+"""Adapters that tell checkpoints which of an object's values are its state."""
+PICTURES: Point[Drawing] = Point("to draw strategies and values")
+"""Pictures of strategies, values and datasets."""
+PARAMETER_SERVERS: Point[Callable[[ClusterSpec, ServerDef], Callable[[], None]]] = Point("to run parameter servers")
+"""Functions that start a task of a cluster with parameter servers, and return what waits for its end."""
+OLDER_METHODS: Point[tuple[type, type]] = Point("to run methods of `Strategy` that newer ones have replaced")
+"""Classes with the older methods of `Strategy` and of `StrategyExtended`."""
+TRAFFIC: Point[Callable[[str, int], float]] = Point("to read what a compiled program moves between devices")
+"""Functions of a compiled program's text and the number of its devices: the bytes that its collectives move."""

@@ -1,0 +1,146 @@
+"""Entering a strategy: the rules of `scope()` and the functions that tell which strategy is in force."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jaxtribute._src.core import context as contexts
+from jaxtribute._src.core.context import Context
+from jaxtribute._src.core.jaxprs.core import kept_beyond
+from jaxtribute._src.core.traced_reads import traced_reads
+from jaxtribute.errors import ContextError, StrategyMixError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from jaxtribute._src.core.execution.replica_context import ReplicaContext
+    from jaxtribute._src.core.strategies.base import Strategy
+
+
+def check_enterable(strategy: Strategy, what: str) -> None:
+    """Checks that `strategy` may be entered here.
+
+    Raises:
+      ContextError: inside a replica function, whichever the strategy.
+      StrategyMixError: inside another strategy's scope.
+    """
+    context = contexts.current()
+    now = context.strategy
+    # Outside every scope the default strategy's only replica is in force, in which everything may be entered.
+    if context.replica is not None and context.replica is not contexts.fallback.make().replica:
+        raise ContextError(
+            f"{what} was called inside a function that strategy.run executes on each replica "
+            f"({type(now).__name__}). HINT: call it outside, or inside ctx.merge_call(fn)."
+        )
+    if now.is_default or now is strategy:
+        return
+    if strategy.is_default:
+        raise StrategyMixError(
+            f"{what}: the default strategy must not nest inside the scope of {type(now).__name__}. "
+            "HINT: leave that scope first."
+        )
+    raise StrategyMixError(
+        f"{what}: mixing {type(strategy).__name__} with {type(now).__name__}, whose scope is active. HINT: leave "
+        "that scope first, or use one strategy throughout (jd.get_strategy() returns the active one)."
+    )
+
+
+class Scope:
+    """Context manager of `Strategy.scope`: makes the strategy current inside a `with` block, any number of times."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+
+    def __enter__(self) -> Strategy:
+        strategy = self._strategy
+        check_enterable(strategy, f"{type(strategy).__name__}.scope()")
+        contexts.announce()
+        now = contexts.current()
+        # The default strategy's scope changes nothing, but is left by a pop as every other.
+        contexts.push(now if strategy.is_default else Context(strategy, None, now.executor))
+        return strategy
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        contexts.pop()
+
+
+def get_strategy() -> Strategy:
+    """Returns the strategy whose scope or `run` the calling thread is in, or the default strategy.
+
+    Source: `tf.distribute.get_strategy`.
+    """
+    return _asked().strategy
+
+
+def has_strategy() -> bool:
+    """Returns whether a strategy other than the default one is in force in the calling thread.
+
+    Source: `tf.distribute.has_strategy`.
+    """
+    return not _asked().strategy.is_default
+
+
+def in_cross_replica_context() -> bool:
+    """Returns whether the code runs once for all replicas: in a scope, but in no replica function.
+
+    Source: `tf.distribute.in_cross_replica_context`.
+    """
+    return _asked().replica is None
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """Returns the context of the replica whose function runs, or None in cross-replica context.
+
+    Outside every scope that is the default strategy's, with one replica.
+
+    Source: `tf.distribute.get_replica_context`.
+    """
+    return _asked().replica
+
+
+def _asked() -> Context:
+    """The context in force, which becomes part of a function that JAX keeps traced if one asks for it."""
+    context = contexts.current()
+    if kept_beyond(getattr(context.executor, "trace", None)):
+        traced_reads.note_context()
+        contexts.show()
+    return context
+
+
+def experimental_set_strategy(strategy: Strategy | None) -> None:
+    """Makes a strategy current in the calling thread, without a `with`; None restores the default one.
+
+    Raises:
+      ContextError: inside a scope or a replica function.
+
+    Source: `tf.distribute.experimental_set_strategy`.
+    """
+    if contexts.depth():
+        raise ContextError(
+            f"experimental_set_strategy({strategy!r}) was called inside a scope or a replica function of "
+            f"{type(contexts.current().strategy).__name__}. HINT: call it at the top level of the program."
+        )
+    old = contexts.base()
+    # Taken away before the new one is made: its executor is that of code outside every strategy.
+    contexts.set_base(None)
+    if strategy is None or strategy.is_default:
+        return
+    try:
+        contexts.announce()
+        contexts.set_base(Context(strategy, None, contexts.current().executor))
+    except BaseException:
+        contexts.set_base(old)
+        raise
+
+
+def require_cross_replica(strategy: Strategy, method: str) -> Context:
+    """Checks that a method that works on all replicas' values is not called by one replica. Returns the context.
+
+    Raises:
+      ContextError: inside a replica function.
+      StrategyMixError: inside another strategy's scope.
+    """
+    check_enterable(strategy, f"{type(strategy).__name__}.{method}")
+    return contexts.current()

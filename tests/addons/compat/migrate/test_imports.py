@@ -1,0 +1,82 @@
+"""The import lines of TensorFlow, and what takes their place."""
+
+import pytest
+
+from jaxtribute._src.addons.compat.catalog.lookup import Kind
+from jaxtribute._src.addons.compat.migrate.naming import root_of
+from jaxtribute._src.addons.compat.migrate.scan import scan
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("import tensorflow as tf", "import jaxtribute.compat.tf as tf"),
+        ("import tensorflow", "import jaxtribute.compat.tf as tensorflow"),
+        ("import tensorflow.compat.v2 as tf", "import jaxtribute.compat.tf as tf"),
+        ("import tensorflow.compat.v1 as tf1", "import jaxtribute.compat.tf.compat.v1 as tf1"),
+        ("from tensorflow import data", "from jaxtribute.compat.tf import data"),
+        ("from tensorflow import data as d, nest", "from jaxtribute.compat.tf import data as d, nest"),
+        ("from tensorflow.data import Dataset", "from jaxtribute.compat.tf.data import Dataset"),
+        ("from tensorflow import keras", "from jaxtribute.compat.tf import keras"),
+        ("from tensorflow.keras import layers, models", "from jaxtribute.compat.tf.keras import layers, models"),
+        ("import tensorflow.keras as K", "import jaxtribute.compat.tf.keras as K"),
+        (
+            "from tensorflow.distribute import MirroredStrategy",
+            "from jaxtribute.compat.tf.distribute import MirroredStrategy",
+        ),
+    ],
+)
+def test_is_rewritten(before: str, after: str) -> None:
+    report = scan(before + "\n")
+    assert report.rewritten() == after + "\n"
+    assert {finding.kind for finding in report.findings} == {Kind.RENAMED}
+    compile(after, "<import>", "exec")
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("import os, tensorflow as tf", "a line of its own"),
+        ("import tensorflow.data", "give it a name"),
+        ("from tensorflow import estimator", "training loop"),
+        (
+            "from tensorflow.keras.layers import Dense",
+            "from jaxtribute.compat.tf.keras import layers, and layers.Dense",
+        ),
+        ("from tensorflow.python.framework import ops", "inside TensorFlow"),
+        ("from tensorflow import *", "no counterpart"),
+        ("import tensorflow.keras.backend as K", "from jaxtribute.compat.tf.keras import backend"),
+    ],
+)
+def test_is_left_with_advice(text: str, advice: str) -> None:
+    report = scan(text + "\n")
+    assert report.rewritten() == text + "\n"
+    assert [finding for finding in report.left() if advice in finding.advice]
+
+
+def test_a_line_with_one_absent_name_is_left_whole() -> None:
+    report = scan("from tensorflow import data, estimator\n")
+    assert [finding.kind for finding in report.left()] == [Kind.RENAMED, Kind.ABSENT]
+
+
+@pytest.mark.parametrize(
+    "text", ["import numpy as np", "from . import tensorflow", "import tensorflow_model_optimization"]
+)
+def test_other_imports_are_let_alone(text: str) -> None:
+    assert scan(text + "\n").findings == ()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("tensorflow", "tf"),
+        ("tensorflow.data", "tf.data"),
+        ("tensorflow.compat.v1", "tf.compat.v1"),
+        ("jaxtribute.compat.tf.nn", "tf.nn"),
+        ("jaxtribute.compat.v1", "tf.compat.v1.distribute"),
+        ("tensorflow_probability", None),
+        ("numpy", None),
+    ],
+)
+def test_roots(module: str, name: str | None) -> None:
+    assert root_of(module) == name

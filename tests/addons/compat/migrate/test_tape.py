@@ -1,0 +1,179 @@
+"""`tf.GradientTape` becomes `jd.value_and_grad` where that is mechanical, and is explained where it is not."""
+
+import textwrap
+
+import pytest
+
+from jaxtribute._src.addons.compat.migrate.findings import Finding
+from jaxtribute._src.addons.compat.migrate.scan import scan
+
+IMPORTS = "import tensorflow as tf\n"
+
+
+def tape(code: str) -> Finding:
+    report = scan(IMPORTS + textwrap.dedent(code))
+    return next(finding for finding in report.findings if finding.name == "tf.GradientTape")
+
+
+def rewritten(code: str) -> str:
+    return scan(IMPORTS + textwrap.dedent(code)).rewritten()
+
+
+PLAIN = """
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = f(x)
+    grads = tape.gradient(loss, variables)
+    return grads
+"""
+
+
+class TestMechanical:
+    def test_the_block_becomes_a_function(self) -> None:
+        assert textwrap.dedent(
+            """
+            def step(x):
+                def compute_loss():
+                    loss = f(x)
+                    return loss
+                loss, grads = jd.value_and_grad(compute_loss, variables)()
+                return grads
+            """
+        ) in rewritten(PLAIN)
+
+    @pytest.mark.parametrize(
+        "head",
+        [
+            "with tf.GradientTape(\n        persistent=False,\n    ) as tape:",
+            "with (\n        tf.GradientTape() as tape\n    ):",
+            "with tf.GradientTape() as tape:  # of the: loss",
+            "with (  # the loss:\n        tf.GradientTape() as tape  # here:\n        # and:\n    ):\n        # kept",
+        ],
+    )
+    def test_a_head_of_several_lines(self, head: str) -> None:
+        after = rewritten(PLAIN.replace("with tf.GradientTape() as tape:", head))
+        compile(after, "after", "exec")
+        assert "        loss = f(x)\n        return loss\n" in after
+        assert "tape" not in after
+        assert ("# kept" in after) == ("# kept" in head)
+
+    def test_the_advice_is_the_code_to_write(self) -> None:
+        assert "loss, grads = jd.value_and_grad(compute_loss, variables)()" in tape(PLAIN).advice
+
+    def test_what_is_used_afterwards_is_returned_as_well(self) -> None:
+        code = """
+        with tf.GradientTape() as tape:
+            y = g(x)
+            hidden = h(y)
+            loss = f(hidden)
+        grads = tape.gradient(loss, [v])
+        print(y, loss)
+        """
+        assert "(loss, (y,)), grads = jd.value_and_grad(compute_loss, [v], has_aux=True)()" in rewritten(code)
+
+    def test_several_results_are_in_order(self) -> None:
+        code = """
+        with tf.GradientTape() as tape:
+            b = g(x)
+            a = h(b)
+            loss = f(a)
+        grads = tape.gradient(loss, v)
+        print(b, a)
+        """
+        assert "    return loss, (a, b)\n" in rewritten(code)
+
+    def test_lines_between_stay(self) -> None:
+        code = """
+        with tf.GradientTape() as tape:
+            loss = f(x)
+        print("between")
+        grads = tape.gradient(loss, v)
+        """
+        after = rewritten(code)
+        assert after.index("value_and_grad") < after.index("between")
+        assert "tape" not in after
+
+    def test_several_tapes_get_names_of_their_own(self) -> None:
+        code = PLAIN + PLAIN.replace("step", "other")
+        after = rewritten(code)
+        assert "def compute_loss():" in after
+        assert "def compute_loss_2():" in after
+
+    def test_a_name_that_is_taken_is_not_used(self) -> None:
+        assert "def compute_loss_2():" in rewritten("def compute_loss(): pass\n" + PLAIN)
+
+    def test_jd_is_imported_once(self) -> None:
+        assert rewritten(PLAIN).count("import jaxtribute as jd") == 1
+        assert ("import jaxtribute as jd\n" + rewritten("import jaxtribute as jd\n" + PLAIN)).count("as jd") == 2
+
+    def test_the_result_is_python(self) -> None:
+        compile(rewritten(PLAIN), "<rewritten>", "exec")
+
+    def test_the_tape_of_an_alias(self) -> None:
+        report = scan(f"from tensorflow import GradientTape\n{PLAIN.replace('tf.', '')}")
+        assert [f.name for f in report.findings if f.name == "tf.GradientTape"]
+
+    def test_a_target_of_several_names(self) -> None:
+        code = PLAIN.replace("grads = tape", "dw, db = tape").replace("return grads", "return dw")
+        assert "loss, dw, db = " not in rewritten(code)
+        assert "loss, (dw, db) = jd.value_and_grad" in rewritten(code)
+
+
+class TestByHand:
+    @pytest.mark.parametrize(
+        ("code", "reason"),
+        [
+            ("with tf.GradientTape():\n    loss = f(x)\n", "no name"),
+            ("with tf.GradientTape() as tape:\n    loss = f(x)\n", "there is no `grads"),
+            (
+                "with tf.GradientTape() as tape:\n    tape.watch(x)\n    loss = f(x)\ngrads = tape.gradient(loss, x)\n",
+                "more than once",
+            ),
+            (
+                "with tf.GradientTape() as tape:\n    y = f(x)\ngrads = tape.gradient(y * 2, v)\n",
+                "computed outside the block",
+            ),
+            (
+                (
+                    "with tf.GradientTape() as tape:\n    self.loss = f(x)\n    loss = self.loss\n"
+                    "grads = tape.gradient(loss, v)\n"
+                ),
+                "writes to `self.loss`",
+            ),
+            (
+                "with tf.GradientTape() as tape:\n    x = x * 2\n    loss = f(x)\ngrads = tape.gradient(loss, v)\n",
+                "`x` is read in the block before",
+            ),
+            (
+                "with tf.GradientTape() as tape:\n    n += f(x)\n    loss = n\ngrads = tape.gradient(loss, v)\n",
+                "`n` is read in the block before",
+            ),
+            (
+                (
+                    "def g():\n    with tf.GradientTape() as tape:\n        loss = f(x)\n        if bad: return None\n"
+                    "    grads = tape.gradient(loss, v)\n"
+                ),
+                "holds a `return`",
+            ),
+            (
+                "with tf.GradientTape() as tape:\n    loss = f(x)\nv = other()\ngrads = tape.gradient(loss, v)\n",
+                "`v` changes between",
+            ),
+            ("with tf.GradientTape() as tape: loss = f(x)\ngrads = tape.gradient(loss, v)\n", "on one line"),
+            (
+                "with tf.GradientTape() as tape:\n    f(x)\ngrads = tape.gradient(loss, v)\n",
+                "not assigned in the block",
+            ),
+            ("tape = tf.GradientTape()\n", "takes"),
+        ],
+    )
+    def test_is_left_with_the_reason(self, code: str, reason: str) -> None:
+        finding = tape(code)
+        assert finding.edits == ()
+        if reason != "takes":
+            assert reason in finding.advice
+        assert "jd.value_and_grad" in finding.advice
+
+    def test_is_not_changed(self) -> None:
+        code = "with tf.GradientTape():\n    loss = f(x)\n"
+        assert code in rewritten(code)

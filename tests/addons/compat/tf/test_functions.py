@@ -1,0 +1,224 @@
+"""`tf.function`, placement, control flow, printing and the switches without effect."""
+
+import io
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxtribute as jd
+import jaxtribute.compat.tf as tf
+from jaxtribute._src.core.devices import device_name
+from jaxtribute.errors import DeviceError
+from parameter_servers.clusters import threads
+
+
+class TestFunction:
+    def test_compiles_once_for_a_signature(self) -> None:
+        traced: list[int] = []
+
+        @tf.function
+        def double(x: Any) -> Any:
+            traced.append(1)
+            return x * 2
+
+        assert [float(double(jnp.float32(x))) for x in (1, 2)] == [2.0, 4.0]
+        assert traced == [1]
+
+    def test_takes_tensorflows_options(self) -> None:
+        @tf.function(jit_compile=True, autograph=False, reduce_retracing=True)
+        def f(x: Any) -> Any:
+            return x + 1
+
+        assert float(f(jnp.float32(1))) == 2.0
+
+    def test_refuses_options_that_it_has_not(self) -> None:
+        with pytest.raises(TypeError, match="nonsense"):
+            tf.function(lambda: None, nonsense=True)
+
+    def test_numbers_come_back_with_tensorflows_types(self) -> None:
+        result = tf.function(lambda: (1, 2.0, {"a": True}))()
+        assert [leaf.dtype.name for leaf in jax.tree.leaves(result)] == ["int32", "float32", "bool"]
+
+    def test_keeps_the_name(self) -> None:
+        @tf.function
+        def a_name() -> int:
+            return 1
+
+        assert a_name.__name__ == "a_name"
+
+    def test_is_a_method(self) -> None:
+        class Model:
+            def __init__(self) -> None:
+                self.scale = tf.Variable(3.0)
+
+            @tf.function
+            def __call__(self, x: Any) -> Any:
+                return self.scale * x
+
+        assert float(Model()(jnp.float32(2))) == 6.0
+
+    def test_runs_on_replicas(self) -> None:
+        strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+        result = strategy.run(tf.function(lambda x: x * 2.0), (tf.constant(3.0),))
+        assert [float(part) for part in result.values] == [6.0, 6.0]
+
+    def test_an_iterator_that_is_passed_can_be_read(self) -> None:
+        strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+        iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2)))
+
+        @tf.function
+        def step(iterator: Any) -> Any:
+            return strategy.reduce("SUM", strategy.run(lambda x: x, (next(iterator),)), axis=0)
+
+        assert [int(step(iterator)) for _ in range(2)] == [1, 5]
+        iterator.close()
+
+
+class TestDevice:
+    def test_new_arrays_lie_there(self) -> None:
+        with tf.device("/cpu:3"):
+            assert device_name(jnp.zeros(1).devices().pop()).endswith("CPU:3")
+
+    def test_none_changes_nothing(self) -> None:
+        with tf.device(None):
+            assert device_name(jnp.zeros(1).devices().pop()).endswith("CPU:0")
+
+    def test_must_exist(self) -> None:
+        with pytest.raises(DeviceError):
+            tf.device("GPU:7")
+
+
+class TestControlFlow:
+    def test_cond_of_a_known_value_calls_one_function(self) -> None:
+        assert tf.cond(True, lambda: "yes", lambda: "no") == "yes"
+        assert tf.cond(tf.constant(False), lambda: 1, lambda: 2) == 2
+
+    def test_cond_in_a_compiled_function(self) -> None:
+        @tf.function
+        def sign(x: Any) -> Any:
+            return tf.cond(x > 0, lambda: 1.0, lambda: -1.0)
+
+        assert [float(sign(jnp.float32(x))) for x in (3, -3)] == [1.0, -1.0]
+
+    def test_while_loop(self) -> None:
+        count, total = tf.while_loop(lambda i, _: i < 5, lambda i, t: (i + 1, t + i), [0, 0])
+        assert (int(count), int(total)) == (5, 10)
+
+    def test_while_loop_of_one_variable(self) -> None:
+        assert int(tf.while_loop(lambda i: i < 3, lambda i: i + 1, [0])[0]) == 3
+
+    def test_while_loop_stops_at_the_limit(self) -> None:
+        assert int(tf.while_loop(lambda i: True, lambda i: i + 1, [0], maximum_iterations=4)[0]) == 4
+
+
+class TestPrint:
+    def test_writes_values(self) -> None:
+        stream = io.StringIO()
+        tf.print("loss", tf.constant([1, 2]), 3, output_stream=stream, sep="|", end="!\n")
+        assert stream.getvalue() == "loss|[1 2]|3!\n"
+
+    def test_writes_to_stderr(self, capsys: pytest.CaptureFixture[str]) -> None:
+        tf.print("here")
+        assert capsys.readouterr().err == "here\n"
+
+    def test_writes_each_time_that_a_compiled_function_runs(self) -> None:
+        stream = io.StringIO()
+
+        @tf.function
+        def f(x: Any) -> Any:
+            tf.print("x =", x, output_stream=stream)
+            return x
+
+        for number in range(2):
+            f(jnp.int32(number)).block_until_ready()
+        jax.effects_barrier()
+        assert stream.getvalue() == "x = 0\nx = 1\n"
+
+
+class TestSwitches:
+    def test_do_nothing(self) -> None:
+        tf.enable_eager_execution()
+        tf.compat.v1.enable_eager_execution(config=None)
+        tf.compat.v1.enable_v2_behavior()
+        tf.group(tf.no_op())
+        with tf.control_dependencies([tf.constant(1)]), tf.name_scope("scope") as name:
+            assert name == "scope/"
+
+    def test_eager_unless_traced(self) -> None:
+        seen: list[bool] = [tf.executing_eagerly()]
+        tf.function(lambda: seen.append(tf.executing_eagerly()))()
+        assert seen == [True, False]
+
+
+class TestDatasetsAsArguments:
+    """A loop over a dataset runs as Python, and each replica function in it is compiled once."""
+
+    @staticmethod
+    def epoch(strategy: Any, traced: list[int], total: Any) -> Any:
+        def step(x: Any) -> Any:
+            traced.append(1)
+            total.assign_add(tf.reduce_sum(x))
+            return tf.reduce_sum(x)
+
+        @tf.function
+        def loop(dataset: Any) -> Any:
+            found, count = 0.0, 0
+            for x in dataset:
+                found += strategy.reduce("SUM", strategy.run(step, args=(x,)), axis=None)
+                count += 1
+            return found / tf.cast(count, tf.float32)
+
+        return loop
+
+    def test_of_a_distributed_dataset(self) -> None:
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        with strategy.scope():
+            total = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
+        traced: list[int] = []
+        loop = self.epoch(strategy, traced, total)
+        data = strategy.experimental_distribute_dataset(tf.data.Dataset.range(12).map(np.float32).batch(4))
+        assert [float(loop(data)) for _ in range(2)] == [22.0, 22.0]
+        assert (float(total), len(traced)) == (132.0, 1)
+
+    def test_of_a_dataset_of_its_own(self) -> None:
+        @tf.function
+        def loop(dataset: Any) -> Any:
+            return sum(int(x) for x in dataset)
+
+        assert int(loop(tf.data.Dataset.range(5))) == 10
+
+    def test_of_a_method(self) -> None:
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+        class Training:
+            traced = 0
+
+            def step(self, x: Any) -> Any:
+                self.traced += 1
+                return tf.reduce_sum(x)
+
+            @tf.function
+            def loop(self, dataset: Any) -> Any:
+                sums = [strategy.run(self.step, args=(x,)) for x in dataset]
+                return sum(float(strategy.reduce("SUM", value, axis=None)) for value in sums)
+
+        training = Training()
+        data = strategy.experimental_distribute_dataset(tf.data.Dataset.range(12).map(np.float32).batch(4))
+        assert [float(training.loop(data)) for _ in range(2)] == [66.0, 66.0]
+        assert training.traced == 1
+
+
+def test_a_function_on_workers_is_of_its_own_kind() -> None:
+    """Pickled by its name it would have to be importable on the worker."""
+    with threads() as strategy:
+        coordinator = jd.coordinator.ClusterCoordinator(strategy)
+        doubled = tf.function(lambda x: x * 2.0)
+
+        def work() -> float:
+            assert type(doubled).__name__ == "_Function"
+            return float(doubled(np.float32(3.0)))
+
+        assert coordinator.schedule(work).fetch() == 6.0

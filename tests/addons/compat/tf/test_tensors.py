@@ -1,0 +1,165 @@
+"""Arrays by TensorFlow's rules: of Python numbers and strings, made, shaped and picked from."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxtribute as jd
+import jaxtribute.compat.tf as tf
+from jaxtribute._src.addons.compat.tf.tensors import as_tensor, host_array, number_or_tensor
+from jaxtribute.errors import ArgumentError
+
+
+class TestHostArray:
+    @pytest.mark.parametrize(
+        ("value", "dtype"),
+        [
+            (1.5, "float32"),
+            ([1.5, 2.0], "float32"),
+            (3, "int32"),
+            ([[1], [2]], "int32"),
+            (True, "bool"),
+            (1j, "complex128"),
+            (np.float64(2.0), "float64"),
+            (np.arange(3), "int64"),
+            ([np.float64(1.0), np.float64(2.0)], "float64"),
+        ],
+    )
+    def test_dtype(self, value: Any, dtype: str) -> None:
+        assert host_array(value).dtype == dtype
+
+    def test_arrays_of_jax_keep_their_type(self) -> None:
+        assert host_array(jnp.ones(2, jnp.int8)).dtype == np.int8
+
+    def test_strings_are_bytes(self) -> None:
+        assert host_array(["a", "bé"]).tolist() == [b"a", "bé".encode()]
+        assert host_array([b"a"]).dtype == object
+
+    def test_variables_are_their_values(self) -> None:
+        assert host_array(jd.Variable(2.0)).tolist() == 2.0
+
+    def test_an_explicit_type_wins(self) -> None:
+        assert host_array([1, 2], np.float32).dtype == np.float32
+
+
+class TestAsTensor:
+    def test_numbers_are_arrays_of_jax(self) -> None:
+        assert isinstance(as_tensor(1), jax.Array)
+        assert not as_tensor(1.0).weak_type
+
+    def test_arrays_of_jax_are_returned_as_they_are(self) -> None:
+        array = jnp.ones(2)
+        assert as_tensor(array) is array
+        assert as_tensor(array, np.float32) is array
+
+    def test_64_bits_become_32_without_a_word(self) -> None:
+        assert as_tensor(np.arange(2)).dtype == np.int32
+        assert as_tensor([1.0], np.float64).dtype == np.float32
+
+    def test_strings_stay_on_the_host(self) -> None:
+        assert isinstance(as_tensor("text"), np.ndarray)
+        assert as_tensor("text").item() == b"text"
+
+    def test_lists_of_traced_arrays_are_stacked(self) -> None:
+        assert jax.jit(lambda x: as_tensor([x, x * 2]))(jnp.float32(1)).tolist() == [1.0, 2.0]
+
+    def test_variables_and_mirrored_values(self) -> None:
+        strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+        with strategy.scope():
+            variable = jd.Variable([1.0, 2.0])
+        assert as_tensor(variable).tolist() == [1.0, 2.0]
+        assert as_tensor(strategy.place(np.float32(3.0))).tolist() == 3.0
+
+
+def test_numbers_take_the_type_of_the_other_operand() -> None:
+    assert number_or_tensor(2) == 2
+    assert isinstance(number_or_tensor([2]), jax.Array)
+
+
+MATRIX = [[1, 2, 3], [4, 5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("made", "values", "dtype"),
+    [
+        (lambda: tf.constant(3.0), 3.0, "float32"),
+        (lambda: tf.constant([1, 2]), [1, 2], "int32"),
+        (lambda: tf.constant(7, shape=(2,)), [7, 7], "int32"),
+        (lambda: tf.constant([1, 2, 3, 4], tf.float32, (2, 2)), [[1, 2], [3, 4]], "float32"),
+        (lambda: tf.convert_to_tensor([True]), [True], "bool"),
+        (lambda: tf.identity(2.5), 2.5, "float32"),
+        (lambda: tf.zeros([2]), [0, 0], "float32"),
+        (lambda: tf.ones((1, 2), tf.int32), [[1, 1]], "int32"),
+        (lambda: tf.zeros_like([1, 2]), [0, 0], "int32"),
+        (lambda: tf.ones_like([1.0]), [1], "float32"),
+        (lambda: tf.fill([2], 9), [9, 9], "int32"),
+        (lambda: tf.eye(2), [[1, 0], [0, 1]], "float32"),
+        (lambda: tf.range(3), [0, 1, 2], "int32"),
+        (lambda: tf.range(1.0, 2.0, 0.5), [1.0, 1.5], "float32"),
+        (lambda: tf.range(5, 1, -2), [5, 3], "int32"),
+        (lambda: tf.linspace(0.0, 1.0, 3), [0.0, 0.5, 1.0], "float32"),
+        (lambda: tf.cast([1.7], tf.int32), [1], "int32"),
+        (lambda: tf.reshape(MATRIX, [3, -1]), [[1, 2], [3, 4], [5, 6]], "int32"),
+        (lambda: tf.reshape(MATRIX, tf.shape(tf.zeros([6]))), [1, 2, 3, 4, 5, 6], "int32"),
+        (lambda: tf.expand_dims([1, 2], 0), [[1, 2]], "int32"),
+        (lambda: tf.squeeze([[1], [2]], [1]), [1, 2], "int32"),
+        (lambda: tf.transpose(MATRIX), [[1, 4], [2, 5], [3, 6]], "int32"),
+        (lambda: tf.transpose(MATRIX, perm=[0, 1]), MATRIX, "int32"),
+        (lambda: tf.stack([1, 2]), [1, 2], "int32"),
+        (lambda: tf.stack([[1], [2]], axis=1), [[1, 2]], "int32"),
+        (lambda: tf.concat([[1], [2, 3]], 0), [1, 2, 3], "int32"),
+        (lambda: tf.split(tf.range(4), 2)[1], [2, 3], "int32"),
+        (lambda: tf.split(tf.range(4), [1, 3])[1], [1, 2, 3], "int32"),
+        (lambda: tf.unstack(MATRIX)[1], [4, 5, 6], "int32"),
+        (lambda: tf.unstack(MATRIX, num=3, axis=1)[0], [1, 4], "int32"),
+        (lambda: tf.tile([1, 2], [2]), [1, 2, 1, 2], "int32"),
+        (lambda: tf.pad([1], [[1, 2]]), [0, 1, 0, 0], "int32"),
+        (lambda: tf.pad([1, 2, 3], [[1, 0]], "REFLECT"), [2, 1, 2, 3], "int32"),
+        (lambda: tf.gather(MATRIX, [1]), [[4, 5, 6]], "int32"),
+        (lambda: tf.gather(MATRIX, [2, 0], axis=1), [[3, 1], [6, 4]], "int32"),
+        (lambda: tf.where([True, False], [1, 2], [3, 4]), [1, 4], "int32"),
+        (lambda: tf.where([False, True]), [[1]], "int32"),
+        (lambda: tf.one_hot([0, 2], 3), [[1, 0, 0], [0, 0, 1]], "float32"),
+        (lambda: tf.one_hot([1], 2, on_value=5, off_value=-1, dtype=tf.int32), [[-1, 5]], "int32"),
+        (lambda: tf.shape(MATRIX), [2, 3], "int32"),
+    ],
+)
+def test_values_and_types(made: Any, values: Any, dtype: str) -> None:
+    result = made()
+    np.testing.assert_array_equal(np.asarray(result), values)
+    assert result.dtype == dtype
+
+
+def test_size_and_rank() -> None:
+    assert tf.size(MATRIX) == 6
+    assert tf.rank(MATRIX) == 2
+
+
+def test_is_tensor() -> None:
+    assert tf.is_tensor(tf.constant(1))
+    assert not tf.is_tensor(np.ones(1))
+    assert isinstance(tf.constant(1), tf.Tensor)
+
+
+def test_no_gradient_flows_through_stop_gradient() -> None:
+    assert jax.grad(lambda x: x * tf.stop_gradient(x))(3.0) == 3.0
+
+
+def test_shapes_are_known_while_a_function_is_traced() -> None:
+    @tf.function
+    def rows(x: Any) -> Any:
+        return x / tf.cast(tf.shape(x)[0], tf.float32)
+
+    assert rows(jnp.ones(4)).tolist() == [0.25] * 4
+
+
+def test_unstack_checks_the_number() -> None:
+    with pytest.raises(ArgumentError, match=r"num=5.*HINT"):
+        tf.unstack(MATRIX, num=5)
+
+
+def test_axes_can_be_made_with_newaxis() -> None:
+    assert tf.constant([1, 2])[:, tf.newaxis].shape == (2, 1)

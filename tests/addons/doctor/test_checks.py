@@ -1,0 +1,118 @@
+"""What the doctor knows before any check, and the facts that it tells."""
+
+import json
+
+import jax
+import pytest
+
+from jaxtribute._src.addons.doctor import checks
+from jaxtribute._src.addons.doctor.report import Finding, Level, look
+
+
+def tf_config(addresses: list[str], kind: str = "worker", index: int = 0, **jobs: list[str]) -> dict[str, str]:
+    config = {"cluster": {"worker": addresses, **jobs}, "task": {"type": kind, "index": index}}
+    return {"TF_CONFIG": json.dumps(config)}
+
+
+def cluster_findings(environ: dict[str, str]) -> dict[str, Finding]:
+    return {finding.title: finding for finding in checks.check_cluster(look(environ))}
+
+
+def test_versions_are_listed() -> None:
+    system, installed = checks.check_versions(look({}))
+    assert system.text.startswith("Python 3.")
+    assert "jax 0." in installed.text
+    assert "libtpu" not in installed.text
+
+
+def test_no_cluster() -> None:
+    (found,) = checks.check_cluster(look({}))
+    assert found.text.startswith("none: this process trains alone. Looked for TF_CONFIG;")
+
+
+def test_a_cluster_is_described() -> None:
+    found = cluster_findings(tf_config([f"10.0.0.{i}:1" for i in range(9)], index=2, ps=["10.0.1.1:1"]))
+    assert found["resolver"].text.startswith("TFConfigClusterResolver: TF_CONFIG is {")
+    assert found["job worker"].text.startswith("9: 10.0.0.0:1, ")
+    assert found["job worker"].text.endswith(" and 1 more")
+    assert found["job ps"].text == "1: 10.0.1.1:1"
+    assert found["this process"].text == "worker 2 (10.0.0.2:1)"
+    assert all(finding.level is Level.FACT for finding in found.values())
+
+
+def test_a_task_that_does_not_train() -> None:
+    found = cluster_findings(tf_config(["10.0.0.1:1"], "ps", 0, ps=["10.0.1.1:1"]))
+    assert found["this process"].text == "ps, which does not train with the workers"
+
+
+@pytest.mark.parametrize(
+    ("environ", "text", "fix"),
+    [
+        ({"TF_CONFIG": "{"}, "it is no JSON", "write"),
+        ({"SLURM_STEP_NODELIST": "n1"}, "is missing here", "srun"),
+        (tf_config(["10.0.0.1:1"], index=5), "the task in TF_CONFIG", "every process"),
+    ],
+)
+def test_a_description_that_is_wrong(environ: dict[str, str], text: str, fix: str) -> None:
+    found = cluster_findings(environ)["cluster"]
+    assert found.level is Level.ERROR
+    assert text in found.text
+    assert fix in found.fix
+
+
+def test_an_allocation_without_a_step() -> None:
+    found = cluster_findings({"SLURM_JOB_ID": "7"})["Slurm"]
+    assert found.level is Level.WARNING
+    assert "srun" in found.fix
+
+
+def test_localhost_among_several_machines() -> None:
+    found = cluster_findings(tf_config(["localhost:1", "10.0.0.2:1"]))["addresses"]
+    assert found.level is Level.ERROR
+    assert found.text.startswith("worker 0 (localhost:1) can be reached from one machine only")
+    assert "addresses" not in cluster_findings(tf_config(["localhost:1", "127.0.0.1:2"]))
+
+
+def device_findings(environ: dict[str, str]) -> dict[str, Finding]:
+    return {finding.title: finding for finding in checks.check_devices(look(environ))}
+
+
+def test_devices_are_counted() -> None:
+    found = device_findings({"CUDA_VISIBLE_DEVICES": "", "PJRT_NPROC": "16"})
+    assert found["devices"].text == "8 x CPU (cpu)"
+    assert list(found) == ["devices"]
+
+
+def test_gpus_that_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = device_findings({"CUDA_VISIBLE_DEVICES": "0,1"})["GPUs"]
+    assert (found.level, found.text) == (Level.ERROR, "CUDA_VISIBLE_DEVICES='0,1' names 2, JAX finds none")
+    left_out = device_findings({"CUDA_VISIBLE_DEVICES": "0,1", "JAX_PLATFORMS": "cpu"})["GPUs"]
+    assert left_out.level is Level.FACT
+
+    class Gpu:
+        platform, device_kind = "gpu", "Fast"
+
+    monkeypatch.setattr(jax, "local_devices", lambda: [Gpu()])
+    monkeypatch.setattr(checks, "visible_gpus", lambda _: ["0", "1"])
+    some = device_findings({})
+    assert some["devices"].text == "1 x GPU (Fast)"
+    assert (some["GPUs"].level, some["GPUs"].text) == (Level.ERROR, "this machine has 2, JAX finds 1")
+
+
+@pytest.mark.parametrize(
+    ("environ", "fix"), [({"JAX_PLATFORMS": "tpu"}, "unset JAX_PLATFORMS='tpu'"), ({}, "install JAX")]
+)
+def test_jax_that_does_not_start(environ: dict[str, str], fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("no backend")
+
+    monkeypatch.setattr(jax, "local_devices", fail)
+    (found,) = checks.check_devices(look(environ))
+    assert (found.level, found.text) == (Level.ERROR, "JAX does not start: no backend")
+    assert found.fix.startswith(fix)
+
+
+def test_a_thread_pool_that_is_too_small() -> None:
+    found = device_findings({"CUDA_VISIBLE_DEVICES": "", "PJRT_NPROC": "4"})["thread pool"]
+    assert found.level is Level.WARNING
+    assert "chooses 16" in found.fix

@@ -1,0 +1,129 @@
+"""Losses, statistics and gradients of a whole batch, from replicas that see parts of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxtribute as jd
+from jaxtribute._src.addons.keras import share as shares
+from jaxtribute._src.addons.keras.share import Share
+from jaxtribute._src.core.execution.replica_context import ReplicaContext
+from keras_models import RNG, X, Y, assert_same, both, crossentropy, keras, trained
+
+# Of int64 JAX warns where Keras asks for shapes.
+TOKENS = RNG.integers(0, 5, (16, 3), np.int32)
+TOKENS[:, 0] = 1
+LABELS = RNG.integers(0, 3, (16, 3), np.int32)
+
+
+def every_reduction() -> Any:
+    """One output for each way to reduce a loss, of masked tokens."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.layers.Input((3,), dtype="int32")
+    tokens = keras.layers.Embedding(5, 4, mask_zero=True)(inputs)
+    names = "sum_over_batch_size", "sum", "mean", "mean_with_sample_weight"
+    model = keras.Model(inputs, {name: keras.layers.Dense(3, name=name)(tokens) for name in names})
+    model.compile(
+        keras.optimizers.SGD(0.05),
+        {name: crossentropy(reduction=name) for name in names},
+        loss_weights=dict.fromkeys(names, 0.5),
+        metrics={"sum": "accuracy"},
+    )
+    return model
+
+
+@pytest.mark.slow
+def test_losses_of_every_reduction_with_a_mask(four: jd.Strategy) -> None:
+    labels = dict.fromkeys(("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight"), LABELS[:7])
+    assert_same(*both(every_reduction, lambda model: trained(model, TOKENS[:7], labels, batch_size=7), four))
+
+
+def test_losses_that_layers_add(four: jd.Strategy) -> None:
+    class Penalty(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            self.add_loss(keras.ops.mean(keras.ops.square(x)))
+            return x
+
+    def build() -> Any:
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Input((8,)), keras.layers.Dense(4, activity_regularizer="l2"), Penalty()]
+        model = keras.Sequential([*layers, keras.layers.Dense(3)])
+        model.compile("sgd", crossentropy())
+        return model
+
+    assert_same(*both(build, lambda model: trained(model, X[:7], Y[:7], batch_size=7), four))
+
+
+def normalised(synchronized: bool) -> Any:
+    keras.utils.set_random_seed(0)
+    layer = keras.layers.BatchNormalization(synchronized=synchronized, momentum=0.5)
+    model = keras.Sequential([keras.layers.Input((8,)), layer, keras.layers.Dense(3)])
+    model.compile(keras.optimizers.SGD(0.1), crossentropy())
+    return model
+
+
+@pytest.mark.slow
+def test_batch_statistics_over_all_replicas(four: jd.Strategy) -> None:
+    def build() -> Any:
+        return normalised(jd.has_strategy())  # plain Keras on JAX takes it under TensorFlow only
+
+    assert_same(*both(build, lambda model: trained(model, X[:7], Y[:7], batch_size=7), four))
+    with jd.OneDeviceStrategy("CPU:0").scope():
+        model = normalised(True)
+    assert model.layers[0].get_config()["synchronized"]
+    assert np.isfinite(model.train_on_batch(X[:4], Y[:4]))
+
+
+def test_batch_statistics_of_each_replica_are_averaged_by_its_examples(four: jd.Strategy) -> None:
+    with four.scope():
+        model = normalised(False)
+    model.train_on_batch(X[:7], Y[:7])
+    layer = model.layers[0]
+    np.testing.assert_allclose(layer.moving_mean.numpy(), 0.5 * X[:7].mean(0), atol=1e-6)
+    parts = [X[0:2], X[2:4], X[4:6], X[6:7]]
+    variance = sum(len(part) * part.var(0) for part in parts) / 7
+    np.testing.assert_allclose(layer.moving_variance.numpy(), 0.5 + 0.5 * variance, atol=1e-6)
+
+
+def test_outside_a_step_keras_is_as_it_was() -> None:
+    loss = crossentropy(reduction="sum")(Y[:4], X[:4, :3])
+    mean = crossentropy()(Y[:4], X[:4, :3])
+    np.testing.assert_allclose(loss, 4 * mean, rtol=1e-6)
+    with pytest.raises(ValueError, match="synchronized"):
+        keras.layers.BatchNormalization(synchronized=True)
+    with pytest.raises(NotImplementedError, match="synchronized"):
+        keras.ops.moments(X, (0,), synchronized=True)
+    assert shares.current() is None
+
+
+def test_a_share() -> None:
+    def of(strategy: jd.Strategy, rows: int) -> Share:
+        return Share(ReplicaContext(strategy, 0), rows, 8)
+
+    one = of(jd.get_strategy(), 2)
+    assert one.alone
+    assert one.weight == 0.25
+    assert Share(one.context, 0, 0).weight == 1.0
+    assert one.sum([1.0]) == [1.0]
+    with shares.entered(one):
+        assert shares.current() is one
+    assert shares.current() is None
+
+
+def test_a_replica_without_examples_adds_nothing(four: jd.Strategy) -> None:
+    @jd.function
+    def total() -> Any:
+        def replica() -> Any:
+            context = jd.get_replica_context()
+            assert context is not None
+            return Share(context, 0, 4).sum(jnp.float32(jnp.nan)), Share(context, 1, 4).sum(jnp.float32(1))
+
+        return four.run(replica)
+
+    nothing, four_ones = total()
+    assert float(nothing) == 0
+    assert float(four_ones) == 4

@@ -1,0 +1,164 @@
+"""The ranks' output: read without waiting for it, and carried on."""
+
+import asyncio
+import fcntl
+import os
+import struct
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxtribute._src.addons.launcher import output
+from jaxtribute._src.addons.launcher.output import OutputReader, RankOutput, open_log
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+    {}["x"]
+KeyError: 'x'"""
+CHAINED = f"""{TRACEBACK}
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "a.py", line 3, in <module>
+    raise ValueError("boom")
+ValueError: boom"""
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What is printed, each piece with the prefix that the terminal puts before it."""
+    found: list[bytes] = []
+    monkeypatch.setattr(output, "write", lambda prefix, data: found.append((prefix or b"") + data))
+    return found
+
+
+def test_lines_get_a_prefix(written: list[bytes]) -> None:
+    rank = RankOutput(b"[1] ", shown=True, log=None)
+    rank.feed(b"on")
+    assert written == []
+    rank.feed(b"e\ntwo\r\n 10%\r 90%\r100%\nla")
+    assert written == [b"[1] one\n[1] two\n[1] 100%\n"]
+    rank.close()
+    assert written[-1] == b"[1] la\n"
+    assert rank.last_line() == "la"
+
+
+@pytest.mark.parametrize("prefix", [None, b""])
+def test_what_every_start_prints_is_left_to_the_log(written: list[bytes], prefix: bytes | None, tmp_path: Path) -> None:
+    log = open_log(tmp_path, 0, 0)
+    rank = RankOutput(prefix, shown=True, log=log)
+    rank.feed(b"one\n[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\ntwo\n")
+    rank.feed(b"W1120 14:3 1 service.cc:185] [9] Using experimental recoverable task feature. The default\nthree\n")
+    rank.close()
+    assert b"".join(written) == b"one\ntwo\nthree\n"
+    assert (tmp_path / "rank-0.log").read_text().count("\n") == 5
+
+
+def test_a_bare_output_is_passed_on_as_it_comes(written: list[bytes]) -> None:
+    rank = RankOutput(None, shown=True, log=None)
+    rank.feed(b" 10%\r 90%")
+    assert written == [b" 10%\r 90%"]
+
+
+def test_what_is_not_shown_is_in_the_log(written: list[bytes], tmp_path: Path) -> None:
+    for restart in (0, 1):
+        rank = RankOutput(b"[1] ", shown=False, log=open_log(tmp_path / "logs", 1, restart))
+        rank.feed(b"hidden\n")
+        rank.close()
+    assert written == []
+    assert (tmp_path / "logs" / "rank-1.log").read_bytes() == b"hidden\n\n--- restart 1\nhidden\n"
+    assert open_log(None, 0, 0) is None
+
+
+@pytest.mark.parametrize("text", [TRACEBACK, CHAINED])
+def test_a_traceback_is_found(text: str) -> None:
+    rank = RankOutput(b"", shown=False, log=None)
+    rank.feed(f"before\n{text}\nafter\n".encode())
+    assert rank.traceback() == text
+
+
+def test_of_two_tracebacks_it_is_the_last() -> None:
+    rank = RankOutput(b"", shown=False, log=None)
+    rank.feed(f"{TRACEBACK}\nwent on\n{CHAINED}".encode())
+    rank.close()
+    assert rank.traceback() == CHAINED
+
+
+def test_without_a_traceback_there_is_none() -> None:
+    rank = RankOutput(b"", shown=False, log=None)
+    assert (rank.traceback(), rank.last_line()) == ("", "")
+    rank.feed(b"word\n\n")
+    assert (rank.traceback(), rank.last_line()) == ("", "word")
+
+
+@given(st.lists(st.binary(max_size=12), max_size=8))
+def test_lines_do_not_depend_on_how_they_arrive(pieces: list[bytes]) -> None:
+    def lines(parts: list[bytes]) -> list[bytes]:
+        rank = RankOutput(b"", shown=False, log=None)
+        for part in parts:
+            rank.feed(part)
+        rank.close()
+        return rank.lines()
+
+    assert lines(pieces) == lines([b"".join(pieces)])
+
+
+def read(write: Callable[[OutputReader], object], *, terminal: bool = False, patience_s: float = 10.0) -> list[bytes]:
+    """What arrives of what `write` writes to the child's end."""
+    found: list[bytes] = []
+
+    async def run() -> None:
+        reader = OutputReader(found.append, terminal=terminal)
+        try:
+            write(reader)
+            await asyncio.sleep(0)
+        finally:
+            if patience_s > 1:
+                os.close(reader.child_end)
+            await reader.finish(patience_s)
+            await reader.finish(0.01)  # again is harmless
+            assert reader.terminal is None
+        if patience_s <= 1:
+            os.close(reader.child_end)
+
+    asyncio.run(run())
+    return found
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_all_arrives_until_the_end(terminal: bool) -> None:
+    found = read(lambda reader: os.write(reader.child_end, b"one\ntwo"), terminal=terminal)
+    assert b"".join(found) == b"one\ntwo"
+
+
+def test_much_arrives_in_pieces() -> None:
+    found = read(lambda reader: os.write(reader.child_end, b"x" * 60000))
+    assert sum(map(len, found)) == 60000
+
+
+def test_who_keeps_the_pipe_open_is_not_waited_for() -> None:
+    assert b"".join(read(lambda reader: os.write(reader.child_end, b"x"), patience_s=0.05)) == b"x"
+
+
+def test_a_terminal_has_a_size_and_is_raw(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.openpty()
+    try:
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
+        with os.fdopen(os.dup(theirs), "w") as screen:
+            monkeypatch.setattr("sys.stdout", screen)
+
+            def look(reader: OutputReader) -> None:
+                assert os.get_terminal_size(reader.child_end) == (77, 33)
+                assert reader.terminal is not None
+                assert not termios.tcgetattr(reader.child_end)[1] & termios.OPOST
+
+            read(look, terminal=True)
+    finally:
+        os.close(ours)
+        os.close(theirs)

@@ -1,0 +1,176 @@
+"""The parts of a run's time, from records that are made up to the second."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import live_runs
+from jaxtribute._src.addons.live.state import Run
+from live_runs import START
+
+
+def bars(directory: Path, now: float) -> tuple[dict[str, float], dict[int, dict[str, float]], float]:
+    """The job's parts, those of each worker, and all of the time."""
+    state = Run(directory).state(now)
+    return state["goodput"], {one["rank"]: one["bar"] for one in state["workers"]}, state["wall"]
+
+
+def around(part: str, second: float, length: float, rank: int = 1) -> live_runs.Parts:
+    """Parts of workers of which one does something else for a while."""
+
+    def parts(one: int, now: float) -> Mapping[str, float]:
+        other = one == rank and second <= now < second + length
+        return {part: 1.0} if other else {"step": 0.95, "input": 0.05}
+
+    return parts
+
+
+@pytest.mark.parametrize("part", ["input", "other", "save", "compile"])
+@pytest.mark.parametrize("second", [40, 42, 45, 47])  # in one group of windows, and across two
+def test_five_seconds_of_one_worker(tmp_path: Path, part: str, second: int) -> None:
+    now = live_runs.running(tmp_path, 4, 100, around(part, second, 5))
+    job, workers, wall = bars(tmp_path, now)
+    plain = 0.05 * 95 if part == "input" else 0.0
+    assert workers[1][part] == pytest.approx(5 + plain, rel=0.05)
+    for rank in (0, 2, 3):
+        assert workers[rank]["collective"] == pytest.approx(5, rel=0.06)
+    assert workers[1]["collective"] == pytest.approx(0, abs=0.25)
+    for bar in (job, *workers.values()):
+        assert sum(bar.values()) == pytest.approx(wall, rel=0.01)
+    state = Run(tmp_path).state(now)
+    (held,) = state["held"]
+    assert (held["rank"], held["cause"]) == (1, part)
+    assert held["seconds"] == pytest.approx(5, rel=0.06)
+    assert any("for worker 1, for its" in notice for notice in state["notices"])
+
+
+def test_a_worker_that_is_slow_all_the_time(tmp_path: Path) -> None:
+    def parts(rank: int, second: float) -> Mapping[str, float]:
+        return {"step": 0.85, "other": 0.15} if rank == 2 else {"step": 1.0}
+
+    now = live_runs.running(tmp_path, 4, 200, parts)
+    _, workers, _ = bars(tmp_path, now)
+    assert workers[0]["collective"] == pytest.approx(30, rel=0.05)
+    assert workers[2]["collective"] == 0
+    state = Run(tmp_path).state(now)
+    assert state["held"][0]["rank"] == 2
+    assert "worker 2, for its own computing in Python" in state["notices"][0]
+
+
+def test_what_both_workers_do_is_no_cause(tmp_path: Path) -> None:
+    def parts(rank: int, second: float) -> Mapping[str, float]:
+        if rank == 1 and 40 <= second < 45:
+            return {"input": 0.2, "other": 0.8}
+        return {"step": 0.7, "input": 0.2, "other": 0.1}
+
+    now = live_runs.running(tmp_path, 2, 100, parts)
+    (held,) = Run(tmp_path).state(now)["held"]
+    assert held["rank"] == 1
+    assert held["causes"] == pytest.approx({"other": 3.5})
+
+
+def test_small_differences_are_no_wait(tmp_path: Path) -> None:
+    def parts(rank: int, second: float) -> Mapping[str, float]:
+        share = 0.9 + 0.05 * ((rank * 7 + int(second) * 3) % 5 - 2) / 2
+        return {"step": share, "other": 1 - share}
+
+    now = live_runs.running(tmp_path, 64, 120, parts)
+    job, _, _ = bars(tmp_path, now)
+    assert job["collective"] == 0
+    assert Run(tmp_path).state(now)["held"] == []
+
+
+def test_a_worker_that_stands_still(tmp_path: Path) -> None:
+    now = live_runs.running(tmp_path, 3, 60)
+    stuck = live_runs.Writer(tmp_path, 1)
+    stuck.start(START)
+    stuck.train(START, 40)
+    stuck.now(START + 40, "step", START + 39.9)
+    stuck.close()
+    state = Run(tmp_path).state(now)
+    workers = {one["rank"]: one for one in state["workers"]}
+    assert workers[1]["event"] == "silent"
+    assert workers[1]["seconds"] == pytest.approx(20, abs=1)
+    assert workers[0]["bar"]["collective"] == pytest.approx(19, abs=1)  # the last second is not told by all
+    assert "worker 1 has told nothing for 20.0 s; last at train.py:42" in state["notices"]
+    assert state["held"][0]["rank"] == 1
+    assert "waits in a step for worker 1 (silent)" in workers[0]["words"]
+
+
+def test_lost_work_and_recovery(tmp_path: Path) -> None:
+    end = START + 100
+
+    def recovering(rank: int, second: float) -> Mapping[str, float]:
+        return {"recovery": 1.0} if second < 60 else {"step": 1.0}
+
+    for rank in range(2):
+        worker = live_runs.Writer(tmp_path, rank)
+        worker.start(START)
+        worker.train(START, 50)
+        if rank == 0:
+            worker.add("write start", START + 35, path="ckpt")
+            worker.add("write end", START + 38, path="ckpt")
+        worker.start(START + 55)
+        worker.train(START + 55, 45, recovering)
+        worker.add("end", end, failed=False)
+        worker.close()
+    live_runs.write_job(
+        tmp_path,
+        *live_runs.launched(),
+        {
+            "k": "attempt end",
+            "t": START + 50,
+            "kind": "failed",
+            "rank": 1,
+            "words": "was killed by SIGKILL",
+            "code": 137,
+        },
+        {"k": "attempt start", "t": START + 52, "restart": 1, "workers": 2, "nodes": 1},
+        {"k": "attempt end", "t": end, "kind": "done"},
+        {"k": "over", "t": end, "code": 0},
+    )
+    job, workers, wall = bars(tmp_path, end + 5)
+    assert wall == 100
+    for bar in (job, *workers.values()):
+        assert bar["lost"] == pytest.approx(15, rel=0.05)
+        assert bar["recovery"] == pytest.approx(10, rel=0.05)
+        assert bar["step"] == pytest.approx(75, rel=0.05)
+        assert sum(bar.values()) == pytest.approx(wall, rel=0.01)
+    state = Run(tmp_path).state(end + 5)
+    assert state["status"] == "done"
+    assert [event["kind"] for event in state["events"]] == ["save", "failure", "restart"]
+    assert state["events"][1]["rank"] == 1
+
+
+def test_without_a_save_all_is_lost(tmp_path: Path) -> None:
+    worker = live_runs.Writer(tmp_path, 0)
+    worker.start(START)
+    worker.train(START, 30)
+    worker.close()
+    live_runs.write_job(
+        tmp_path,
+        *live_runs.launched(workers=1),
+        {"k": "attempt end", "t": START + 30, "kind": "failed", "rank": 0, "words": "ended with exit code 1"},
+        {"k": "over", "t": START + 30, "code": 1},
+    )
+    job, _, _ = bars(tmp_path, START + 40)
+    assert job["lost"] == pytest.approx(30, rel=0.01)
+    assert job["step"] == pytest.approx(0, abs=0.01)
+    assert Run(tmp_path).state(START + 40)["status"] == "failed"
+
+
+def test_starts_without_a_launcher(tmp_path: Path) -> None:
+    for rank in range(2):
+        worker = live_runs.Writer(tmp_path, rank)
+        worker.start(START + rank)
+        worker.train(START + rank, 20)
+        worker.start(START + 30 + rank)
+        worker.train(START + 30 + rank, 20, lambda rank, second: {"step": 1.0})
+        worker.add("end", START + 51, failed=False)
+        worker.close()
+    state = Run(tmp_path).state(START + 100)
+    assert state["starts"] == 2
+    assert state["status"] == "ended"
+    assert state["wall"] == pytest.approx(51, abs=1)
+    assert sum(state["goodput"].values()) == pytest.approx(state["wall"], rel=0.01)

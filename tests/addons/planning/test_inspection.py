@@ -1,0 +1,154 @@
+"""What is found out about steps."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxtribute as jd
+from jaxtribute._src.addons.planning.inspection import look_at_script
+from jaxtribute._src.addons.planning.report import cost_text
+from jaxtribute.planning import StepCost, cost_of
+from planning.scripts import VARIABLES, write
+
+
+def training(strategy: jd.Strategy, *, dtype: Any = np.float32, rows: int | None = None) -> Any:
+    """A step of one matrix product forward and two back for each example."""
+    with strategy.scope():
+        w = jd.Variable(np.zeros((16, 32), dtype), name="w")
+        optimizer = jd.Optimizer(optax.sgd(0.1, momentum=0.9), [w])
+
+    def update(x: jax.Array) -> Any:
+        if rows is not None:
+            x = x.reshape(rows, 16)  # a step for one size of the batch
+
+        def loss() -> jax.Array:
+            return ((x @ w) ** 2).sum()
+
+        _, gradients = jd.value_and_grad(loss, [w])()
+        optimizer.apply_gradients(gradients)
+
+    @jd.function
+    def step(batch: Any) -> None:
+        strategy.run(update, (batch,))
+
+    return step
+
+
+def batch_of(strategy: jd.Strategy, rows: int, dtype: Any = np.float32) -> Any:
+    return next(iter(strategy.experimental_distribute_dataset([np.ones((rows, 16), dtype)])))
+
+
+@pytest.fixture(scope="module")
+def mirrored() -> StepCost:
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+    return cost_of(training(strategy), batch_of(strategy, 64))
+
+
+def test_operations_grow_with_the_examples(mirrored: StepCost) -> None:
+    assert mirrored.exact
+    # Forward and for the weights: 2 operations for each of 16 x 32 weights, twice; more for the loss.
+    assert 2 * 2 * 16 * 32 <= mirrored.flops.each <= 3 * 2 * 16 * 32
+    assert mirrored.flops.fixed < 10 * 16 * 32, "the update does not depend on the batch"
+
+
+def test_memory_holds_the_variables_once(mirrored: StepCost) -> None:
+    assert VARIABLES <= mirrored.memory.fixed < 2.6 * VARIABLES
+    assert mirrored.memory.each >= 16 * 4
+
+
+def test_the_gradient_is_exchanged_with_the_loss(mirrored: StepCost) -> None:
+    assert [one.kind for one in mirrored.collectives] == ["all-reduce"]
+    assert mirrored.parameters == 16 * 32 * 4
+    assert mirrored.collectives[0].nbytes == mirrored.parameters + 4
+
+
+def test_names_and_sizes(mirrored: StepCost) -> None:
+    assert (mirrored.name, mirrored.batch, mirrored.replicas, mirrored.half) == ("step", 64, 2, False)
+
+
+def test_one_replica_exchanges_nothing_yet() -> None:
+    strategy = jd.OneDeviceStrategy("CPU:0")
+    cost = cost_of(training(strategy, dtype=jnp.bfloat16), batch_of(strategy, 8, jnp.bfloat16))
+    assert (cost.batch, cost.replicas, cost.collectives) == (8, 1, ())
+    assert cost.exchanged()[0].nbytes == cost.parameters == 16 * 32 * 2
+    assert cost.half
+
+
+def test_examples_that_come_from_no_dataset() -> None:
+    strategy = jd.get_strategy()
+    for batch in (jnp.ones((12, 16)), np.ones((12, 16), np.float32)):
+        cost = cost_of(training(strategy), batch)
+        assert cost.batch == 12
+        assert cost.exact
+
+
+def test_a_step_for_one_size_of_the_batch() -> None:
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+    cost = cost_of(training(strategy, rows=4), batch_of(strategy, 8))
+    assert not cost.exact
+    assert cost.flops.fixed == cost.memory.fixed == 0
+    assert cost.flops.at(4) >= 4 * 2 * 2 * 16 * 32
+
+
+def test_planning_leaves_the_variables_as_a_step_does() -> None:
+    counter = jd.Variable(1.0)
+
+    @jd.function
+    def step() -> None:
+        counter.assign_add(1.0)
+
+    cost = cost_of(step)
+    assert float(counter.read_value()) == 2
+    assert (cost.batch, cost.replicas) == (1, 1)
+
+
+def test_what_cannot_be_planned() -> None:
+    with pytest.raises(jd.errors.ArgumentError, match=r"<lambda> ran no compiled program.*HINT: decorate it"):
+        cost_of(lambda: None)
+
+    @jd.function(donate_argnums=0)
+    def functional(state: jax.Array) -> jax.Array:
+        return state + 1
+
+    with pytest.raises(jd.errors.ArgumentError, match=r"takes over 1 array.*HINT: plan it without donate_argnums"):
+        cost_of(functional, jnp.zeros(3))
+    central = jd.CentralStorageStrategy(["CPU:1", "CPU:2"], parameter_device="CPU:0")
+    with pytest.raises(
+        jd.errors.ArgumentError, match=r"several programs \(CentralProgram\).*HINT: plan it under MirroredStrategy"
+    ):
+        cost_of(training(central), batch_of(central, 8))
+
+
+def test_the_table_of_an_automatic_layout(tmp_path: Path) -> None:
+    layout = jd.experimental.AutomaticLayout(tries=1)
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"], devices_per_replica=2, layout=layout)
+    cost_of(training(strategy), batch_of(strategy, 4)).save(tmp_path / "step.json")
+    text = cost_text(StepCost.load(tmp_path / "step.json"))
+    assert "The automatic layout on the devices of each replica:\nvariable  shape    layout" in text
+    assert "\nw         16 x 32  " in text
+    assert "layout" not in cost_text(cost_of(training(jd.MirroredStrategy(["CPU:0"])), np.ones((4, 16), np.float32)))
+
+
+def test_the_first_step_of_a_script(tmp_path: Path) -> None:
+    batch = look_at_script(write(tmp_path), [], lambda step: (step.batch, step.replicas))
+    assert batch == (24, len(jax.devices()))
+
+
+def test_what_each_device_does_in_a_step(tmp_path: Path) -> None:
+    wanted = look_at_script(write(tmp_path), [], lambda step: step.wanted())
+    made = [([shape.shape for shape in one.shapes], one.times) for one in wanted.products]
+    assert made[0] == ([(3, 16), (16, 32)], 1), "three examples on each of eight devices"
+    assert len(made) == 2, "and one for the gradient"
+    assert wanted.arrays >= 3, "weights, momentum, examples"
+    assert 16 * 32 * 4 <= max(wanted.passes) < 16 * VARIABLES
+    assert {one.kind for one in wanted.collectives} == {"all-reduce"}
+
+
+def test_a_script_without_a_step(tmp_path: Path) -> None:
+    with pytest.raises(jd.errors.ArgumentError, match=r"ended without a step. HINT"):
+        look_at_script(write(tmp_path), ["0"], lambda step: step)

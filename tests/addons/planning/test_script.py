@@ -1,0 +1,43 @@
+"""What is done with a script in a process of its own, done here in this one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxtribute._src.addons.planning import probes
+from jaxtribute._src.addons.planning import script as scripts
+from jaxtribute._src.addons.planning.cost import StepCost
+from planning.scripts import write
+
+
+def answer(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_cost(tmp_path: Path) -> None:
+    scripts.main("cost", str(tmp_path / "cost.json"), str(write(tmp_path)))
+    cost = StepCost.load(tmp_path / "cost.json")
+    assert (cost.name, cost.batch, cost.replicas) == ("training.py", 24, 8)
+
+
+def test_a_step_and_its_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "FEWEST", 2)
+    monkeypatch.setattr(probes, "MOST", 2)
+    scripts.main("measure", str(tmp_path / "cost.json"), str(write(tmp_path)))
+    found = answer(capsys)
+    assert (found["batch"], found["replicas"]) == (24, 8)
+    assert set(found["parts"]) == {"launch", "products", "passes", "collectives"}
+    assert 0 < found["step"] < 10
+    assert all(0 <= seconds < 10 for seconds in found["parts"].values())
+    assert found["parts"]["launch"] > 0
+    cost = StepCost.load(tmp_path / "cost.json")
+    assert (cost.name, cost.replicas) == ("training.py", 8)
+
+
+def test_a_script_that_ends_too_soon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scripts.main("measure", "-", str(write(tmp_path)), "2")
+    assert answer(capsys) == {}

@@ -1,0 +1,154 @@
+"""Scripts that are watched, and those that measure in a process of their own, or fail."""
+
+import subprocess
+import sys
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxtribute as jd
+from jaxtribute._src.addons.tools.user_scripts import STEPS_AND_INPUT, Finished, run_module, run_script, training_step
+from jaxtribute._src.core.observers import Event, Observer, observe
+from jaxtribute.errors import DeadlineError, ProcessFailedError
+
+MODULE = """
+import os, sys, time
+if sys.argv[1] == "fail":
+    print("before"); raise ValueError("mine")
+if sys.argv[1] == "hang":
+    time.sleep(60)
+print("noise")
+print('{"devices": "%s", "pool": "%s"}' % (os.environ["JAXTRIBUTE_CPU_DEVICES"], os.environ.get("PJRT_NPROC")))
+"""
+
+
+class Counter(Observer):
+    def __init__(self) -> None:
+        self.steps: list[list[str]] = []
+        self.draws = 0
+
+    def on_start(self, event: Event) -> None:
+        self.draws += event.kind == "input"
+        step = training_step(event)
+        if step is not None:
+            self.steps.append([variable.name for variable in step.program.donated])
+
+
+def test_steps_are_programs_that_change_variables() -> None:
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        total = jd.Variable(0.0, name="total")
+
+    @jd.function
+    def step(batch: Any) -> Any:
+        total.assign_add(strategy.reduce("SUM", batch, axis=0))
+        return total.read_value()
+
+    @jd.function
+    def look() -> Any:
+        return total.read_value()
+
+    dataset = strategy.experimental_distribute_dataset([np.ones(4, np.float32)] * 3)
+    counter = Counter()
+    with observe(counter, *STEPS_AND_INPUT):
+        results = [float(step(batch)) for batch in dataset]
+        look()
+    assert results == [4, 8, 12]
+    assert counter.steps == [["total:0"]] * 3
+    assert counter.draws == 4, "three batches, and the end"
+    step(next(iter(dataset)))
+    assert len(counter.steps) == 3, "nobody looks any more"
+
+
+def test_a_step_may_keep_its_state_in_arguments() -> None:
+    @jd.function(donate_argnums=0)
+    def step(state: Any) -> Any:
+        return state + 1
+
+    counter = Counter()
+    with observe(counter, *STEPS_AND_INPUT):
+        assert float(step(step(jnp.float32(0)))) == 2
+    assert counter.steps == [[], []]
+
+
+def test_a_script_sees_its_arguments_and_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_the_script.py").write_text("VALUE = 7\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, pathlib, neighbour_of_the_script as n\n"
+        "if __name__ == '__main__':\n"
+        "    pathlib.Path(sys.argv[1]).write_text(f'{sys.argv[2:]} {n.VALUE}')\n"
+        "    sys.exit(0)\n"
+    )
+    argv, path = sys.argv, list(sys.path)
+    assert run_script(script, [str(tmp_path / "out"), "a", "b"]) is False
+    assert (tmp_path / "out").read_text() == "['a', 'b'] 7"
+    assert sys.argv is argv
+    assert sys.path == path
+    sys.modules.pop("neighbour_of_the_script")
+
+
+def test_how_a_script_may_end(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from jaxtribute._src.addons.tools.user_scripts import Finished\n"
+        "try:\n"
+        "    raise {'0': Finished, '1': ValueError, '2': SystemExit}[sys.argv[1]](int(sys.argv[1]))\n"
+        "except ValueError as error:\n"
+        "    raise\n"
+        "except Exception:\n"
+        "    pass\n"
+    )
+    assert run_script(script, ["0"]) is True
+    with pytest.raises(ValueError, match="1"):
+        run_script(script, ["1"])
+    with pytest.raises(SystemExit):
+        run_script(script, ["2"])
+    with pytest.raises(jd.errors.ArgumentError, match=r"there is no script '/nowhere.py'.*HINT"):
+        run_script(Path("/nowhere.py"), [])
+    assert not issubclass(Finished, Exception)
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "measured_by_a_test.py").write_text(MODULE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PJRT_NPROC", "16")
+    return "measured_by_a_test"
+
+
+@pytest.mark.slow
+def test_a_process_gets_its_devices_and_a_pool_that_fits(module: str) -> None:
+    assert run_module(module, ["run"], 3) == {"devices": "3", "pool": "None"}
+
+
+@pytest.mark.slow
+def test_processes_that_form_a_cluster(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher is played by a module that prints what each of two workers would."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **options: object) -> CompletedProcess[str]:
+        commands.append(command[1:])
+        return CompletedProcess(command, 0, '[1] {"rank": 1}\n[0] noise\n[0] {"rank": 0}\n[1] the end\n', "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    answer = run_module(module, ["run"], 1, workers=2)
+    assert commands == [["-m", "jaxtribute.cli", "launch", "--workers", "2", "-m", module, "run"]]
+    assert answer == {"rank": 0}
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_shows_what_it_printed(module: str) -> None:
+    with pytest.raises(ProcessFailedError, match=r"(?s)on 2 devices ended with 1. HINT.*before.*ValueError: mine"):
+        run_module(module, ["fail"], 2)
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs(module: str) -> None:
+    with pytest.raises(DeadlineError, match=r"has not ended in 0 s|has not ended in 1 s"):
+        run_module(module, ["hang"], 2, deadline_s=0.5)

@@ -1,0 +1,97 @@
+"""Planted mistakes are found, with the line and what to write instead; right programs raise no alarm.
+
+Some of the cases are run; VERIFY_ALL=1 runs them all.
+"""
+
+import os
+
+import jax
+import pytest
+
+import jaxtribute as jd
+import verified_programs
+from jaxtribute import testing
+from jaxtribute._src.addons.cli.main import main
+from verified_programs import RIGHT, WRONG, Case
+
+EVERY = 1 if "VERIFY_ALL" in os.environ else 9
+"""Every so many of the cases are run: a sample spread over the programs, the same each time."""
+
+
+def verdict(case: Case) -> testing.Verdict:
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+    step, batch = case.program(strategy, case.wrong)
+    # The programs are written as users write them.
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        return testing.verify(step, *batch, strategy=strategy, raises=False)
+
+
+@pytest.mark.parametrize("case", RIGHT[::EVERY], ids=str)
+@pytest.mark.slow
+def test_a_right_program_raises_no_alarm(case: Case) -> None:
+    found = verdict(case)
+    assert found.right, str(found)
+    assert len(found.tried) >= 5, str(found)
+
+
+@pytest.mark.parametrize("case", WRONG[::EVERY], ids=str)
+@pytest.mark.slow
+def test_a_mistake_is_found_with_its_line_and_what_to_write(case: Case) -> None:
+    found = verdict(case)
+    assert found.findings, str(found)
+    culprit = found.findings[0].culprit
+    lines = [place.line for place in (culprit.place, culprit.elsewhere) if place is not None]
+    assert culprit.place is not None, str(found)
+    assert culprit.place.file == verified_programs.__file__, str(found)
+    assert verified_programs.line_of(case) in lines, str(found)
+    # Mistakes that no pattern fits are found with their line alone.
+    assert culprit.pattern.name in case.patterns or str(case) == "metrics-first", str(found)
+
+
+def test_a_mistake_fails_a_test_and_changes_no_variable(verify_step: object) -> None:
+    assert verify_step is testing.verify
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+    held = verified_programs.variables(strategy, (2, 2))
+    before = held[0].numpy()
+    assert testing.verify is verify_step
+    step, batch = verified_programs.regression(strategy, "root")
+    with pytest.raises(testing.NotOneDeviceError, match=r"verified_programs.py:\d+: .*(\n.*)+INSTEAD"):
+        testing.verify(step, *batch, strategy=strategy)
+    assert (held[0].numpy() == before).all()
+
+
+PROGRAM = """
+import numpy as np, optax, jaxtribute as jd
+strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+with strategy.scope():
+    w = jd.Variable(np.ones((3, 1), np.float32))
+    sgd = jd.Optimizer(optax.sgd(0.1), [w])
+def replica(x):
+    value, gradients = jd.value_and_grad(lambda: LOSS, [w])()
+    sgd.apply_gradients(gradients, "HOW")
+@jd.function
+def step(x):
+    strategy.run(replica, (x,))
+data = strategy.experimental_make_numpy_dataset(np.ones((ROWS, 3), np.float32) * np.arange(ROWS)[:, None]).batch(8)
+for batch in strategy.experimental_distribute_dataset(data.repeat(4)):
+    step(batch)
+"""
+
+
+@pytest.mark.parametrize(
+    ("loss", "how", "rows", "status"),
+    [
+        ("((x @ w) ** 2).sum() / 8", "SUM", 16, 0),
+        ("((x @ w) ** 2).mean()", "SUM", 16, 1),
+        ("((x @ w) ** 2).mean()", "MEAN", 16, 0),
+        ("((x @ w) ** 2).mean()", "MEAN", 15, 1),
+    ],
+)
+def test_the_command_says_by_its_status_what_it_found(
+    loss: str, how: str, rows: int, status: int, tmp_path: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"  # type: ignore[operator]
+    text = PROGRAM.replace("LOSS", loss).replace("HOW", how).replace("ROWS", str(rows))
+    script.write_text(text.replace("np.float32) * np.arange(", "np.float32) * np.arange(").replace(".repeat(4)", ""))
+    assert main(["verify", str(script)]) == status, capsys.readouterr()
+    assert ("train.py:8" in capsys.readouterr().out) == ("mean" in loss)

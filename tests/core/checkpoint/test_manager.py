@@ -1,0 +1,155 @@
+"""Which checkpoints a folder holds, and which is the latest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jaxtribute as jd
+from jaxtribute._src.core.checkpoint import description, manager
+from jaxtribute.errors import ArgumentError, CheckpointError
+
+
+def names(paths: list[str]) -> list[str]:
+    return [Path(path).name for path in paths]
+
+
+def test_the_newest_stay(tmp_path: Path) -> None:
+    value = jd.Variable(0)
+    with jd.CheckpointManager(jd.Checkpoint(v=value), tmp_path / "folder", max_to_keep=2) as checkpoints:
+        assert checkpoints.latest_checkpoint is None
+        assert checkpoints.checkpoints == []
+        for step in range(4):
+            value.assign(step)
+            path = checkpoints.save()
+            assert path == str(tmp_path / "folder" / f"ckpt-{step + 1}")
+    assert names(checkpoints.checkpoints) == ["ckpt-3", "ckpt-4"]
+    assert jd.latest_checkpoint(tmp_path / "folder") == checkpoints.latest_checkpoint
+    assert sorted(one.name for one in (tmp_path / "folder").iterdir()) == ["ckpt-3", "ckpt-4"]
+    assert checkpoints.directory == str(tmp_path / "folder")
+    value.assign(0)
+    again = jd.CheckpointManager(jd.Checkpoint(v=value), tmp_path / "folder", max_to_keep=2, block=True)
+    assert again.restore_or_initialize() == checkpoints.latest_checkpoint
+    assert int(value) == 3
+    assert again.save() == str(tmp_path / "folder" / "ckpt-5")
+    assert names(again.checkpoints) == ["ckpt-4", "ckpt-5"]
+
+
+def test_numbers_and_names_of_ones_own(tmp_path: Path) -> None:
+    value = jd.Variable(0)
+    checkpoints = jd.CheckpointManager(
+        jd.Checkpoint(v=value), tmp_path, max_to_keep=None, checkpoint_name="m", block=True
+    )
+    for number in (100, 20, jd.Variable(3)):
+        checkpoints.save(checkpoint_number=number)
+    (tmp_path / "m-7").mkdir()
+    (tmp_path / "m-200.orbax-checkpoint-tmp").mkdir()  # of a save that was killed
+    (tmp_path / "other-300").mkdir()
+    assert names(checkpoints.checkpoints) == ["m-100", "m-20", "m-3"]
+    checkpoints.save(checkpoint_number=4)
+    assert not (tmp_path / "m-200.orbax-checkpoint-tmp").exists()
+    assert names(checkpoints.checkpoints) == ["m-100", "m-20", "m-3", "m-4"]
+    assert jd.latest_checkpoint(tmp_path) is None
+    assert jd.latest_checkpoint(tmp_path, "m") == str(tmp_path / "m-4")
+    assert jd.latest_checkpoint(tmp_path / "nowhere") is None
+
+
+def test_a_save_only_every_so_many_steps(tmp_path: Path) -> None:
+    step = jd.Variable(0, name="step")
+    options: dict[str, Any] = {"step_counter": step, "checkpoint_interval": 10, "block": True}
+    checkpoints = jd.CheckpointManager(jd.Checkpoint(step=step), tmp_path, **options)
+    assert checkpoints.checkpoint_interval == 10
+    saved: list[int] = []
+    for number in range(0, 25, 4):
+        step.assign(number)
+        if checkpoints.save():
+            saved.append(number)
+    assert saved == [0, 12, 24]
+    step.assign(25)
+    assert checkpoints.save(check_interval=False)
+    options["step_counter"] = lambda: int(step)
+    again = jd.CheckpointManager(jd.Checkpoint(step=step), tmp_path, **options)
+    again.restore_or_initialize()
+    step.assign(30)
+    assert again.save() is None
+
+
+def test_one_for_each_span_of_time_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    for module in (description, manager):
+        monkeypatch.setattr(module.time, "time", lambda: clock[0])
+
+    def make() -> jd.CheckpointManager:
+        checkpoint = jd.Checkpoint(v=jd.Variable(0))
+        return jd.CheckpointManager(checkpoint, tmp_path, 1, keep_checkpoint_every_n_hours=1, block=True)
+
+    checkpoints = make()
+    for number in range(1, 9):
+        clock[0] = number * 1500.0
+        checkpoints.save(checkpoint_number=number)
+    # 4500 s is the first that is an hour from the start, 9000 s the next.
+    assert names(checkpoints.checkpoints) == ["ckpt-3", "ckpt-6", "ckpt-8"]
+    again = make()
+    for number in range(9, 12):
+        clock[0] = number * 1500.0
+        again.save(checkpoint_number=number)
+    assert names(again.checkpoints) == ["ckpt-3", "ckpt-6", "ckpt-9", "ckpt-11"]
+
+
+@pytest.mark.parametrize("content", ["", "[[1", '[["x", 2]]', "{}7", "3"])
+def test_where_it_is_not_known_which_ones_stay_all_of_them_do(
+    content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    value = jd.Variable(0)
+
+    def make() -> jd.CheckpointManager:
+        return jd.CheckpointManager(jd.Checkpoint(v=value), tmp_path, 1, keep_checkpoint_every_n_hours=1e-9, block=True)
+
+    checkpoints = make()
+    for number in (1, 2, 3):
+        checkpoints.save(number)
+    (tmp_path / ".ckpt.kept.json").write_text(content)
+    again = make()
+    for number in (4, 5):
+        again.save(number)
+    assert "All checkpoints that are there stay: [1, 2, 3]" in caplog.text
+    assert names(again.checkpoints) == [f"ckpt-{number}" for number in (1, 2, 3, 4, 5)]
+    last = jd.CheckpointManager(jd.Checkpoint(v=value), tmp_path, 1, block=True)
+    last.save(6)  # what stays is known again
+    assert names(last.checkpoints)[:3] == ["ckpt-1", "ckpt-2", "ckpt-3"]
+
+
+def test_the_first_start(tmp_path: Path) -> None:
+    value = jd.Variable(0)
+    checkpoints = jd.CheckpointManager(
+        jd.Checkpoint(v=value), tmp_path / "new", init_fn=lambda: value.assign(5), checkpoint_name="a"
+    )
+    assert checkpoints.restore_or_initialize() is None
+    assert int(value) == 5
+    assert checkpoints.checkpoint.v is value
+    checkpoints.close()
+
+
+def test_an_error_in_the_background_comes_out_of_the_manager(tmp_path: Path) -> None:
+    checkpoints = jd.CheckpointManager(jd.Checkpoint(v=jd.Variable(0)), tmp_path / "file" / "folder")
+    (tmp_path / "file").write_text("")
+    checkpoints.save()
+    with pytest.raises(CheckpointError, match="was not saved"):
+        checkpoints.wait()
+    checkpoints.sync()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_to_keep": 0},
+        {"keep_checkpoint_every_n_hours": -1.0},
+        {"checkpoint_interval": 0, "step_counter": 1},
+        {"checkpoint_interval": 3},
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="HINT"):
+        jd.CheckpointManager(jd.Checkpoint(), tmp_path, **options)

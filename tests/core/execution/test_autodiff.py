@@ -1,0 +1,228 @@
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxtribute as jd
+from jaxtribute._src.core import context as contexts
+from jaxtribute.errors import ArgumentTypeError
+from replicas import components, each_executor, execute, fraction, here, ident, mirrored, per_replica, variable
+
+STEP = 1e-2
+
+
+def differences(loss: Callable[[Any], float], x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The gradient of `loss` at `x` by central differences."""
+    flat = x.astype(np.float64).ravel()
+    result = np.zeros_like(flat)
+    for i in range(flat.size):
+        up, down = flat.copy(), flat.copy()
+        up[i] += STEP
+        down[i] -= STEP
+        result[i] = (loss(up.reshape(x.shape)) - loss(down.reshape(x.shape))) / (2 * STEP)
+    return result.reshape(x.shape)
+
+
+@pytest.mark.parametrize("how", ["eager", "function"])
+def test_gradients_of_variables_are_jaxs(how: str) -> None:
+    w, b = jd.Variable(jnp.arange(6.0).reshape(2, 3) / 10), jd.Variable(jnp.ones((1, 3)))
+
+    def plain(w: Any, b: Any, x: Any) -> Any:
+        return (jnp.tanh(x @ w + b) ** 2).sum()
+
+    def loss(x: Any, *, scale: float) -> Any:
+        return plain(w.read_value(), b.read_value(), x) * scale
+
+    x = jnp.asarray([[1.0, -2.0]])
+    both = jd.value_and_grad(loss, {"w": w, "b": [b]})
+    value, grads = (jd.function(both) if how == "function" else both)(x, scale=2.0)
+    expected, (dw, db) = jax.value_and_grad(plain, (0, 1))(w.read_value(), b.read_value(), x)
+    np.testing.assert_allclose(value, 2 * expected, rtol=1e-6)
+    np.testing.assert_allclose(grads["w"], 2 * dw, rtol=1e-4)
+    np.testing.assert_allclose(grads["b"][0], 2 * db, rtol=1e-4)
+
+
+def test_one_variable_gives_one_gradient() -> None:
+    v = jd.Variable(3.0)
+    assert float(jd.grad(lambda: v * v, v)()) == 6.0
+    value, gradient = jd.value_and_grad(lambda x: v * x, v)(jnp.float32(5))
+    assert (float(value), float(gradient)) == (15.0, 5.0)
+
+
+def test_aux() -> None:
+    v = jd.Variable(3.0)
+    fn = lambda: (v * v, {"v": v + 1.0, "text": "kept"})  # noqa: E731
+    (value, aux), gradient = jd.value_and_grad(fn, v, has_aux=True)()
+    assert (float(value), float(aux["v"]), float(gradient), aux["text"]) == (9.0, 4.0, 6.0, "kept")
+    gradient, aux = jd.grad(fn, v, has_aux=True)()
+    assert (float(gradient), float(aux["v"])) == (6.0, 4.0)
+
+
+@pytest.mark.parametrize("how", ["eager", "function"])
+def test_what_the_function_writes_is_kept(how: str) -> None:
+    v, count, mean = jd.Variable(3.0), jd.Variable(0), jd.Variable(1.0)
+
+    def loss() -> Any:
+        count.assign_add(1)
+        mean.assign(mean * 0.5 + v * 0.5)
+        v.assign_sub(1.0)
+        return v * v + mean
+
+    step = jd.value_and_grad(loss, [v, mean])
+    value, gradients = (jd.function(step) if how == "function" else step)()
+    assert (float(value), int(count.numpy()), float(mean.numpy()), float(v.numpy())) == (6.0, 1, 2.0, 2.0)
+    assert [float(g) for g in gradients] == [4.5, 0.5]
+
+
+def test_variables_that_are_not_asked_for_are_constants() -> None:
+    v, w = jd.Variable(3.0), jd.Variable(2.0)
+    assert float(jd.grad(lambda: v * w, v)()) == 2.0
+    assert float(jd.grad(lambda: w * w, v)()) == 0.0
+
+
+def test_gradients_have_the_variables_dtype() -> None:
+    v = jd.Variable(jnp.ones(2, jnp.bfloat16))
+    gradient = jd.grad((v * v).sum, v)()
+    assert gradient.dtype == jnp.bfloat16
+    assert gradient.shape == (2,)
+
+
+def test_nested_gradients() -> None:
+    v, w = jd.Variable(3.0), jd.Variable(2.0)
+    second = jd.grad(jd.grad(lambda: v**3 * w, v), v)
+    assert float(second()) == 36.0
+    mixed = jd.grad(jd.grad(lambda: v * v * w, v), w)
+    assert float(mixed()) == 6.0
+    assert [float(g) for g in jax.grad(lambda x, y: jd.grad(lambda: v * x * y, v)(), (0, 1))(2.0, 5.0)] == [5.0, 2.0]
+
+
+def test_plain_arrays_are_refused() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"holds a .*not a jd.Variable. HINT: for plain arrays use jax"):
+        jd.grad(lambda: 0.0, [jnp.ones(2)])
+
+
+def test_a_failing_function_writes_nothing() -> None:
+    v = jd.Variable(1.0)
+
+    def loss() -> Any:
+        v.assign_add(1.0)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        jd.grad(loss, v)()
+    assert v.numpy() == 1.0
+
+
+@each_executor
+def test_a_replicas_gradient_is_its_own(executor: str) -> None:
+    strategy = mirrored(2)
+    v = variable(strategy, [1.0, 2.0])
+    gradient = execute(executor, strategy, jd.grad(lambda: (v * v).sum() * (fraction() + 1), v))
+    assert components(gradient) == [[2.0, 4.0], [4.0, 8.0]]
+
+
+@each_executor
+def test_statistics_written_in_a_replica(executor: str) -> None:
+    strategy = mirrored(2)
+    v = variable(strategy, 2.0)
+    seen = variable(
+        strategy, 0.0, synchronization=jd.VariableSynchronization.ON_READ, aggregation=jd.VariableAggregation.SUM
+    )
+    mean = variable(strategy, 0.0, aggregation=jd.VariableAggregation.MEAN)
+
+    def loss() -> Any:
+        seen.assign_add(fraction() + 1)
+        if executor == "compiled":
+            mean.assign(fraction())
+        return v * v
+
+    assert components(execute(executor, strategy, jd.grad(loss, v))) in ([4.0, 4.0], [[4.0, 4.0]])
+    assert seen.numpy() == 3.0
+    assert mean.numpy() == (0.5 if executor == "compiled" else 0.0)
+
+
+COLLECTIVES: dict[str, Callable[[Any], Any]] = {
+    "sum": lambda x: here().all_reduce("SUM", x * x),
+    "mean": lambda x: here().all_reduce("MEAN", {"a": x * x, "b": [x.sum()]})["a"],
+    "packed": lambda x: sum(y.sum() for y in here().all_reduce("SUM", [x * x, x.sum(), jnp.sin(x)])),
+    "gather": lambda x: here().all_gather(x * x, axis=0) * jnp.arange(4.0),
+    "gather axis 1": lambda x: here().all_gather(jnp.stack([x, x * x]), axis=1) * jnp.arange(4.0)[None],
+    "twice": lambda x: here().all_reduce("SUM", jnp.tanh(here().all_reduce("MEAN", x * x))),
+}
+
+
+@pytest.mark.quick_cases(4)
+@each_executor
+@pytest.mark.parametrize("name", sorted(COLLECTIVES))
+def test_gradients_through_collectives(executor: str, name: str) -> None:
+    strategy, collective = mirrored(2), COLLECTIVES[name]
+    parts = np.asarray([[0.5, -1.0], [2.0, 0.25]], np.float32)
+
+    def loss(x: Any) -> Any:
+        return (collective(x) * (fraction() + 1)).sum()
+
+    def whole(values: Any) -> float:
+        each = per_replica(strategy, [np.asarray(part, np.float32) for part in values])
+        return float(strategy.reduce("SUM", step(each), axis=None))
+
+    step = jd.function(lambda x: strategy.run(loss, (x,)))
+    gradient = execute(executor, strategy, jax.grad(loss), per_replica(strategy, list(parts)))
+    np.testing.assert_allclose(components(gradient), differences(whole, parts), rtol=2e-2, atol=2e-2)
+
+
+@each_executor
+def test_gradients_of_variables_through_collectives(executor: str) -> None:
+    strategy = mirrored(2)
+    v = variable(strategy, [1.0, 2.0])
+
+    def loss() -> Any:
+        total = here().all_reduce("SUM", v * (fraction() + 1))
+        return (total * total).sum()
+
+    # Each replica's loss is (3v)^2; the cotangents of both are added up: 2 * 2 * 3v * (replica + 1).
+    assert components(execute(executor, strategy, jd.grad(loss, v))) == [[12.0, 24.0], [24.0, 48.0]]
+
+
+def test_gradients_through_a_compiled_merge_call() -> None:
+    strategy = mirrored(2)
+
+    def loss(x: Any) -> Any:
+        return here().merge_call(lambda s, y: s.reduce("MEAN", y, axis=None), (x * x,)).sum()
+
+    gradient = execute("compiled", strategy, lambda: jax.grad(loss)(jnp.ones(2) * (fraction() + 1)))
+    assert components(gradient) == [[2.0, 2.0], [4.0, 4.0]]
+
+
+@pytest.mark.parametrize("inside", ["grad", "vmap", "jit", "scan"])
+@pytest.mark.parametrize("what", ["merge_call", "all_reduce", "first"])
+def test_lockstep_collectives_inside_transformations_teach(inside: str, what: str) -> None:
+    strategy = mirrored(2)
+
+    def use(x: Any) -> Any:
+        if what == "merge_call":
+            return here().merge_call(lambda s, y: s.reduce("MEAN", y, axis=None), (x,))
+        return here().all_reduce("SUM", x) if what == "all_reduce" else contexts.current().executor.select(x, 0)
+
+    def fn() -> Any:
+        if inside == "scan":
+            return jax.lax.scan(lambda c, x: (c + use(x), x), jnp.float32(0), jnp.ones(2))
+        apply = {"grad": jax.grad, "vmap": jax.vmap, "jit": jax.jit}[inside](use)
+        return apply(jnp.ones(2) if inside == "vmap" else jnp.float32(1))
+
+    if (inside, what) == ("grad", "all_reduce"):
+        assert components(strategy.run(fn)) == [2.0, 2.0]
+    else:
+        with pytest.raises(jd.errors.ContextError, match=r"inside jax.jit, jax.*HINT: wrap the step in jd.function"):
+            strategy.run(fn)
+        if what != "merge_call" or inside != "vmap":
+            assert execute("compiled", strategy, fn) is not None
+
+
+@each_executor
+def test_gradients_by_an_integer_variable_are_jaxs_error(executor: str) -> None:
+    v = variable(mirrored(2), 1)
+    with pytest.raises(TypeError, match="int32"):
+        execute(executor, mirrored(2), jd.grad(lambda: v.read_value().astype(float) * ident().astype(float), v))

@@ -1,0 +1,120 @@
+"""Agreements on the end of the data, over a key-value store."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxtribute._src.core.input.agreement import KeyValueAgreements, StepRows, alone
+from jaxtribute._src.core.input.batches import Batch
+from jaxtribute._src.core.input.sources import adapt
+from jaxtribute._src.core.input.splitting import Shard
+from jaxtribute._src.core.input.worker_steps import FunctionSteps, GlobalSteps
+from jaxtribute.errors import InputError
+from simulated import Meeting, drain, on_workers
+
+
+class Store:
+    """A key-value store in memory."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.largest = 0
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: str, /) -> None:
+        with self._changed:
+            assert key not in self.values, f"{key} is set twice"
+            self.values[key] = value
+            self.largest = max(self.largest, len(self.values))
+            self._changed.notify_all()
+
+    def get(self, key: str, timeout_s: float, /, *, of: int) -> str:
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self.values, timeout_s):
+                raise TimeoutError(f"{key} of {of}")
+            return self.values[key]
+
+    def delete(self, key: str, /) -> None:
+        with self._changed:
+            del self.values[key]
+
+
+def test_one_worker_agrees_with_itself() -> None:
+    assert alone()(3, (1, 2)) == ((1, 2),)
+    assert alone()(3, None) == (None,)
+
+
+def test_everyone_learns_of_everyone() -> None:
+    store = Store()
+
+    def work(worker: int, _: Meeting) -> list[Any]:
+        agreements = KeyValueAgreements(store, "data", 3, worker, 30)
+        first, second = agreements(), agreements()
+        found: list[Any] = []
+        for step in range(20):
+            rows: StepRows = (step, worker) if step < 10 * worker else None
+            found.append(first(step, rows))
+        return [*found, second(0, (worker,))]
+
+    results = on_workers(3, work)
+    assert results[0] == results[1] == results[2]
+    assert results[0][5] == [None, (5, 1), (5, 2)]
+    assert results[0][19] == [None, None, (19, 2)]
+    assert results[0][20] == [(0,), (1,), (2,)]
+    assert store.largest <= 3 * 3, "old keys are deleted"
+
+
+def test_a_worker_that_does_not_come() -> None:
+    agree = KeyValueAgreements(Store(), "data", 2, 0, 0.01)()
+    with pytest.raises(TimeoutError, match="data/0/0/1 of 1"):
+        agree(0, (1,))
+
+
+def test_workers_that_should_see_the_same_and_do_not() -> None:
+    def work(worker: int, meeting: Meeting) -> str:
+        batches = [np.arange(2)] * (1 + worker)
+        shard = Shard(2, worker, 2)
+        steps = GlobalSteps(adapt(batches).open(shard), shard, meeting.of(worker)())
+        with pytest.raises(InputError, match=r"at step 1 workers \[1\] have data.*HINT: make the dataset the same"):
+            drain(steps)
+        return "told"
+
+    assert on_workers(2, work) == ["told", "told"]
+
+
+class Batches:
+    """A stream of one batch."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
+        self._batches = iter([Batch({"x": np.zeros(shape, dtype)}, shape[0])])
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+
+@pytest.mark.parametrize(("workers", "local"), [(1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "even", "alike"),
+    [
+        ((2, 3), "float32", True, True),
+        ((1, 3), "float32", False, True),
+        ((2, 4), "float32", False, False),  # equal rows of arrays that fit into no one array
+        ((2, 3), "int32", False, False),
+    ],
+)
+def test_replicas_whose_batches_differ_beyond_their_rows_are_not_told_to_be_even(
+    workers: int, local: int, shape: tuple[int, ...], dtype: str, even: bool, alike: bool
+) -> None:
+    last = workers * local - 1
+
+    def work(worker: int, meeting: Meeting) -> tuple[bool, tuple[int, ...] | None]:
+        own = range(worker * local, (worker + 1) * local)
+        streams: Any = [Batches(shape, dtype) if i == last else Batches((2, 3), "float32") for i in own]
+        shard = Shard(workers, worker, workers * local)
+        step = next(FunctionSteps(streams, shard, meeting.of(worker)(), dict[str, Any], static=False))
+        return step.even, step.rows
+
+    rows = (*[2] * last, shape[0]) if alike else None
+    assert on_workers(workers, work) == [(even, rows)] * workers

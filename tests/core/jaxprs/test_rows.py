@@ -1,0 +1,168 @@
+"""How values are made of the rows of a batch: a sum, a mean, each row's own, or nothing that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxtribute._src.core.jaxprs.rows import FACTOR, Different, Kind, Part, Rows
+
+AXIS = "replica"
+W = jnp.ones((3, 2))
+
+
+def analysed(fn: Callable[[Any], Any], rows: int = 6) -> tuple[Part, Rows]:
+    one, other = (
+        jax.make_jaxpr(fn, axis_env=[(AXIS, 2)])(jax.ShapeDtypeStruct((n, 3), np.float32))
+        for n in (rows, rows * FACTOR)
+    )
+    found = Rows(AXIS)
+    return found.outputs(one, other, [Part(Kind.ROWS)])[0], found
+
+
+def mean_loss(x: Any) -> Any:
+    return jnp.mean(jnp.sum(jnp.square(jnp.tanh(x @ W)), axis=1))
+
+
+def gathered(x: Any) -> Any:
+    return lax.all_gather(x, AXIS, axis=0, tiled=True)
+
+
+SUMS: dict[str, Callable[[Any], Any]] = {
+    "sum": lambda x: x.sum(),
+    "of each column": lambda x: x.sum(0),
+    "count": lambda x: jnp.float32(x.shape[0]),
+    "count of true": lambda x: (x[:, 0] > 0).sum(),
+    "mean times the rows": lambda x: mean_loss(x) * x.shape[0],
+    "ones": lambda x: jnp.ones_like(x).sum(),
+    "over a constant": lambda x: x.sum() / 4 + jnp.float32(x.shape[0]),
+    "product": lambda x: x.T @ x,
+    "gradient of a sum": lambda x: jax.grad(lambda w: jnp.square(x @ w).sum())(W),
+    "over the rows of all": lambda x: x.sum() / lax.psum(jnp.float32(x.shape[0]), AXIS),
+    "by segments": lambda x: jnp.zeros(4).at[x[:, 0].astype(int)].add(x[:, 1]),
+}
+MEANS: dict[str, Callable[[Any], Any]] = {
+    "mean": mean_loss,
+    "constant": lambda _: jnp.float32(3),
+    "with constants": lambda x: 2 * mean_loss(x) + 1,
+    "sum over the rows": lambda x: x.sum() / x.shape[0],
+    "guarded": lambda x: x.sum() / jnp.maximum(jnp.asarray([x.shape[0], 1.0]).prod(), 1),
+    "gradient of a mean": lambda x: jax.grad(lambda w: jnp.mean(jnp.square(x @ w)))(W),
+    "of two kinds": lambda x: mean_loss(x) + jnp.mean(jnp.concatenate([x, jnp.zeros_like(x)])),
+    "normalized": lambda x: jnp.mean((x - x.mean(0, keepdims=True)) / (x.std(0, keepdims=True) + 1)),
+    "contrastive": lambda x: jnp.mean(jax.nn.logsumexp(x @ gathered(x).T, axis=1) - (x * x).sum(1)),
+    "contrastive by labels": lambda x: jnp.mean(
+        -(jax.nn.log_softmax(x @ gathered(x).T) * jnp.eye(x.shape[0], 2 * x.shape[0], dtype=x.dtype)).sum(1)
+    ),
+    "inside jit": jax.jit(mean_loss),
+    "a chosen mean": lambda x: jnp.where(jnp.float32(1) > 0, mean_loss(x), 0.0),
+}
+UNKNOWN: dict[str, Callable[[Any], Any]] = {
+    "root": lambda x: jnp.sqrt(mean_loss(x)),
+    "largest": lambda x: x.max(),
+    "ratio": lambda x: x.sum() / (x > 0).astype(x.dtype).sum(),
+    "sum and mean": lambda x: x.sum() + mean_loss(x),
+    "product of means": lambda x: mean_loss(x) * mean_loss(x),
+    "first": lambda x: x[0].sum(),
+    "its own number": lambda _: lax.axis_index(AXIS),
+    "rounded": lambda x: mean_loss(x).astype(int),
+    "loop": lambda x: lax.fori_loop(0, 3, lambda _, total: total + x.sum(), 0.0),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums(name: str) -> None:
+    part = analysed(SUMS[name])[0]
+    assert part.kind in (Kind.TOTAL, Kind.ALIKE)
+    assert part.degree == 1
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_means(name: str) -> None:
+    part = analysed(MEANS[name])[0]
+    assert part.kind in (Kind.TOTAL, Kind.ALIKE)
+    assert part.degree == 0
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_is_neither(name: str) -> None:
+    assert analysed(UNKNOWN[name])[0].kind is Kind.OTHER
+
+
+def test_what_all_have_made_together() -> None:
+    assert analysed(lambda x: lax.psum(x.sum(), AXIS))[0].kind is Kind.SAME
+    assert analysed(lambda x: gathered(x).max())[0].kind is Kind.SAME
+
+
+@pytest.mark.parametrize(
+    ("fn", "row"),
+    [
+        (lambda x: x[0] - x[1], 1),
+        (lambda x: lax.dynamic_slice(x, (2, 0), (1, 3)), 2),
+        (lambda x: jnp.take(x, 3, axis=0), 3),
+        (jax.jit(lambda x: x[2]), 2),
+        (lambda x: x[-1], 0),
+        (lambda x: x[: x.shape[0] // 2], 0),
+        (lambda x: jnp.stack([x, x])[1], 0),
+        (lambda x: x[:, 2], 0),
+    ],
+)
+def test_rows_that_are_taken_by_their_numbers(fn: Callable[[Any], Any], row: int) -> None:
+    assert analysed(fn)[1].picked == row
+
+
+MEETINGS: dict[str, Callable[[Any], Any]] = {
+    "first": lambda x: x[0],
+    "last": lambda x: x[-1],
+    "two": lambda x: x[:2],
+    "but the first": lambda x: x[1:],
+    "half": lambda x: x[: x.shape[0] // 2],
+    "every second": lambda x: x[::2],
+    "reversed": lambda x: x * x[::-1],
+    "rolled": lambda x: x * jnp.roll(x, 1, 0),
+    "by an array": lambda x: jnp.take(x, jnp.array([0, 2]), axis=0),
+    "summed up": lambda x: jnp.cumsum(x, 0),
+    "sorted": lambda x: jnp.sort(x, axis=0)[:, 0],
+    "products": lambda x: x @ x.T,
+    "pairs": lambda x: jnp.abs(x[:, None] - x[None]),
+    "softmax over rows": lambda x: jnp.exp(x) / jnp.exp(x).sum(0, keepdims=True),
+    "carried": lambda x: lax.scan(lambda total, row: (total + row, total), jnp.zeros(3), x)[1],
+}
+APART: dict[str, Callable[[Any], Any]] = {
+    "column": lambda x: x[:, 0],
+    "columns": lambda x: x[:, 1:],
+    "all": lambda x: x[: x.shape[0]],
+    "two views": lambda x: jnp.split(jnp.concatenate([x, 2 * x]), 2)[1],
+    "a queue behind": lambda x: jnp.concatenate([x, jnp.ones((6, 3))])[: x.shape[0]],
+    "by labels": lambda x: x[jnp.arange(x.shape[0]), x[:, 0].astype(int)],
+    "repeated": lambda x: jnp.repeat(x, 2, axis=0),
+    "attention": lambda x: jax.nn.softmax(x[:, :, None] * x[:, None]),
+    "those of all": lambda x: x @ lax.all_gather(x, AXIS, tiled=True).T,
+    "synchronized": lambda x: x - lax.pmean(x.mean(0, keepdims=True), AXIS),
+    "for each row": lambda x: lax.map(lambda row: row[:1] * row, x),
+    "gradient for each": jax.vmap(jax.grad(lambda row: row[0] * row[1])),
+    "flipped rows": lambda x: x[:, ::-1],
+}
+
+
+@pytest.mark.parametrize("name", MEETINGS)
+def test_rows_that_meet_or_are_chosen_by_their_places(name: str) -> None:
+    assert analysed(MEETINGS[name], 24)[1].meetings
+
+
+@pytest.mark.parametrize("name", APART)
+def test_rows_that_are_treated_alike(name: str) -> None:
+    assert not analysed(APART[name], 24)[1].meetings
+
+
+def test_programs_that_do_something_else_for_other_numbers_of_rows() -> None:
+    with pytest.raises(Different, match="different operations"):
+        analysed(lambda x: sum(x[i] for i in range(x.shape[0])))
+    with pytest.raises(Different, match="sin in one is cos in the other"):
+        analysed(lambda x: jnp.sin(x) if x.shape[0] == 6 else jnp.cos(x))
