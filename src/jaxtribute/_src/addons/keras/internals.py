@@ -240,6 +240,12 @@ def listen(callbacks: Sequence[Any], hook: Callable[..., Any]) -> bool:
     return any(not is_default(getattr(callback, name)) for callback in callbacks for name in names)
 
 
+def first_batch(epoch: Foreign) -> Any:
+    """The first batch of an epoch, as Keras looks at it to build a model."""
+    _, _, batches = next(iter(epoch))
+    return batches[0] if isinstance(batches, (list, tuple)) else next(batches)
+
+
 def has_arrays(adapter: Foreign) -> bool:
     """True if a data adapter cuts its batches from whole arrays, to which nobody writes meanwhile."""
     return isinstance(adapter, ArrayDataAdapter)

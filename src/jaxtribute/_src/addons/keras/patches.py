@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from jaxtribute._src.addons.keras import checks, internals, multi_worker, sendin
 # Not used here: Keras must know the operation in it when it loads a model that another process has saved.
 from jaxtribute._src.addons.keras import functions as functions
 from jaxtribute._src.addons.keras.additivity import checked_updates
-from jaxtribute._src.addons.keras.building import shapes_of_a_replica
+from jaxtribute._src.addons.keras.building import as_shapes, shapes_of_a_replica
 from jaxtribute._src.addons.keras.custom_loops import initialized_now
 from jaxtribute._src.addons.keras.data import DistributedAdapter, adapted, readable
 from jaxtribute._src.addons.keras.internals import JAXEpochIterator, JAXTrainer, KerasModel, is_nnx_enabled
@@ -194,16 +195,18 @@ def _made(
 def _built_on_sample(
     original: Method, strategy: Strategy, model: KerasModel, iterator: Nest = None, data_batch: Leaf = None
 ) -> None:
+    if not internals.is_unbuilt(model):
+        original(model)
+        return
     # Where workers make the batches, shapes come from the coordinator's own dataset.
     sample = getattr(getattr(iterator, "data_adapter", None), "like_a_batch", None)
     if sample is not None:
-        iterator, data_batch = None, next(sample()) if internals.is_unbuilt(model) else None
-    if on_servers(strategy) or not internals.is_unbuilt(model):
-        original(model, iterator, data_batch)
-        return
+        data_batch = next(sample())
+    elif data_batch is None:
+        data_batch = internals.first_batch(iterator)
     # Losses may meet the other replicas, as they do in a step.
-    with shapes_of_a_replica(strategy):
-        original(model, iterator, data_batch)
+    with nullcontext() if on_servers(strategy) else shapes_of_a_replica(strategy):
+        original(model, data_batch=as_shapes(data_batch))
 
 
 def _no_state(_: Method, __: Strategy, ___: Foreign, **kwargs: bool) -> Any:
