@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import keras
-from jaxtribute._src.addons.keras import checks, internals, multi_worker, sending, trainer
+from jaxtribute._src.addons.keras import backups, checks, internals, multi_worker, sending, trainer
 
 # Not used here: Keras must know the operation in it when it loads a model that another process has saved.
 from jaxtribute._src.addons.keras import functions as functions
@@ -165,17 +165,12 @@ def _called(original: Method, model: KerasModel, *args: Leaf, **kwargs: Leaf) ->
 
 
 def _written_once(original: Method, strategy: Strategy, model: KerasModel, *args: Leaf, **kwargs: Leaf) -> Any:
-    result = None
-    if multi_worker.is_first(strategy):
-        try:
-            # Outside the scope other workers need not take part in what Keras makes for it.
-            with Context.entered(Context.outside()):
-                result = original(model, *args, **kwargs)
-        except Exception as error:
-            multi_worker.tell_written(strategy, f"{type(error).__name__}: {error}")
-            raise
-    multi_worker.tell_written(strategy)
-    return result
+    def write() -> Any:
+        # Outside the scope other workers need not take part in what Keras makes for it.
+        with Context.entered(Context.outside()):
+            return original(model, *args, **kwargs)
+
+    return multi_worker.once(strategy, kwargs.get("filepath", args[0] if args else None), write)
 
 
 def _made(
@@ -273,6 +268,7 @@ def _on_host(original: Method, epoch: Foreign) -> Iterator[Any]:
 # ---------------------------------------------------------------------------------------------------------- the table
 
 _SHOWN = ("fit", "evaluate", "predict")
+_WRITTEN = "of several workers the first writes, and the others wait"
 _GRADIENTS = "gradients are added up before they are applied"
 _OWN_GRADIENTS = "the same in a replica function of one's own"
 _CALLED = (*_SHOWN, "train_on_batch", "test_on_batch", "predict_on_batch")
@@ -294,9 +290,13 @@ PATCHES = (
         keras.Model,
         ("save", "save_weights", "export"),
         _written_once,
-        "of several workers the first writes",
+        _WRITTEN,
         in_strategy=True,
     ),
+    Patch(keras.saving, ("save_model",), _written_once, _WRITTEN, in_strategy=True),
+    Patch(keras.models, ("save_model",), _written_once, _WRITTEN, in_strategy=True),
+    Patch(keras.callbacks.BackupAndRestore, ("_save_model", "on_train_end"), backups.backed_up, _WRITTEN),
+    Patch(keras.callbacks.BackupAndRestore, ("on_train_begin",), backups.restored, "workers begin alike"),
     *(
         Patch(
             JAXTrainer,

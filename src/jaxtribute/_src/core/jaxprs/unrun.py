@@ -58,7 +58,7 @@ def methods_of_operations() -> Iterator[tuple[str, Any]]:
 
 def made_of(aval: Any, make: Callable[[tuple[int, ...], Any], Any]) -> Any:
     """An array of such a shape and dtype, by what makes those of numbers; random keys lie around their data."""
-    if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+    if not jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return make(aval.shape, aval.dtype)
     data = jax.eval_shape(jax.random.key_data, aval)
     return jax.random.wrap_key_data(make(data.shape, data.dtype), impl=aval.dtype._impl.name)

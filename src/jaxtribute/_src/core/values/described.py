@@ -128,13 +128,13 @@ class DescribedArray(jax.Array):
         number = self.number if part == self._shape else None
         return DescribedArray(part, self._dtype, SingleDeviceSharding(device), number)
 
-    def __array__(self, dtype: DType = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: DType = None, context: object = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """The number, if it is known.
 
         Raises:
           DeviceError: there are no values.
         """
-        del copy
+        del context, copy
         if self.number is None:
             raise DeviceError(
                 f"an array of shape {self._shape} and dtype {self._dtype} has no values: it lies on "
