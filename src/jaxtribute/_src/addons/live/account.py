@@ -9,7 +9,7 @@ from jaxtribute._src.addons.live.windows import Window, length_after, wall
 
 
 class Account:
-    """What was found in each window of time.
+    """Findings of the looks, by window of time.
 
     Args:
       places: the seconds of the thread that trains in each place.

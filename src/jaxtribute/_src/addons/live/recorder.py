@@ -41,7 +41,7 @@ _MOST_TEXT = 20_000
 
 
 class _Usage:
-    """What the process uses of the machine, asked for at most once in a while."""
+    """Usage of the machine by the process, asked for at most once in a while."""
 
     def __init__(self) -> None:
         self._devices: list[jax.Device] = []
