@@ -3,10 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
+
+K = TypeVar("K")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as WithDefault
+
+    T = WithDefault("T", default=jax.Array, covariant=True)
+    """The type of a component; `PerReplica` alone is `PerReplica[jax.Array]`."""
+
+    E = WithDefault("E", default=Any, covariant=True)
+    """The type of an element of a dataset."""
+
+    # jaxlib says nothing of the class's type.
+    @runtime_checkable
+    class Device(Protocol):
+        """A device of JAX, `jax.Device`."""
+
+        @property
+        def id(self) -> int: ...
+        @property
+        def platform(self) -> str: ...
+        @property
+        def device_kind(self) -> str: ...
+        @property
+        def process_index(self) -> int: ...
+        @property
+        def local_hardware_id(self) -> int | None: ...
+        @property
+        def client(self) -> Any: ...
+        def memory_stats(self) -> dict[str, int] | None: ...
+else:
+    T = TypeVar("T", covariant=True)
+    E = TypeVar("E", covariant=True)
+    Device = jax.Device
+
+L = TypeVar("L", bound="jax.Array | np.ndarray[Any, Any] | np.generic | complex | str | bytes")
+"""The type of one leaf of what a function returns: an array, or a value of Python."""
 
 Array: TypeAlias = jax.Array
 """An array of JAX: one that is there, or the tracer of one in a program."""

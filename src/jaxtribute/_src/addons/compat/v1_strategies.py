@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-import jax
-
 import jaxtribute as jd
 from jaxtribute import ReduceOp, Variable
 from jaxtribute._src.addons.compat import older
 from jaxtribute._src.addons.compat.legacy import warn_deprecated
-from jaxtribute.typing import Nest
+from jaxtribute.typing import Device, Nest
 
 if TYPE_CHECKING:
     from jaxtribute import DistributedDataset, InputContext, InputOptions
@@ -101,7 +99,7 @@ class TPUStrategy(Strategy, older.TPUStrategy):
         self,
         tpu_cluster_resolver: ClusterResolver | None = None,
         steps_per_run: int | None = None,
-        device_assignment: Sequence[str | jax.Device] | None = None,
+        device_assignment: Sequence[str | Device] | None = None,
     ) -> None:
         super().__init__(tpu_cluster_resolver, device_assignment)
         self._steps_per_run = 1 if steps_per_run is None else steps_per_run

@@ -28,7 +28,7 @@ from jaxtribute._src.addons.live.looks import OUTSIDE, PARTS, PLACES, STEP, Pace
 from jaxtribute._src.addons.live.windows import Window, length_after
 from jaxtribute.experimental import Event, Observer
 from jaxtribute.extending import Kinds, count, examples_in, located, subscribe
-from jaxtribute.typing import Foreign, Json
+from jaxtribute.typing import Device, Foreign, Json
 
 if TYPE_CHECKING:
     from jaxtribute.extending import Program
@@ -103,7 +103,7 @@ class Recorder(Observer):
         """Findings of the looks in this window, for the seconds from `_before`, where it began."""
         self._before = self._places.at(0.0)
         self._told = (0, 0)
-        self._devices: list[jax.Device] = []
+        self._devices: list[Device] = []
         self._used: dict[str, Json] = {}
         self._used_at = -_USE_S
         self._compiling: dict[Foreign, bool] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, TypeVarTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jaxtribute._src.addons.models.trees import take_state_apart
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, VariableError
 from jaxtribute.extending import Context
 from jaxtribute.precision import LossScale, Policy
-from jaxtribute.typing import ArrayLike, Leaf, Nest
+from jaxtribute.typing import ArrayLike, Leaf, Nest, ReduceOpLike
 
 if TYPE_CHECKING:
     from jaxtribute import ReplicaContext
@@ -28,7 +28,13 @@ _AGGREGATIONS = {
 }
 
 
-class Model:
+M = TypeVar("M", covariant=True)
+P = ParamSpec("P")
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+
+class Model(Generic[M]):
     """A model of Flax NNX, Equinox or plain nests, its arrays in variables of the strategy in whose scope it is made.
 
     `jd.value_and_grad`, `jd.Optimizer`, `jd.Checkpoint` and `strategy.visualize` take it whole, and a `jd.function`
@@ -61,7 +67,7 @@ class Model:
 
     def __init__(
         self,
-        model: Nest,
+        model: M,
         optimizer: optax.GradientTransformation | None = None,
         *,
         state: Nest = None,
@@ -133,7 +139,7 @@ class Model:
 
     # Using it.
 
-    def __call__(self, *args: Nest, **kwargs: Nest) -> Any:
+    def __call__(self: Model[Callable[P, R]], *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls the model with its present values, and keeps what the call changes in it.
 
         In a replica function each of several replicas has random keys of its own.
@@ -145,10 +151,10 @@ class Model:
         """
         if self._precision is None:
             return self.apply(_call, *args, **kwargs)
-        args, kwargs = self._precision.to_compute((args, kwargs))
-        return self._precision.to_output(self.apply(_call, *args, **kwargs))
+        given: Any = self._precision.to_compute((args, kwargs))
+        return self._precision.to_output(self.apply(_call, *given[0], **given[1]))
 
-    def apply(self, fn: Callable[..., Any], *args: Nest, **kwargs: Nest) -> Any:
+    def apply(self, fn: Callable[Concatenate[M, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Returns `fn(model, *args, **kwargs)` of the model with its present values, and keeps what `fn` changes in it.
 
         Only modules of NNX can be changed, and of them only the variables are kept: another attribute, such as one that
@@ -164,7 +170,7 @@ class Model:
         return result
 
     @property
-    def value(self) -> Any:
+    def value(self) -> M:
         """A new model with the present values; changes of it are not kept."""
         return self._outline.build(self._values())
 
@@ -227,7 +233,7 @@ class Model:
 
     # Training it.
 
-    def minimize(self, loss: Callable[..., Any], *args: Nest, has_aux: bool = False) -> Any:
+    def minimize(self, loss: Callable[[*Ts], R], *args: *Ts, has_aux: bool = False) -> R:
         """Differentiates `loss(*args)` by the parameters and updates them; returns what `loss` does.
 
         In a replica function the losses of all replicas add up to the loss of the batch, as
@@ -245,7 +251,7 @@ class Model:
         self.apply_gradients(gradients)
         return value
 
-    def apply_gradients(self, gradients: Nest, reduce_op: ReduceOp | str | None = "SUM", **extra: Any) -> None:
+    def apply_gradients(self, gradients: Nest, reduce_op: ReduceOpLike | None = "SUM", **extra: Any) -> None:
         """Reduces gradients over the replicas and updates the parameters; see `jd.Optimizer.apply_gradients`.
 
         Args:

@@ -17,9 +17,9 @@ from jaxtribute._src.core.collectives.options import CommunicationOptions
 from jaxtribute._src.core.collectives.summation import AutoSum, OneDeviceSum, PackedSum, Packs, Summation, TreeSum
 from jaxtribute._src.core.devices import resolve_device
 from jaxtribute._src.core.jaxprs.core import Tracer
-from jaxtribute._src.core.types import Leaf, Numeric
+from jaxtribute._src.core.types import Device, Leaf, Numeric
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica
-from jaxtribute._src.core.values.enums import ReduceOp
+from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike
 from jaxtribute._src.core.values.mesh import ReplicaMesh
 from jaxtribute._src.core.values.sparse import refuse_sparse
 from jaxtribute._src.core.values.variable import Variable
@@ -47,7 +47,7 @@ class CrossDeviceOps:
 
     def reduce(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: ReduceOpLike,
         per_replica_value: Leaf,
         destinations: Leaf,
         options: CommunicationOptions | None = None,
@@ -75,7 +75,7 @@ class CrossDeviceOps:
 
     def batch_reduce(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: ReduceOpLike,
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
@@ -213,7 +213,7 @@ class ReductionToOneDevice(CrossDeviceOps):
 
     def __init__(
         self,
-        reduce_to_device: str | jax.Device | None = None,
+        reduce_to_device: str | Device | None = None,
         accumulation_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self._device = None if reduce_to_device is None else resolve_device(reduce_to_device)

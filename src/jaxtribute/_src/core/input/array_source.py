@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import grain
 import jax
 import numpy as np
 
 from jaxtribute._src.core.input.batches import as_array, lengths_in, shapes_in
-from jaxtribute._src.core.types import Foreign, Leaf, Nest
+from jaxtribute._src.core.types import E, Foreign, Leaf, Nest, T
 from jaxtribute._src.core.values.sparse import is_sparse
 from jaxtribute.errors import InputError
+
+if TYPE_CHECKING:
+
+    class RowDataset(grain.MapDataset[E]):
+        """What Grain's dataset is where its batches have the structure of its rows: Grain's own types forget it."""
+
+        def batch(self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Any = None) -> RowDataset[E]: ...
+        def map(self, transform: Any) -> RowDataset[Any]: ...
+        def repeat(self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> RowDataset[E]: ...
+        def seed(self, seed: int) -> RowDataset[E]: ...
+        def shuffle(self, seed: int | None = None) -> RowDataset[E]: ...
+else:
+    RowDataset = grain.MapDataset
 
 _ALIGNMENT = 64
 """XLA uses host memory as a CPU device's buffer, without a copy, if it is aligned to so many bytes."""
@@ -83,7 +96,7 @@ def _rows(array: np.ndarray[Any, Any], indices: Foreign) -> Any:
     return np.take(array, indices, axis=0, out=out, mode="clip")
 
 
-def make_numpy_dataset(numpy_input: Nest) -> grain.MapDataset[Any]:
+def make_numpy_dataset(numpy_input: T) -> RowDataset[T]:
     """Makes a Grain dataset of the rows of arrays.
 
     Args:
@@ -97,4 +110,4 @@ def make_numpy_dataset(numpy_input: Nest) -> grain.MapDataset[Any]:
 
     Source: `tf.distribute.Strategy.experimental_make_numpy_dataset`.
     """
-    return grain.MapDataset.source(ArraySource(numpy_input))
+    return cast("RowDataset[T]", grain.MapDataset.source(ArraySource(numpy_input)))

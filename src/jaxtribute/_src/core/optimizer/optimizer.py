@@ -26,7 +26,7 @@ from jaxtribute._src.core.optimizer.slots import Slots, make_slots
 from jaxtribute._src.core.optimizer.updates import guarded_update, reduce_to_slices, sliced_update, whole_update
 from jaxtribute._src.core.traced_reads import traced_reads
 from jaxtribute._src.core.types import Nest
-from jaxtribute._src.core.values.enums import ReduceOp
+from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike
 from jaxtribute._src.core.values.slices import Cut
 from jaxtribute._src.core.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, StrategyMixError
@@ -182,7 +182,7 @@ class Optimizer:
         slots = len(self._slots.variables)
         return f"<jd.Optimizer of {names}; {slots} slots, {len(self._sliced)} variables sharded{cycle}>"
 
-    def apply_gradients(self, grads_and_vars: Any, reduce_op: ReduceOp | str | None = "SUM", **extra: Any) -> None:
+    def apply_gradients(self, grads_and_vars: Any, reduce_op: ReduceOpLike | None = "SUM", **extra: Any) -> None:
         """Reduces gradients over the replicas and updates the variables; with `accumulate_steps`, now and then.
 
         All replicas must call it. In cross-replica context per-replica gradients are reduced and all others

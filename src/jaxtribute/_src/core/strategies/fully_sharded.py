@@ -14,6 +14,7 @@ from jaxtribute._src.core.strategies.base import Strategy
 from jaxtribute._src.core.strategies.groups import groups_of
 from jaxtribute._src.core.strategies.mirrored import local_mesh
 from jaxtribute._src.core.strategies.multi_worker import MultiWorkerExtended, join, worker_mesh
+from jaxtribute._src.core.types import Device
 from jaxtribute._src.core.values.automatic import SMALL_BYTES, AutomaticLayout
 from jaxtribute._src.core.values.enums import VariableSynchronization
 from jaxtribute._src.core.values.layouts import LayoutMap
@@ -104,7 +105,7 @@ class FullyShardedStrategy(Strategy):
 
     def __init__(
         self,
-        devices: Sequence[str | jax.Device] | int | None = None,
+        devices: Sequence[str | Device] | int | None = None,
         cluster_resolver: ClusterResolver | None = None,
         *,
         min_bytes: int = SHARDED_BYTES,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Literal, TypeAlias
 
 from jaxtribute.errors import ArgumentError
 
@@ -58,7 +59,7 @@ class ReduceOp(Enum):
         raise ArgumentError(f"{aggregation} is no reduction. HINT: use VariableAggregation.SUM or MEAN.")
 
     @staticmethod
-    def parse(value: ReduceOp | str) -> ReduceOp:
+    def parse(value: ReduceOpLike) -> ReduceOp:
         """Returns the `ReduceOp` that `value`, an enum member or its name in any case, means.
 
         Raises:
@@ -71,3 +72,11 @@ class ReduceOp(Enum):
         raise ArgumentError(
             f'unknown reduce_op {value!r}. HINT: use jd.ReduceOp.SUM, jd.ReduceOp.MEAN, "SUM" or "MEAN".'
         )
+
+
+ReduceOpLike: TypeAlias = ReduceOp | Literal["SUM", "MEAN"]
+"""A reduction, or its name."""
+SynchronizationLike: TypeAlias = VariableSynchronization | Literal["AUTO", "NONE", "ON_WRITE", "ON_READ"]
+"""A member, or its name."""
+AggregationLike: TypeAlias = VariableAggregation | Literal["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"]
+"""A member, or its name."""
