@@ -136,12 +136,14 @@ if _TYPE_CHECKING:
 _found, _listed = _lazy_names(__name__, _LAZY, _LAZY_MODULES)
 
 
-def __getattr__(name: str) -> _Any:
-    if name == "__version__":
-        from importlib.metadata import version
+if not _TYPE_CHECKING:  # a checker is to know what is not there
 
-        return version(__name__)
-    return _found(name)
+    def __getattr__(name: str) -> _Any:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version(__name__)
+        return _found(name)
 
 
 def __dir__() -> list[str]:

@@ -29,7 +29,9 @@ def publish(home: str, names: Iterable[str] | None = None) -> None:
 def lazy_names(
     home: str, names: Mapping[str, str], modules: Iterable[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Makes the `__getattr__` and `__dir__` of a public module, some of whose names load much or are rarely used.
+    """Gives a public module, some of whose names load much or are rarely used, `__getattr__` and `__dir__`.
+
+    They are not assigned in the module itself, so that a checker knows what is not there.
 
     Args:
       home: the public module.
@@ -58,6 +60,7 @@ def lazy_names(
     def listed() -> list[str]:
         return sorted({*vars(module), *names, *public})
 
+    vars(module).update(__getattr__=find, __dir__=listed)
     return find, listed
 
 

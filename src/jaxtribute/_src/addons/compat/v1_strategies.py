@@ -10,7 +10,7 @@ import jaxtribute as jd
 from jaxtribute import ReduceOp, Variable
 from jaxtribute._src.addons.compat import older
 from jaxtribute._src.addons.compat.legacy import warn_deprecated
-from jaxtribute.typing import Device, Nest
+from jaxtribute.typing import Device, Nest, ReduceOpLike
 
 if TYPE_CHECKING:
     from jaxtribute import DistributedDataset, InputContext, InputOptions
@@ -23,7 +23,7 @@ class Strategy(jd.Strategy):
     Source: `tf.compat.v1.distribute.Strategy`.
     """
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Nest, axis: int | tuple[int, ...] | None = None) -> Any:
+    def reduce(self, reduce_op: ReduceOpLike, value: Nest, axis: int | tuple[int, ...] | None = None) -> Any:
         """Reduces distributed values over the replicas; as `jd.Strategy.reduce`, where `axis` has no default.
 
         Source: `tf.compat.v1.distribute.Strategy.reduce`.

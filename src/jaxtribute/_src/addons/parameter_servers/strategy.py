@@ -39,13 +39,13 @@ class ParameterServerExtended(StrategyExtended):
       cluster: the cluster, on its coordinator; None on a worker.
     """
 
-    variable_kind = ServerVariable
+    variable_kind: type[Variable] = ServerVariable
 
     def __init__(self, access: Access, cluster: Cluster | None) -> None:
         mesh = ReplicaMesh((jax.local_devices()[0],))
         super().__init__(mesh)
         self.cluster = cluster
-        self.server_policy = ServerPolicy(mesh, access)
+        self.server_policy: ServerPolicy = ServerPolicy(mesh, access)
         self.known_optimizer: RemoteOptimizer | None = None
         """On a worker, what the optimizer that is being made updates its variables by."""
 

@@ -51,7 +51,7 @@ class Writer:
         *,
         trackers: Sequence[str | Tracker] = ("tensorboard",),
     ) -> None:
-        self.step = step
+        self.step: int = step
         """The step that values belong to where `write` is given none."""
         self._waiting: deque[tuple[str, str, Foreign, int, float]] = deque()
         self._closed = False

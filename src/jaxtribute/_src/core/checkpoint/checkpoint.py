@@ -35,6 +35,8 @@ class RestoreStatus:
     Source: the status objects of `tf.train.Checkpoint.restore`.
     """
 
+    differences: Differences
+
     def __init__(self, path: Path, differences: Differences) -> None:
         self._path, self.differences = path, differences
 

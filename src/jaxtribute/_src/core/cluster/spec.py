@@ -6,7 +6,7 @@ import copy
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsIndex
 
 from jaxtribute._src.core import settings
 from jaxtribute._src.core.environment import shown, whole_number
@@ -151,7 +151,7 @@ class ClusterSpec:
                 return False
         return self._jobs == other._jobs if isinstance(other, ClusterSpec) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # it equals dicts, which have none
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]  # it equals dicts, which have none
 
     def __repr__(self) -> str:
         jobs = ", ".join(f"{job!r}: {tasks!r}" for job, tasks in sorted(self.as_dict().items()))

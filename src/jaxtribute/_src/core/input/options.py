@@ -165,6 +165,9 @@ class DatasetCreator:
     Source: `tf.keras.utils.experimental.DatasetCreator`.
     """
 
+    dataset_fn: Callable[[InputContext], Iterable[Any]]
+    input_options: InputOptions | None
+
     def __init__(
         self, dataset_fn: Callable[[InputContext], Iterable[Any]], input_options: InputOptions | None = None
     ) -> None:

@@ -104,7 +104,7 @@ class Optimizer:
         self._sliced: dict[int, Cut]
         self._accumulation: Accumulation | None = None
         cycle = _checked_cycle(accumulate_steps, accumulate_op)
-        self.remote = self._strategy.extended.remote_optimizer(transform, self.nest)
+        self.remote: Any = self._strategy.extended.remote_optimizer(transform, self.nest)
         """The updater of variables of other processes; None where this object updates the variables."""
         if self.remote is not None:
             self._slots, self._sliced = self.remote.slots, {}

@@ -231,9 +231,6 @@ class PerReplica(ReplicaValues, Generic[T]):
             return self is not other
         return self._compared(operator.ne, other)
 
-    # A class that defines `==` loses its hash. Values are keys by identity.
-    __hash__ = object.__hash__
-
     def _compared(self, function: Callable[[Any, Any], Any], other: Numeric) -> Any:
         """`function` of each component and of `other`, or of its component."""
         if not isinstance(other, (PerReplica, ArrayOperators, *COMPARABLE, *((str,) if self.is_tuple else ()))):
@@ -265,6 +262,7 @@ class PerReplica(ReplicaValues, Generic[T]):
 
     if TYPE_CHECKING:
 
+        def __hash__(self) -> int: ...
         def __add__(self, *_: Any) -> NoReturn: ...
         def __radd__(self, *_: Any) -> NoReturn: ...
         def __sub__(self, *_: Any) -> NoReturn: ...
@@ -289,6 +287,8 @@ class PerReplica(ReplicaValues, Generic[T]):
         def __bool__(self, *_: Any) -> NoReturn: ...
         def __getitem__(self, *_: Any) -> NoReturn: ...
     else:
+        # A class that defines `==` loses its hash. Values are keys by identity.
+        __hash__ = object.__hash__
         __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _no_operand
         __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __floordiv__ = __mod__ = __neg__ = _no_operand
         __lt__ = __le__ = __gt__ = __ge__ = __float__ = __int__ = __bool__ = __getitem__ = _no_operand

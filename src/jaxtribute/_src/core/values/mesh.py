@@ -129,18 +129,18 @@ class ReplicaMesh:
     def __init__(
         self, devices: Sequence[Device], peers: Peers | None = None, group: Mapping[str, int] | None = None
     ) -> None:
-        self.devices = tuple(devices)
-        self.group = dict(group or {})
+        self.devices: tuple[Device, ...] = tuple(devices)
+        self.group: dict[str, int] = dict(group or {})
         """The axes within a replica, and their lengths; empty where a replica has one device."""
-        self.group_size = math.prod(self.group.values())
+        self.group_size: int = math.prod(self.group.values())
         """Number of devices of each replica."""
-        self.size = len(self.devices) // self.group_size
+        self.size: int = len(self.devices) // self.group_size
         """Number of replicas."""
         self.peers = peers
         # Several threads may count: to take the next number is one call of C.
         self._calls = itertools.count(1)
         # XLA's CPU collectives starve its thread pool when too many steps are in flight.
-        self.described = is_described(self.devices[0])
+        self.described: bool = is_described(self.devices[0])
         """True if programs for the devices are compiled and not run; what lies on them are `DescribedArray`s."""
         self._bounded = len(self.devices) > 1 and self.devices[0].platform == "cpu"
 

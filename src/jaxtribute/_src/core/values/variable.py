@@ -353,10 +353,8 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         return f"{self._policy.label}:{{\n" + ",\n".join(lines) + "\n}"
 
 
-def _made_again(
-    kind: type[Variable], value: Numeric, trainable: bool, name: str, synchronization: str, aggregation: str
-) -> Variable:
-    return kind(value, trainable, name, synchronization=synchronization, aggregation=aggregation)
+def _made_again(kind: type[Variable], value: Numeric, trainable: bool, name: str, *how: Any) -> Variable:
+    return kind(value, trainable, name, synchronization=how[0], aggregation=how[1])
 
 
 def _shown(variable: Variable, suffix: str, value: Numeric) -> str:

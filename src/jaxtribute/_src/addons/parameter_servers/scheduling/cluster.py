@@ -24,6 +24,7 @@ from jaxtribute._src.addons.messaging.transport import Endpoint, Hub, TaskSettin
 from jaxtribute._src.addons.messaging.wire import Header
 from jaxtribute._src.addons.parameter_servers.engines.engine import Engine
 from jaxtribute._src.addons.parameter_servers.partitioners import Partitioner, shard_offsets, shards_of
+from jaxtribute._src.addons.parameter_servers.scheduling.closure_queue import ClosureQueue
 from jaxtribute._src.addons.parameter_servers.scheduling.closures import Numbers, Worker
 from jaxtribute._src.addons.parameter_servers.scheduling.dispatcher import Dispatcher
 from jaxtribute._src.addons.parameter_servers.server import saves
@@ -58,6 +59,11 @@ class Cluster:
       timeout_s: how long a process may take to start or to answer.
     """
 
+    engine: Engine
+    timeout_s: float
+    servers: int
+    workers: int
+
     def __init__(
         self,
         engine: Engine,
@@ -75,9 +81,9 @@ class Cluster:
         self.servers, self.workers, self._mirrored = servers, workers, bool(replicas)
         self._partitioner = partitioner
         self._keys = settings.keys
-        self.numbers = Numbers()
-        self.keys = itertools.count(1)
-        self.definitions = itertools.count(1)
+        self.numbers: Numbers = Numbers()
+        self.keys: itertools.count[int] = itertools.count(1)
+        self.definitions: itertools.count[int] = itertools.count(1)
         self._turn = itertools.count()
         self._code: dict[int, tuple[int, bytes]] = {}
         """For each optimizer and computed initial value: its code, and -1 or the only server that needs it."""
@@ -87,7 +93,7 @@ class Cluster:
         self._failure: ClusterError | None = None
         self._saved: Path | None = None
         self._directory: Path | None = None
-        self.epoch = 1
+        self.epoch: int = 1
         self.coordinator: weakref.ref[ClusterCoordinator] | None = None
         """The strategy's one coordinator, if it has been asked for."""
         hub = Hub(settings.folder, settings.keys, engine.host)
@@ -100,16 +106,16 @@ class Cluster:
             engine.launch("worker", index, hub.endpoint, staleness, timeout_s)
         self.endpoints: list[Endpoint] = []
         self._mirrors: list[Endpoint] = []
-        self.dispatcher = Dispatcher(
+        self.dispatcher: Dispatcher = Dispatcher(
             hub,
             [_worker_of(engine, index) for index in range(workers)],
             self.numbers,
             lambda: (self.endpoints, self.epoch),
             timeout_s,
         )
-        self.queue = self.dispatcher.queue
-        self.client = Client(settings.keys, timeout_s, self._check)
-        self.access = Access(
+        self.queue: ClosureQueue = self.dispatcher.queue
+        self.client: Client = Client(settings.keys, timeout_s, self._check)
+        self.access: Access = Access(
             self.client, self._token, self._persist, lambda header: self.numbers.end(header["once"][0])
         )
         # A strategy that is dropped without `close` ends its processes, also at the end of the program.
