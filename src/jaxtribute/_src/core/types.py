@@ -50,7 +50,15 @@ HostArray: TypeAlias = np.ndarray[Any, Any]
 """An array of NumPy, of any shape and element type."""
 Number: TypeAlias = bool | int | float | complex
 """A number of Python, which takes the element type of what it meets."""
-ArrayLike: TypeAlias = jax.Array | np.ndarray[Any, Any] | np.generic | bool | int | float | complex
+
+
+class HasArray(Protocol):
+    """A value that stands for an array: a variable, a `Mirrored`."""
+
+    def __jax_array__(self) -> jax.Array: ...
+
+
+ArrayLike: TypeAlias = jax.Array | np.ndarray[Any, Any] | np.generic | bool | int | float | complex | HasArray
 """An array, or what becomes one."""
 Numeric: TypeAlias = Any
 """An array of JAX or NumPy, a tracer, a number, or a value that stands for an array: a variable, a `Mirrored`."""

@@ -28,7 +28,12 @@ _AGGREGATIONS = {
 }
 
 
-M = TypeVar("M", covariant=True)
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as WithDefault
+
+    M = WithDefault("M", default=Any, covariant=True)
+else:
+    M = TypeVar("M", covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")

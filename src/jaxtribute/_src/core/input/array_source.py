@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grain
 import jax
 import numpy as np
 
 from jaxtribute._src.core.input.batches import as_array, lengths_in, shapes_in
-from jaxtribute._src.core.types import Foreign, Leaf, Nest, T
+from jaxtribute._src.core.types import Foreign, Leaf, Nest
 from jaxtribute._src.core.values.sparse import is_sparse
 from jaxtribute.errors import InputError
 
@@ -105,7 +105,7 @@ def _rows(array: np.ndarray[Any, Any], indices: Foreign) -> Any:
     return np.take(array, indices, axis=0, out=out, mode="clip")
 
 
-def make_numpy_dataset(numpy_input: T) -> RowDataset[T]:
+def make_numpy_dataset(numpy_input: Nest) -> grain.MapDataset[Any]:
     """Makes a Grain dataset of the rows of arrays.
 
     Args:
@@ -119,4 +119,4 @@ def make_numpy_dataset(numpy_input: T) -> RowDataset[T]:
 
     Source: `tf.distribute.Strategy.experimental_make_numpy_dataset`.
     """
-    return cast("RowDataset[T]", grain.MapDataset.source(ArraySource(numpy_input)))
+    return grain.MapDataset.source(ArraySource(numpy_input))

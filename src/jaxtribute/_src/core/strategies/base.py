@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 import jax
 import numpy as np
@@ -122,10 +122,6 @@ class Strategy(OlderMethods):
     # Of a nest, the results that checkers can follow: of arrays, and of tuples, lists and dictionaries of them.
     @overload
     def run(
-        self, fn: Callable[..., None], args: Nest = (), kwargs: Nest = None, options: RunOptions | None = None
-    ) -> None: ...
-    @overload
-    def run(
         self, fn: Callable[..., L], args: Nest = (), kwargs: Nest = None, options: RunOptions | None = None
     ) -> Distributed[L]: ...
     @overload
@@ -140,6 +136,10 @@ class Strategy(OlderMethods):
     def run(
         self, fn: Callable[..., dict[K, L]], args: Nest = (), kwargs: Nest = None, options: RunOptions | None = None
     ) -> dict[K, Distributed[L]]: ...
+    @overload
+    def run(
+        self, fn: Callable[..., None], args: Nest = (), kwargs: Nest = None, options: RunOptions | None = None
+    ) -> None: ...
     @overload
     def run(self, fn: Function, args: Nest = (), kwargs: Nest = None, options: RunOptions | None = None) -> Any: ...
     @observed(RUN)
@@ -449,7 +449,7 @@ class Strategy(OlderMethods):
         from jaxtribute._src.core.input.array_source import make_numpy_dataset
 
         del session  # of TensorFlow 1
-        return make_numpy_dataset(numpy_input)
+        return cast("RowDataset[T]", make_numpy_dataset(numpy_input))
 
     def visualize(self, what: Leaf, *, limit: int = 40) -> Any:
         """Draws which device holds which part of which array, or which replica reads which examples.

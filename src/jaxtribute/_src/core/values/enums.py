@@ -74,9 +74,17 @@ class ReduceOp(Enum):
         )
 
 
-ReduceOpLike: TypeAlias = ReduceOp | Literal["SUM", "MEAN"]
-"""A reduction, or its name."""
-SynchronizationLike: TypeAlias = VariableSynchronization | Literal["AUTO", "NONE", "ON_WRITE", "ON_READ"]
-"""A member, or its name."""
-AggregationLike: TypeAlias = VariableAggregation | Literal["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"]
-"""A member, or its name."""
+ReduceOpLike: TypeAlias = ReduceOp | Literal["SUM", "MEAN", "sum", "mean"]
+"""A reduction, or its name in any case."""
+SynchronizationLike: TypeAlias = (
+    VariableSynchronization
+    | Literal["AUTO", "NONE", "ON_WRITE", "ON_READ"]
+    | Literal["auto", "none", "on_write", "on_read"]
+)
+"""A member, or its name in any case."""
+AggregationLike: TypeAlias = (
+    VariableAggregation
+    | Literal["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"]
+    | Literal["none", "sum", "mean", "only_first_replica"]
+)
+"""A member, or its name in any case."""

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,7 +18,7 @@ from jaxtribute._src.core.traced_reads import traced_reads
 if TYPE_CHECKING:
     from jaxtribute._src.core.values.copies import HostCopy, SpareMemory
 
-updating: AbstractContextManager[bool] = threading.RLock()
+updating: threading.RLock = threading.RLock()
 """Held while a step gives up variables' arrays and puts new ones in place: no other thread may read in between."""
 
 
