@@ -1,4 +1,8 @@
-"""The programming model of `tf.distribute` on JAX: `import jaxtribute as jd`."""
+"""The programming model of `tf.distribute` on JAX: `import jaxtribute as jd`.
+
+Examples in docstrings are of a process with four devices or more (`jd.config.set_logical_cpu_devices(4)`), and name
+`jnp`, `np` and `optax` as everybody does.
+"""
 
 from importlib import import_module as _import_module
 from os import environ as _environ

@@ -40,16 +40,16 @@ def replica_step(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     optimizer.apply_gradients(both[1], reduce_op="MEAN")
     context = jd.get_replica_context()
     assert context is not None
-    examples = context.all_reduce("SUM", jnp.float32(len(y)))
+    counted = context.all_reduce("SUM", jnp.float32(len(y)))
     seen = count.assign_add(1.0)
-    return value, examples
+    return value, counted + 0 * seen.sum()
 
 
 @jd.function
 def train_step(batch: tuple[jd.PerReplica | jax.Array, ...]) -> jax.Array:
     results = strategy.run(replica_step, args=batch)
     losses, examples = results
-    return strategy.reduce("SUM", losses, axis=None)
+    return strategy.reduce("SUM", losses, axis=None) / strategy.reduce("MEAN", examples, axis=None)
 
 
 for batch in batches:
@@ -63,5 +63,5 @@ gathered = strategy.gather(strategy.run(w.read_value), axis=0)
 named = strategy.run(lambda: {"loss": jnp.ones(())})
 sums = strategy.reduce("SUM", named, axis=None)
 shape = w.shape
-step = iter(batches)
-element = next(step)
+iterator = iter(batches)
+element = next(iterator)

@@ -85,3 +85,8 @@ def _readdress(value: object, home: str) -> None:
     # The shortest name is the one in the guides: `jaxtribute.X` rather than that of a submodule.
     if now.startswith(_PRIVATE) or (now.startswith("jaxtribute") and len(home) < len(now)):
         value.__module__ = home
+        # `help` says of each method where it is from, unless it is from the class's own module.
+        for member in vars(value).values() if isclass(value) else ():
+            function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+            if isfunction(function) and function.__module__ == now:
+                function.__module__ = home

@@ -48,7 +48,7 @@ class Model(Generic[M]):
     Args:
       model: a module of Flax NNX, or a nest of arrays: a module of Equinox, parameters of Flax Linen or Haiku. Its
         arrays are copied. Those of floating dtypes are parameters; of NNX only `nnx.Param`. An abstract one, as
-        `nnx.eval_shape` gives, has zeros until `jaxtribute._src.addons.models.safetensors.load` fills it.
+        `nnx.eval_shape` gives, has zeros until `jaxtribute.integrations.safetensors.load` fills it.
       optimizer: an Optax transformation that trains the parameters; None for a model that is not trained, or by
         an optimizer of its own: `jd.Optimizer(transform, model)`.
       state: a nest of what steps change besides, such as an `equinox.nn.State` or the `batch_stats` of Flax Linen: an
@@ -66,6 +66,15 @@ class Model(Generic[M]):
         a state with other leaves than arrays of numbers; `wrt` of another structure than the model.
       ArgumentError: a module of Equinox that holds its first state; an abstract model with random keys without `rng`;
         options without an optimizer; `wrt` that selects nothing.
+
+    Examples:
+      >>> with jd.MirroredStrategy(2).scope():
+      ...     model = jd.Model({"w": jnp.zeros(3)}, optax.sgd(0.5))
+      >>> loss = lambda x: jnp.sum((model.value["w"] - x) ** 2)
+      >>> float(model.minimize(loss, jnp.ones(3)))
+      3.0
+      >>> model.value["w"]
+      Array([1., 1., 1.], dtype=float32)
 
     Source: `flax.training.train_state.TrainState`, with variables; `nnx.ModelAndOptimizer`.
     """

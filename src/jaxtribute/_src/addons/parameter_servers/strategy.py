@@ -135,6 +135,19 @@ class ParameterServerStrategy(Strategy):
       ClusterSpecError: the cluster has other jobs, or several chiefs, or this process is not its chief.
       DeadlineError: a process has not started in time.
 
+    Examples:
+      >>> strategy = jd.ParameterServerStrategy({"worker": 2, "ps": 1})  # starts three processes
+      >>> coordinator = jd.coordinator.ClusterCoordinator(strategy)
+      >>> with strategy.scope():
+      ...     w = jd.Variable(1.0)
+      >>> step = jd.function(lambda: w.assign_add(1.0))
+      >>> for _ in range(3):
+      ...     result = coordinator.schedule(step)
+      >>> coordinator.join()
+      >>> w.numpy()
+      array(4., dtype=float32)
+      >>> strategy.close()
+
     Source: `tf.distribute.ParameterServerStrategy`.
     """
 

@@ -41,6 +41,13 @@ class Writer:
       ArgumentError: there is no tracker of a name.
       ArgumentTypeError: an object is neither a name nor a tracker.
 
+    Examples:
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     with jd.summary.Writer(folder, trackers=["csv"]) as writer:
+      ...         writer.write(loss=0.5)
+      ...     os.listdir(folder)
+      ['metrics.csv']
+
     Source: `tf.summary.create_file_writer`.
     """
 

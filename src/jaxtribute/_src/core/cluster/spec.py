@@ -52,6 +52,11 @@ class ClusterSpec:
       ArgumentTypeError: `cluster` is nothing of that, or a name or an address is no string.
       ClusterSpecError: two tasks have one address, or an index is negative or no integer. TensorFlow accepts both.
 
+    Examples:
+      >>> cluster = jd.ClusterSpec({"worker": ["a:2222", "b:2222"], "ps": ["c:2222"]})
+      >>> cluster.num_tasks("worker"), cluster.task_address("ps", 0)
+      (2, 'c:2222')
+
     Source: `tf.train.ClusterSpec`.
     """
 
@@ -231,6 +236,12 @@ class ClusterDeviceFilters:
 
     It is kept for programs that set it: a process of JAX never places anything on another process's devices by itself,
     so there is nothing to filter.
+
+    Examples:
+      >>> filters = jd.ClusterDeviceFilters()
+      >>> filters.set_device_filters("worker", 0, ["/job:ps"])
+      >>> filters.as_dict()
+      {'worker': {0: ['/job:ps']}}
 
     Source: `tf.config.experimental.ClusterDeviceFilters`.
     """

@@ -32,6 +32,12 @@ class CrossDeviceOps:
     For an algorithm of your own subclass it and write `summation`, which serves compiled programs and eager code
     alike. The other methods may be overridden to change what happens outside compiled programs.
 
+    Examples:
+      >>> class Doubling(jd.CrossDeviceOps):
+      ...     def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
+      ...         return 2 * sum(per_replica_value.values)
+      >>> strategy = jd.MirroredStrategy(2, cross_device_ops=Doubling())
+
     Source: `tf.distribute.CrossDeviceOps`.
     """
 
@@ -165,6 +171,11 @@ class NcclAllReduce(CrossDeviceOps):
     Raises:
       ArgumentError: a negative number.
 
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2, cross_device_ops=jd.NcclAllReduce())
+      >>> strategy.reduce("SUM", strategy.run(lambda: jnp.float32(1)), axis=None)
+      Array(2., dtype=float32)
+
     Source: `tf.distribute.NcclAllReduce`.
     """
 
@@ -188,6 +199,11 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
     Raises:
       ArgumentError: a negative number.
 
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2, cross_device_ops=jd.HierarchicalCopyAllReduce(num_packs=1))
+      >>> strategy.reduce("SUM", strategy.run(lambda: jnp.float32(1)), axis=None)
+      Array(2., dtype=float32)
+
     Source: `tf.distribute.HierarchicalCopyAllReduce`.
     """
 
@@ -207,6 +223,12 @@ class ReductionToOneDevice(CrossDeviceOps):
         destinations. In an all-reduce over replicas it is the replica on that device, or the first.
       accumulation_fn: combines a list of arrays, one a replica, into one; by default their sum. MEAN divides its
         result by the number of replicas.
+
+    Examples:
+      >>> ops = jd.ReductionToOneDevice(reduce_to_device="CPU:0")
+      >>> strategy = jd.MirroredStrategy(2, cross_device_ops=ops)
+      >>> strategy.reduce("SUM", strategy.run(lambda: jnp.float32(1)), axis=None)
+      Array(2., dtype=float32)
 
     Source: `tf.distribute.ReductionToOneDevice`.
     """

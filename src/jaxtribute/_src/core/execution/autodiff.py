@@ -62,6 +62,12 @@ def value_and_grad(fn: Function, variables: Any, *, has_aux: bool = False) -> Fu
       ArgumentError: there are no variables.
       ArgumentTypeError: something in `variables` is no `jd.Variable`.
 
+    Examples:
+      >>> w = jd.Variable([1.0, 2.0])
+      >>> value, (gradient,) = jd.value_and_grad(lambda x: jnp.sum(w * x), [w])(jnp.float32(3))
+      >>> float(value), gradient
+      (9.0, Array([3., 3.], dtype=float32))
+
     Source: `tf.GradientTape`, as `jax.value_and_grad`.
     """
     both = _differentiated(fn, variables, has_aux)
@@ -138,6 +144,11 @@ def grad(fn: Function, variables: Any, *, has_aux: bool = False) -> Function:
 
     Returns:
       A function of `fn`'s arguments that returns the gradients, or `(gradients, aux)` with `has_aux`.
+
+    Examples:
+      >>> w = jd.Variable(3.0)
+      >>> jd.grad(lambda: w * w, w)()
+      Array(6., dtype=float32)
 
     Source: `tf.GradientTape`, as `jax.grad`.
     """

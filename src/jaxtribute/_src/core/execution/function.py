@@ -510,6 +510,15 @@ def function(func: Any = None, *, input_signature: Any = None, donate_argnums: i
 
     If the function raises, no variable has changed.
 
+    Examples:
+      >>> count = jd.Variable(0)
+      >>> @jd.function
+      ... def step(x):
+      ...     count.assign_add(1)
+      ...     return x * 2
+      >>> step(jnp.float32(3)), int(count)
+      (Array(6., dtype=float32), 1)
+
     Source: `tf.function`; `donate_argnums` as in `jax.jit`.
     """
     several = not isinstance(donate_argnums, int)

@@ -37,6 +37,13 @@ class ReplicaContext:
       replica_id_in_sync_group: the replica's number, from 0: an int32 scalar (a Python int outside any
         strategy).
 
+    Examples:
+      >>> def replica():
+      ...     context = jd.get_replica_context()
+      ...     return context.all_gather(context.replica_id_in_sync_group[None], axis=0)
+      >>> np.asarray(jd.MirroredStrategy(2).run(replica))
+      array([0, 1], dtype=int32)
+
     Source: `tf.distribute.ReplicaContext`.
     """
 

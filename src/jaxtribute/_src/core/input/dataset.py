@@ -30,6 +30,14 @@ class DistributedDataset(Generic[E]):
     Iterate over it with `for`, or with `iter` and `next`. Elements are trees with `PerReplica` leaves, or with plain
     arrays for a strategy of one replica.
 
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2)
+      >>> rows = strategy.experimental_make_numpy_dataset(np.arange(6))
+      >>> for batch in strategy.experimental_distribute_dataset(rows.batch(4)):
+      ...     print([part.tolist() for part in batch.values])
+      [[0, 1], [2, 3]]
+      [[4], [5]]
+
     Source: `tf.distribute.DistributedDataset`.
     """
 

@@ -29,6 +29,15 @@ class DistributedIterator(Feed, Generic[E]):
 
     Made by `iter(distributed_dataset)`. Dropping it at any point, or `close()`, ends its thread.
 
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2)
+      >>> batches = strategy.experimental_distribute_dataset([np.arange(4), np.arange(4, 8)])
+      >>> iterator = iter(batches)
+      >>> first = next(iterator)
+      >>> iterator.get_next_as_optional().has_value()
+      True
+      >>> iterator.close()
+
     Source: `tf.distribute.DistributedIterator`.
     """
 

@@ -75,6 +75,18 @@ class Optimizer:
       ArgumentTypeError: `transform` is no Optax transformation.
       StrategyMixError: variables of different strategies.
 
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2)
+      >>> with strategy.scope():
+      ...     w = jd.Variable(1.0)
+      ...     optimizer = jd.Optimizer(optax.sgd(0.1), [w])
+      >>> def step():
+      ...     gradients = jd.grad(lambda: w * w, [w])()
+      ...     optimizer.apply_gradients(gradients, reduce_op="MEAN")
+      >>> strategy.run(step)
+      >>> round(float(w), 6)
+      0.8
+
     Source: `tf.keras.optimizers.Optimizer`.
     """
 

@@ -68,6 +68,11 @@ class ValueContext:
 class RunOptions(NamedTuple):
     """Options of `Strategy.run`. All are accepted for compatibility; JAX needs none of them.
 
+    Examples:
+      >>> options = jd.RunOptions(experimental_enable_dynamic_batch_size=False)
+      >>> jd.MirroredStrategy(1).run(lambda: jnp.float32(1), options=options)
+      Array(1., dtype=float32)
+
     Source: `tf.distribute.RunOptions`.
     """
 
@@ -81,6 +86,14 @@ class Strategy(OlderMethods):
 
     Args:
       extended: what the strategy places where.
+
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2)
+      >>> with strategy.scope():
+      ...     w = jd.Variable(3.0)
+      >>> results = strategy.run(lambda x: x * w, args=(jnp.float32(2),))
+      >>> strategy.reduce("SUM", results, axis=None)
+      Array(12., dtype=float32)
 
     Source: `tf.distribute.Strategy`.
     """

@@ -78,6 +78,11 @@ class CentralStorageStrategy(Strategy):
       DeviceError: a device that does not exist, or one that is named twice.
       ArgumentTypeError: a single string instead of a list of compute devices.
 
+    Examples:
+      >>> strategy = jd.CentralStorageStrategy(["CPU:0", "CPU:1"], parameter_device="CPU:0")
+      >>> strategy.extended.parameter_devices
+      ('/job:localhost/replica:0/task:0/device:CPU:0',)
+
     Source: `tf.distribute.experimental.CentralStorageStrategy`.
     """
 

@@ -100,6 +100,13 @@ class FullyShardedStrategy(Strategy):
       ClusterSpecError: the cluster is described wrongly, or this process is none of its workers.
       DeadlineError: workers did not come in time; it names them.
 
+    Examples:
+      >>> strategy = jd.FullyShardedStrategy(4, min_bytes=0)
+      >>> with strategy.scope():
+      ...     w = jd.Variable(jnp.zeros((8, 2)))
+      >>> [shard.data.shape for shard in w.stored.addressable_shards]  # flat slices of 16 numbers
+      [(4,), (4,), (4,), (4,)]
+
     Source: ZeRO (Rajbhandari et al., 2020); `tf.distribute.MultiWorkerMirroredStrategy` for the rest.
     """
 

@@ -38,6 +38,11 @@ class MirroredStrategy(Strategy):
       ArgumentError: a replica shape that contradicts itself.
       ArgumentTypeError: a single string instead of a list, or `cross_device_ops` that are none.
 
+    Examples:
+      >>> strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+      >>> strategy.num_replicas_in_sync
+      2
+
     Source: `tf.distribute.MirroredStrategy`.
     """
 

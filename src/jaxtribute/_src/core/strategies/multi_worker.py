@@ -161,6 +161,11 @@ class MultiWorkerMirroredStrategy(Strategy):
       DeadlineError: workers did not come in time; it names them.
       ClusterError: the workers have different numbers of devices.
 
+    Examples:
+      >>> strategy = jd.MultiWorkerMirroredStrategy()  # without a cluster, this process is the only worker
+      >>> strategy.cluster_resolver.cluster_spec().as_dict()
+      {}
+
     Source: `tf.distribute.MultiWorkerMirroredStrategy`.
     """
 

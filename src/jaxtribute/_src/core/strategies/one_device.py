@@ -22,6 +22,11 @@ class OneDeviceStrategy(Strategy):
     Raises:
       DeviceError: no such device, or no such name.
 
+    Examples:
+      >>> strategy = jd.OneDeviceStrategy("CPU:0")
+      >>> strategy.run(lambda: jnp.ones(2))
+      Array([1., 1.], dtype=float32)
+
     Source: `tf.distribute.OneDeviceStrategy`.
     """
 

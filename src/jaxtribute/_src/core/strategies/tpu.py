@@ -52,6 +52,11 @@ class TPUStrategy(Strategy):
       ClusterError: the hosts have different numbers of devices.
       DeadlineError: hosts did not come in time; it names them.
 
+    Examples:
+      >>> strategy = jd.TPUStrategy()  # on a machine without TPUs
+      Traceback (most recent call last):
+      jaxtribute.errors.DeviceError: ...
+
     Source: `tf.distribute.TPUStrategy`.
     """
 

@@ -34,6 +34,11 @@ _ARRAYS = (jax.Array, *_HOSTED)
 class DistributedValues:
     """Base of what has one component a replica: `PerReplica` and `Mirrored` values, and variables.
 
+    Examples:
+      >>> value = jd.MirroredStrategy(2).run(lambda: jd.get_replica_context().replica_id_in_sync_group)
+      >>> isinstance(value, jd.DistributedValues), value.values
+      (True, (Array(0, dtype=int32), Array(1, dtype=int32)))
+
     Source: `tf.distribute.DistributedValues`.
     """
 
@@ -76,6 +81,12 @@ class PerReplica(ReplicaValues, Generic[T]):
     rank, are kept as they are in a tuple, one a local replica.
 
     Made by strategies and datasets; a pytree whose leaves are those arrays.
+
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2)
+      >>> value = strategy.run(lambda: jd.get_replica_context().replica_id_in_sync_group)
+      >>> type(value), value.values
+      (<class 'jaxtribute.PerReplica'>, (Array(0, dtype=int32), Array(1, dtype=int32)))
 
     Source: `tf.distribute.DistributedValues` (the results of `Strategy.run`).
     """
@@ -311,6 +322,12 @@ class Mirrored(ArrayOperators, ReplicaValues):
 
     It can be used wherever an array can: in operators, `jax.numpy`, `float()` and `numpy()`. A pytree with
     the global array as its leaf.
+
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2)
+      >>> value = strategy.run(lambda: jd.get_replica_context().all_reduce("SUM", jnp.float32(1)))
+      >>> type(value), value + 1
+      (<class 'jaxtribute.Mirrored'>, Array(3., dtype=float32))
 
     Source: `tf.distribute.DistributedValues` (the results of `Strategy.run` that are kept in sync).
     """

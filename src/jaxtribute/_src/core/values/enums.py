@@ -15,6 +15,13 @@ class VariableSynchronization(Enum):
     by aggregating each write. `ON_READ` keeps one local value a replica and aggregates when it is read in
     cross-replica context. `NONE` asks for a single unsynchronized copy.
 
+    Examples:
+      >>> with jd.MirroredStrategy(2).scope():
+      ...     seen = jd.Variable(0, synchronization=jd.VariableSynchronization.ON_READ, aggregation="SUM")
+      >>> results = jd.MirroredStrategy(2).run(lambda: seen.assign_add(1))
+      >>> int(seen.read_value())  # each replica counts for itself; a reader gets the sum
+      2
+
     Source: `tf.VariableSynchronization`.
     """
 
@@ -27,6 +34,15 @@ class VariableSynchronization(Enum):
 class VariableAggregation(Enum):
     """Combination of the replicas' values when a variable is written or read across replicas.
 
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2)
+      >>> with strategy.scope():
+      ...     mean = jd.Variable(0.0, aggregation=jd.VariableAggregation.MEAN)
+      >>> ids = lambda: jd.get_replica_context().replica_id_in_sync_group
+      >>> results = strategy.run(lambda: mean.assign(ids().astype("float32")))
+      >>> float(mean)
+      0.5
+
     Source: `tf.VariableAggregation`.
     """
 
@@ -38,6 +54,11 @@ class VariableAggregation(Enum):
 
 class ReduceOp(Enum):
     """Combination of values over replicas: `SUM` or `MEAN`.
+
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2)
+      >>> strategy.reduce(jd.ReduceOp.MEAN, strategy.run(lambda: jnp.float32(3)), axis=None)
+      Array(3., dtype=float32)
 
     Source: `tf.distribute.ReduceOp`.
     """

@@ -33,6 +33,13 @@ class IndexedSlices:
       indices: an integer array of shape `(rows,)`; a row may come several times.
       dense_shape: the shape of the whole array, accepted for compatibility.
 
+    Examples:
+      >>> w = jd.Variable(jnp.zeros((3, 2)))
+      >>> w.scatter_add(jd.IndexedSlices(values=jnp.ones((1, 2)), indices=jnp.array([2]))).numpy()
+      array([[0., 0.],
+             [0., 0.],
+             [1., 1.]], dtype=float32)
+
     Source: `tf.IndexedSlices`.
     """
 

@@ -102,6 +102,15 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
       ArgumentTypeError: an initial value that is no array of numbers, or another argument of a wrong type.
       VariableError: the initial value is computed inside a trace, where it has no value yet.
 
+    Examples:
+      >>> with jd.MirroredStrategy(2).scope():
+      ...     w = jd.Variable(jnp.zeros(3), name="w")
+      ...     total = jd.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+      >>> w.assign_add(jnp.ones(3)).numpy()
+      array([1., 1., 1.], dtype=float32)
+      >>> w @ w
+      Array(3., dtype=float32)
+
     Source: `tf.Variable`.
     """
 
