@@ -357,7 +357,7 @@ class Mirrored(ArrayOperators, ReplicaValues):
 
 
 Distributed: TypeAlias = PerReplica[T] | Mirrored | T
-"""What an array becomes in a strategy's hands: a value for each replica, the same value on all, or itself with one."""
+"""Form of an array that a strategy returns: a value for each replica, the same value on all, or itself with one."""
 
 
 def _on_host(value: PerReplica[Any] | Mirrored) -> np.ndarray[Any, Any]:
