@@ -194,4 +194,4 @@ def test_the_example_of_parameter_servers_runs() -> None:
 
 
 def test_help_shows_no_private_address() -> None:
-    assert "_src" not in pydoc.render_doc(jd.Model, renderer=pydoc.plaintext)
+    assert "_src" not in pydoc.plain(pydoc.render_doc(jd.Model))

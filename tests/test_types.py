@@ -62,8 +62,9 @@ def revealed(source: str) -> str:
     """The program with a `reveal_type` behind each line that binds names."""
     lines = source.splitlines()
     asked: dict[int, list[str]] = {}
-    for node in ast.walk(ast.parse(source)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.For) else []
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Assign, ast.For))]
+    for node in nodes:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for name in (part for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)):
             indent = node.col_offset + (4 if isinstance(node, ast.For) else 0)
             line = node.lineno if isinstance(node, ast.For) else node.end_lineno or node.lineno

@@ -37,7 +37,7 @@ class Eager(Executor):
         Python.
     """
 
-    standpoint: standpoints.PythonAcrossReplicas = standpoints.PYTHON_ACROSS_REPLICAS
+    standpoint: standpoints.AcrossReplicas = standpoints.PYTHON_ACROSS_REPLICAS
     compiles: Callable[[Function], Function] | None = None
 
     def __init__(self, compiles: Callable[[Function], Function] | None = None) -> None:

@@ -321,7 +321,7 @@ class TracedReplica(TracedProgram):
     """
 
     local = True
-    standpoint: standpoints.InReplica = standpoints.IN_REPLICA
+    standpoint: standpoints.AcrossReplicas = standpoints.IN_REPLICA
 
     def __init__(
         self,

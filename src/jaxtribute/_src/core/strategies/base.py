@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Never, cast, overload
 
 import jax
 import numpy as np
@@ -133,6 +133,11 @@ class Strategy(OlderMethods):
         return Scope(self)
 
     # Of a nest, the results that checkers can follow: of arrays, and of tuples, lists and dictionaries of them.
+    # The first is for functions of which a checker knows no result.
+    @overload
+    def run(
+        self, fn: Callable[..., Never], args: Nest = (), kwargs: Nest = None, options: RunOptions | None = None
+    ) -> Any: ...
     @overload
     def run(
         self, fn: Callable[..., L], args: Nest = (), kwargs: Nest = None, options: RunOptions | None = None

@@ -27,7 +27,7 @@ class ConfigProto:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ConfigProto) and vars(self) == vars(other)
 
-    __hash__: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride, reportAssignmentType] (settings may change)
+    __hash__: ClassVar[None] = None  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] (settings may change)
 
     def __repr__(self) -> str:
         return f"ConfigProto({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
