@@ -23,7 +23,7 @@ with jd.ParameterServerStrategy({"ps": 2, "worker": 2}) as strategy:
         """Changes both variables."""
         count.assign_add(1)
         table.assign_add(x)
-        return table.read_value().sum()
+        return table.read_value().sum()  # pyright: ignore[reportReturnType]
 
     def train(steps: int) -> None:
         """Schedules steps, and waits for them."""

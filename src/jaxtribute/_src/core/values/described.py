@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from jaxtribute._src.core.jaxprs.core import ShapedArray
-from jaxtribute._src.core.types import DType, Nest
+from jaxtribute._src.core.types import Device, DType, Nest
 from jaxtribute.errors import DeviceError
 
 
@@ -82,7 +82,7 @@ class DescribedArray(jax.Array):
         """True if every device would hold all of it."""
         return self._sharding.is_fully_replicated
 
-    def devices(self) -> set[jax.Device]:
+    def devices(self) -> set[Device]:
         """The devices that would hold it."""
         return self._sharding.device_set
 
@@ -98,7 +98,7 @@ class DescribedArray(jax.Array):
         """The same: nobody computes it."""
         return self
 
-    def on(self, device: jax.Device) -> DescribedArray:
+    def on(self, device: Device) -> DescribedArray:
         """The part that a device would hold."""
         return DescribedArray(self._sharding.shard_shape(self._shape), self._dtype, SingleDeviceSharding(device))
 
