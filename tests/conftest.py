@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import os
 import sys
 import time
 from collections.abc import Generator, Iterator
@@ -17,6 +18,7 @@ import pytest
 
 from jaxtribute import config
 from jaxtribute._src.core.execution import rendezvous
+from longest import dealt
 from namespaces import Machine, NoRightsError, two_machines
 
 try:
@@ -33,8 +35,10 @@ config.set_logical_cpu_devices(8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Most of the suite's time would go to LLVM, for programs that run once: they are compiled without optimisations (the
-# marker `optimized` turns them on) and kept for the next run. Processes that tests start, and may kill in the middle of
-# a write, do not share what is kept.
+# marker `optimized` turns them on), also in processes that tests start, and kept for the next run. Those processes may
+# be killed in the middle of a write, so they do not share what is kept.
+_UNOPTIMIZED = "JAX_DISABLE_MOST_OPTIMIZATIONS"
+os.environ[_UNOPTIMIZED] = "1"
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -54,8 +58,15 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_compilation_cache_dir", str(config.rootpath / ".pytest_cache" / "jax"))
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    """Says which tests are slow before `-m "not slow"` chooses, and which come first after that."""
+    _mark(items)
+    yield
+    items[:] = dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), _RAY_PLACES)
+
+
+def _mark(items: list[pytest.Item]) -> None:
     """Leaves a few cases of a test with `quick_cases` in the quick suite, evenly spread, the last among them.
 
     Tests that start Ray are slow, and may wait for others of their kind.
@@ -126,12 +137,14 @@ def collections_stay_fast() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def as_compiled_for_users(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Full optimisation for tests marked `optimized`."""
+    """Full optimisation for tests marked `optimized`, and for the processes that they start."""
     if request.node.get_closest_marker("optimized") is None:
         yield
         return
     jax.config.update("jax_disable_most_optimizations", False)
+    del os.environ[_UNOPTIMIZED]
     yield
+    os.environ[_UNOPTIMIZED] = "1"
     jax.config.update("jax_disable_most_optimizations", True)
 
 
@@ -165,6 +178,9 @@ def only_slow_tests_start_processes(request: pytest.FixtureRequest) -> Iterator[
 def multi_process(multi_process: SharedRunners) -> SharedRunners:
     """Processes that tests share; they are as strict as this one."""
     multi_process.environment.update(
-        JAX_NUMPY_DTYPE_PROMOTION="strict", JAX_NUMPY_RANK_PROMOTION="raise", PYTHONWARNINGS="error"
+        {_UNOPTIMIZED: "1"},
+        JAX_NUMPY_DTYPE_PROMOTION="strict",
+        JAX_NUMPY_RANK_PROMOTION="raise",
+        PYTHONWARNINGS="error",
     )
     return multi_process
