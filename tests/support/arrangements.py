@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 
 import value_behaviours  # adds its rows
 from behaviours import ROWS, bundles, error_of
 from random_programs import Program, check_in_turn
+from samples import is_chosen
 from worker_programs import strategy
 
 ALONE = ((1, 1), (1, 2), (1, 4))
@@ -22,14 +22,12 @@ assert value_behaviours.VALUES
 def rows_of(executors: Sequence[str]) -> dict[str, list[str]]:
     """The rows that a cluster goes through with each of these executors, of which each row takes every other.
 
-    The rows beside it take the others: processes repeat what the strategies of one process do with all. With
-    `JAXTRIBUTE_ALL_CASES` each row takes all.
+    The rows beside it take the others: processes repeat what the strategies of one process do with all.
     """
     found: dict[str, list[str]] = {executor: [] for executor in executors}
     for number, (name, row) in enumerate(ROWS.items()):
         taken = [executor for executor in executors if row.takes(executor)]
-        some = taken if "JAXTRIBUTE_ALL_CASES" in os.environ else taken[number % 2 :: 2] or taken
-        for executor in some:
+        for executor in [one for place, one in enumerate(taken) if is_chosen(number, place)] or taken:
             found[executor].append(name)
     return found
 
