@@ -9,7 +9,6 @@ import importlib
 import os
 import sys
 import time
-import zlib
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -21,7 +20,7 @@ from jaxtribute import config
 from jaxtribute._src.core.execution import rendezvous
 from longest import dealt
 from namespaces import Machine, NoRightsError, two_machines
-from samples import ALL_CASES
+from samples import is_chosen
 
 try:
     from jaxtribute._src.addons.testing import leaks
@@ -64,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     """Says which tests are slow before `-m "not slow"` chooses, and which come first after that."""
     _mark(items)
-    left_out = {item for item in items if _is_left_out(item)}
+    left_out = _left_out(items)
     items[:] = [item for item in items if item not in left_out]
     yield
     items[:] = dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), _RAY_PLACES)
@@ -92,11 +91,23 @@ def _mark(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
 
 
-def _is_left_out(item: pytest.Item) -> bool:
-    """Whether a case is in the half of a large product that is not run."""
-    marker = item.get_closest_marker("quick_cases")
-    half = marker is not None and marker.kwargs.get("half", False) and item.get_closest_marker("slow") is not None
-    return half and not ALL_CASES and zlib.crc32(item.nodeid.partition("[")[2].encode()) % 2 == 0
+def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """The slow cases of large products that are not run."""
+    found: set[pytest.Item] = set()
+    values: dict[tuple[str, str], list[int]] = {}
+    for item in items:
+        marker = item.get_closest_marker("quick_cases")
+        if marker is None or not marker.kwargs.get("half", False):
+            continue
+        places: list[int] = []
+        for name, value in getattr(item, "callspec").params.items():  # noqa: B009 (pytest has no public name for it)
+            known = values.setdefault((item.nodeid.partition("[")[0], name), [])
+            if id(value) not in known:
+                known.append(id(value))
+            places.append(known.index(id(value)))
+        if item.get_closest_marker("slow") is not None and not is_chosen(*places):
+            found.add(item)
+    return found
 
 
 _RAY_WAIT_S = 600
