@@ -46,6 +46,8 @@ _COMPILES = (
     "/jax/_src/interpreters/mlir.py",
     "/jax/_src/interpreters/partial_eval.py",
 )
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+"""JAX's event of a program that was compiled, or loaded from its cache."""
 _MOST_METRICS = 64
 _MOST_TEXT = 20_000
 
@@ -107,6 +109,8 @@ class Recorder(Observer):
         self._used: dict[str, Json] = {}
         self._used_at = -_USE_S
         self._compiling: dict[Foreign, bool] = {}
+        self._compiled = False
+        """True if the thread that trains has compiled a program since the last step."""
         self._failed = False
         self._stop = threading.Event()
         self._looker = threading.Thread(target=self._look, name="jaxtribute-live", daemon=True)
@@ -115,6 +119,7 @@ class Recorder(Observer):
     def start(self) -> None:
         """Starts to observe, until the program ends."""
         self._leave = subscribe(self, *_OBSERVED)
+        jax.monitoring.register_event_duration_secs_listener(self._note_compiling)
         self._shown = sys.excepthook
         sys.excepthook = self._note_exception
         atexit.register(self.close)
@@ -128,6 +133,7 @@ class Recorder(Observer):
             return
         self._stop.set()
         self._leave()
+        jax.monitoring.unregister_event_duration_listener(self._note_compiling)
         if self._looker.is_alive():
             self._looker.join()
         atexit.unregister(self.close)
@@ -194,11 +200,16 @@ class Recorder(Observer):
         now = event.start_s + (event.seconds or 0.0)
         self._steps += 1
         self._block_steps += 1
-        if self._steps == 1:  # it compiles
-            self._block, self._block_steps = now, 0
+        # The time of compiling is no time of a step.
+        if self._steps == 1 or self._compiled:
+            self._block, self._block_steps, self._compiled = now, 0, False
         elif self._block_steps == _BLOCK_STEPS or now - self._block >= _BLOCK_S:
             self._blocks.append((now - self._block, self._block_steps))
             self._block, self._block_steps = now, 0
+
+    def _note_compiling(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == _COMPILED and threading.get_ident() == self._thread:
+            self._compiled = True
 
     def _note_other(self, phase: str, event: Event) -> None:
         """Notes that an event begins or ends that is no place of the thread that trains."""
