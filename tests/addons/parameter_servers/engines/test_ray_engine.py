@@ -99,7 +99,7 @@ class Pretended:
 
 LOSES = """
 case "$JAXTRIBUTE_RESTART $TF_CONFIG" in
-"0 "*'"index": 1'*) (until [ -e "$0/checkpoints/checkpoint" ]; do sleep 0.1; done; kill -9 $PPID) & ;;
+"0 "*'"index": 1'*) (until [ -e "$0/checkpoints/ckpt-1" ]; do sleep 0.1; done; kill -9 $PPID) & ;;
 esac
 exec "$@"
 """
@@ -110,18 +110,20 @@ exec "$@"
 def test_a_synchronous_job_on_a_ray_cluster_that_runs_loses_a_worker_and_nothing_else(tmp_path: Path) -> None:
     # A port that Ray would keep for its workers.
     address = f"{LOOPBACK}:{next(port for port in range(17000, 19999) if _is_free(port))}"
-    program = ["sh", "-c", LOSES, str(tmp_path), sys.executable, str(KILLED), str(tmp_path), "8", "1", "192"]
+    program = ["sh", "-c", LOSES, str(tmp_path), sys.executable, str(KILLED), str(tmp_path), "2", "1", "192"]
+    stalls = json.dumps([{"kind": "stall", "rank": 1, "step": 3}])  # until then it has saved twice
     arguments = ["launch", "--ray", address, "--workers", "2", "--resources", "CPU=0.5", "--max-restarts", "1"]
     launch = "from jaxtribute._src.addons.cli.main import main; import sys; sys.exit(main(sys.argv[1:]))"
     node = ray_node.start_head(address)
     try:
-        said = run_python(launch, *arguments, *program, devices=1, timeout=400, env={"RAY_AUTH_MODE": "token"})
+        around = {"RAY_AUTH_MODE": "token", "JAXTRIBUTE_FAULTS": stalls}
+        said = run_python(launch, *arguments, *program, devices=1, timeout=400, env=around)
     finally:
         node.stop()
     assert "has lost worker 1's process on Ray" in said
     result = np.load(tmp_path / "result.npz")
     assert (result["seen:0"] == 1).all(), said
-    assert result["step:0"] == 24
+    assert result["step:0"] == 6
 
 
 def _is_free(port: int) -> bool:

@@ -72,7 +72,7 @@ function showFigures(state) {
     [count(rates.examples_now), "examples per second"],
     [seconds(state.step.p50), "step time, median"],
     [seconds(state.step.p99), "step time, 99th percentile"],
-    [seconds(state.goodput.compile), "compilation, in no step time"],
+    [seconds(state.goodput.compile), "compilation, not in step times"],
   ];
   if (state.step.predicted) {
     shown.push([`${seconds(state.step.predicted)}`, `predicted step time; measured is ${(state.step.p50 / state.step.predicted).toFixed(2)} of it`]);
