@@ -139,7 +139,6 @@ def test_the_environment_injects_for_the_rest_of_the_process() -> None:
     output = run_python(
         """
         import jaxtribute as jd
-from jaxtribute import extending
         jd.testing.point("a")
         try:
             jd.testing.point("b")
