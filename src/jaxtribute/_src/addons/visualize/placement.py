@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import starmap
 from typing import Any, cast
@@ -180,8 +180,15 @@ def _variable(name: str, variable: Variable) -> _Found:
         return _Found(name, variable.shape, variable.dtype.name, How.OWN, parts)
     # Variables that no axis of theirs divides are stored as one line of numbers, in equal pieces.
     stored = _array(name, variable.stored)
-    flat = variable.shape if stored.shape != variable.shape else None
-    return _Found(name, stored.shape, stored.dtype, How.SPLIT, stored.parts, flat)
+    if stored.shape == variable.shape:
+        return _Found(name, stored.shape, stored.dtype, How.SPLIT, stored.parts)
+    # The last piece may end in zeros that are none of the variable's elements.
+    size = _size(variable.shape)
+    parts = {
+        device: replace(cell, bounds=tuple((min(start, size), min(stop, size)) for start, stop in cell.bounds))
+        for device, cell in stored.parts.items()
+    }
+    return _Found(name, (size,), stored.dtype, How.SPLIT, parts, variable.shape)
 
 
 def _array(name: str, array: jax.Array) -> _Found:
