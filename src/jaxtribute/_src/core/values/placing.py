@@ -86,7 +86,7 @@ def put(value: Numeric, where: Sharding | Device) -> jax.Array:
     """
     if _only_described(where):
         sharding = SingleDeviceSharding(where) if isinstance(where, Device) else where
-        return DescribedArray(np.shape(value), jax.dtypes.canonicalize_dtype(jnp.result_type(value)), sharding)
+        return DescribedArray.of(value, jax.dtypes.canonicalize_dtype(jnp.result_type(value)), sharding)
     if isinstance(where, Device) or where.is_fully_addressable:
         # Most calls are of small arrays, with placements that there have been before.
         return _transfer(where)(value) if type(value) is np.ndarray else jax.device_put(value, where)

@@ -120,7 +120,10 @@ class Policy(ABC):
         if mesh is None or not mesh.described or self.where is None:
             return self.place(value)
         # Only the compiler will see it: the devices are not there, and neither is their memory.
-        return DescribedArray(self.stored_shape(tuple(value.shape)), value.dtype, self.where)
+        shape = self.stored_shape(tuple(value.shape))
+        if shape == value.shape:
+            return DescribedArray.of(value, value.dtype, self.where)
+        return DescribedArray(shape, value.dtype, self.where)
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the array that stores a value of shape `shape`."""
