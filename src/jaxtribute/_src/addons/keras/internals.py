@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import keras
 import numpy as np
 from keras.src import backend
 from keras.src.backend.common import global_state
@@ -32,7 +33,6 @@ from keras.src.utils import backend_utils
 from keras.src.utils.python_utils import is_default as is_default
 from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet
 
-import keras
 from jaxtribute.extending import JaxprEqn, Programs
 from jaxtribute.typing import Foreign, Nest
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from jaxtribute import ReduceOp, ReplicaContext
+from jaxtribute import ReplicaContext
 from jaxtribute._src.addons.keras import share as shares
 from jaxtribute._src.addons.keras.share import Share, nothing, with_tangent
 from jaxtribute.extending import Context
-from jaxtribute.typing import Array, Leaf, Numeric
+from jaxtribute.typing import Array, Leaf, Numeric, ReduceOpLike
 
 if TYPE_CHECKING:
     from jaxtribute.experimental import CommunicationOptions
@@ -36,7 +36,7 @@ class InStep(ReplicaContext):
         self.share: Share | None = None
         """The replica's part of the batch."""
 
-    def all_reduce(self, reduce_op: ReduceOp | str, value: Numeric, options: CommunicationOptions | None = None) -> Any:
+    def all_reduce(self, reduce_op: ReduceOpLike, value: Numeric, options: CommunicationOptions | None = None) -> Any:
         """Reduces as in any replica function; a replica without examples adds nothing."""
         share = self.share
         if share is not None and not share.rows:

@@ -36,7 +36,7 @@ class Eager(Executor):
         Python.
     """
 
-    standpoint = standpoints.PYTHON_ACROSS_REPLICAS
+    standpoint: standpoints.AcrossReplicas = standpoints.PYTHON_ACROSS_REPLICAS
     compiles: Callable[[Function], Function] | None = None
 
     def __init__(self, compiles: Callable[[Function], Function] | None = None) -> None:
@@ -102,6 +102,9 @@ class EagerStep(Viewed, Eager):
       uncompiled: whether the step is a `jd.function` that runs as Python.
       op_by_op: whether JAX's loops, conditions and inner jits run as Python too, one operation at a time.
     """
+
+    uncompiled: bool
+    op_by_op: bool
 
     def __init__(self, *, uncompiled: bool = False, op_by_op: bool = False) -> None:
         super().__init__()

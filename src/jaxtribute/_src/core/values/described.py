@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 
 from jaxtribute._src.core.jaxprs.core import ShapedArray, Tracer, in_words
 from jaxtribute._src.core.jaxprs.unrun import made_of, methods_of_operations, take_without_value
-from jaxtribute._src.core.types import DType, Nest, Numeric
+from jaxtribute._src.core.types import Device, DType, Nest, Numeric
 from jaxtribute.errors import DeviceError
 
 
@@ -103,7 +103,7 @@ class DescribedArray(jax.Array):
         """True if every device would hold all of it."""
         return self._sharding.is_fully_replicated
 
-    def devices(self) -> set[jax.Device]:
+    def devices(self) -> set[Device]:
         """The devices that would hold it."""
         return self._sharding.device_set
 
@@ -122,7 +122,7 @@ class DescribedArray(jax.Array):
         """The same: nobody computes it."""
         return self
 
-    def on(self, device: jax.Device) -> DescribedArray:
+    def on(self, device: Device) -> DescribedArray:
         """The part that a device would hold."""
         part = self._sharding.shard_shape(self._shape)
         number = self.number if part == self._shape else None
