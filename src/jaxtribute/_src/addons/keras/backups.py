@@ -36,6 +36,6 @@ def restored(original: Callable[..., Any], callback: Foreign, *args: Leaf) -> No
         if len(set(told)) > 1:
             raise CheckpointError(
                 f"BackupAndRestore finds {told[0] or 'nothing'} in {path} on worker 0, and {own or 'nothing'} on "
-                f"worker {peers.rank}. HINT: give a backup_dir on a disk that all workers share, or delete it on all."
+                f"worker {strategy.extended.input_context().input_pipeline_id}. HINT: give a backup_dir on a disk that all workers share, or delete it on all."
             )
     original(callback, *args)
