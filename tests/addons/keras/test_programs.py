@@ -1,4 +1,4 @@
-"""Programs in the style of public guides, on uneven batches with labels in 64 bits: as plain Keras, without a warning."""
+"""Programs in the style of public guides, on uneven batches, labels in 64 bits: as plain Keras, with no warning."""
 
 from __future__ import annotations
 
