@@ -34,7 +34,7 @@ def restored(original: Callable[..., Any], callback: Foreign, *args: Leaf) -> No
         told = strategy.extended.mesh.peers.exchange("backups of Keras", own)
         if len(set(told)) > 1:
             raise CheckpointError(
-                f"BackupAndRestore finds {told[0] or 'nothing'} in {path} on worker 0, and {own or 'nothing'} on worker "
+                f"BackupAndRestore finds {told[0] or 'nothing'} in {path} on worker 0, {own or 'nothing'} on worker "
                 f"{number}. HINT: give a backup_dir on a disk that all workers share, or delete it on all."
             )
     original(callback, *args)
