@@ -13,7 +13,9 @@ try:
 
     import keras as _keras
 except ModuleNotFoundError as _missing:
-    raise _MissingLibraryError(f"tf.keras needs {_missing.name}. HINT: pip install 'jaxtribute[keras]'.") from _missing
+    raise _MissingLibraryError(
+        f"tf.keras needs {_missing.name}. HINT: pip install -e '.[keras]' in a clone."
+    ) from _missing
 
 from jaxtribute._src.core import context as _contexts
 
