@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jaxtribute._src.addons.compat.catalog import others
 from jaxtribute._src.addons.compat.catalog.keras import keras_problem
 from jaxtribute._src.addons.compat.catalog.lookup import Kind, entry_of
-from jaxtribute._src.addons.compat.migrate import environment, files, graphs, imports, older, tape, unseen
+from jaxtribute._src.addons.compat.migrate import environment, files, graphs, imports, older, precision, tape, unseen
 from jaxtribute._src.addons.compat.migrate.documents import HIDDEN
 from jaxtribute._src.addons.compat.migrate.findings import Edit, Finding, Source, nodes
 from jaxtribute._src.addons.compat.migrate.naming import Names
@@ -74,6 +74,7 @@ def scan(text: str) -> Report:
             *graphs.find_ranges(source, names),
             *graphs.find_unbuilt(source.tree, names),
             *files.find(source, names),
+            *precision.find(source, names),
             *environment.find(source),
             *older.find(source.tree, names),
             *unseen.find(source.tree, names),

@@ -108,8 +108,9 @@ def as_tensor(value: TensorLike, dtype: DType = None) -> Any:
       dtype: the element type; 64-bit types become 32-bit ones without JAX's `jax_enable_x64`.
     """
     value = operand(value)
-    if hasattr(value, "__jax_array__"):  # a variable of Keras, whose value may be traced
-        value = value.__jax_array__()
+    opened = getattr(value, "__jax_array__", None)
+    if opened is not None:  # a variable of Keras, whose value may be traced
+        value = opened()
     if dtype is not None and np.dtype(dtype).kind != "O":
         # JAX warns where it is asked for a type of 64 bits that it does not have.
         dtype = jax.dtypes.canonicalize_dtype(dtype)
