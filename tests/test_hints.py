@@ -1,4 +1,4 @@
-"""Install hints: in errors, in the documentation and in examples nobody is sent to a name on the index that is not ours."""
+"""Install hints in errors, documentation and examples: none names what is not ours on the index."""
 
 import itertools
 import re

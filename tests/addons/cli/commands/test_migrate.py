@@ -88,7 +88,8 @@ class TestWriting:
         program.write_text("import tensorflow as tf\ntf.function(f)\nprint(x.numpy())\ntf.estimator.Estimator()\n")
         migrate("--write", program)
         lines = capsys.readouterr().out.splitlines()
-        assert lines[0].startswith(f"{program}:5:") and "tf.estimator" in lines[0]
+        assert lines[0].startswith(f"{program}:5:")
+        assert "tf.estimator" in lines[0]
         assert len(lines) == 3
         assert "2 changed, 1 left" in lines[1]
         assert lines[2].endswith(f"then python {program}")

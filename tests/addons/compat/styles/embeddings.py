@@ -16,9 +16,8 @@ class RecommenderNet(tf.keras.Model):
         super().__init__(**kwargs)
         start = tf.keras.initializers.Constant(0.1)
         self.user_embedding = tf.keras.layers.Embedding(num_users, size, embeddings_initializer=start)
-        self.user_bias = tf.keras.layers.Embedding(num_users, 1)
+        self.user_bias = tf.keras.layers.Embedding(num_users, 1, embeddings_initializer="zeros")
         self.item_embedding = tf.keras.layers.Embedding(num_items, size, embeddings_initializer=start)
-        self.user_bias.embeddings_initializer = tf.keras.initializers.Zeros()
 
     def call(self, inputs):
         user_vector = self.user_embedding(inputs[:, 0])

@@ -103,7 +103,6 @@ _ON_HOST = (
 _NUMBERS = "the numbers are not TensorFlow's: pass initial values where results must be the same"
 
 DIFFERENT: dict[str, str] = {
-    "tf.data.Dataset.list_files": "the order is that of the names unless shuffle=True",
     "tf.keras.mixed_precision.LossScaleOptimizer": "in a loop of one's own its update cannot be compiled: use the "
     'policy "mixed_bfloat16", which needs no scale, and leave the wrapper and scale_loss out; in `fit` nothing changes',
 }
@@ -114,6 +113,7 @@ REMARKS: dict[str, str] = {
         f"tf.random.{name}": _NUMBERS
         for name in ("normal", "set_seed", "stateless_normal", "stateless_uniform", "truncated_normal", "uniform")
     },
+    "tf.data.Dataset.list_files": "the order is that of the names unless shuffle=True",
     "tf.data.Dataset.shuffle": "the whole dataset is shuffled, whatever the buffer; the order is not TensorFlow's",
     "tf.image": "on `jax.image`; random ones run in a dataset's `map`, and not in compiled functions",
     "tf.strings": "on the host, in a dataset's `map`; patterns are those of Python's `re`",

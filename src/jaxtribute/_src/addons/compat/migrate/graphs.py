@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from jaxtribute._src.addons.compat.catalog.lookup import Kind
-from jaxtribute._src.addons.compat.migrate.findings import Finding, Source, keyword, nodes
+from jaxtribute._src.addons.compat.migrate.findings import Edit, Finding, Source, keyword, nodes
 from jaxtribute._src.addons.compat.migrate.naming import Names
 
 _KNOWN = "the condition must be known while the function is traced: use "
@@ -292,3 +292,25 @@ def _strategy_made(call: ast.Call, names: Names) -> str:
     """The class of strategy that a call makes; empty for any other call."""
     name = names.called_by(call)
     return name if name.endswith("Strategy") and name.startswith(("tf.distribute.", "tf.compat.v1.")) else ""
+
+
+def find_written(source: Source, names: Names) -> Iterator[Finding]:
+    """Variables of a scope that replicas may write, as TensorFlow's `tf.Variable` says no aggregation for them."""
+    calls = list(nodes(source.tree, ast.Call))
+    runs = any(isinstance(call.func, ast.Attribute) and call.func.attr == "run" for call in calls)
+    made = {_strategy_made(call, names).rpartition(".")[2] for call in calls}
+    # Others keep one copy, or have rules of their own for writes.
+    if not runs or made & {"ParameterServerStrategy", "CentralStorageStrategy"}:
+        return
+    for block in nodes(source.tree, ast.With):
+        if not any(ast.unparse(item.context_expr).endswith(".scope()") for item in block.items):
+            continue
+        for call in nodes(block, ast.Call):
+            given = {one.arg for one in call.keywords}
+            if names.called_by(call) != "tf.Variable" or given & {"aggregation", "synchronization", "trainable"}:
+                continue
+            _, end = source.span(call)
+            text = f'{"" if source.of(call)[:-1].rstrip().endswith(",") else ", "}aggregation="only_first_replica"'
+            advice = f"replicas may write it, and it does not say whose value counts: write{text}"
+            place = (call.lineno, call.col_offset + 1, "tf.Variable without aggregation")
+            yield Finding(*place, Kind.RENAMED, advice, (Edit(end - 1, end - 1, text),))

@@ -67,7 +67,38 @@ def _classes() -> dict[str, Any]:
 
 _MADE = _classes()
 BytesList, FloatList, Int64List = _MADE["BytesList"], _MADE["FloatList"], _MADE["Int64List"]
-Feature, Features, Example = _MADE["Feature"], _MADE["Features"], _MADE["Example"]
+Feature, Features = _MADE["Feature"], _MADE["Features"]
+
+
+class Example:
+    """A record of named features; protobuf's message, whose methods it has.
+
+    Args:
+      features: the `Features`.
+
+    Source: `tf.train.Example`.
+    """
+
+    def __init__(self, features: Any = None) -> None:
+        self._message: Any = _MADE["Example"](features=features)
+
+    @classmethod
+    def FromString(cls, data: TensorLike) -> Example:  # noqa: N802 (protobuf's name)
+        """Reads an example. Source: `google.protobuf.message.Message.FromString`."""
+        made = cls()
+        made.ParseFromString(data)
+        return made
+
+    def ParseFromString(self, data: TensorLike) -> int:  # noqa: N802 (protobuf's name)
+        """Reads an example into this one. Source: `google.protobuf.message.Message.ParseFromString`."""
+        # A record of a dataset is an array of no axes, which protobuf does not take.
+        return self._message.ParseFromString(np.asarray(data, dtype=object).item())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+    def __repr__(self) -> str:
+        return repr(self._message)
 
 
 @dataclass(frozen=True)

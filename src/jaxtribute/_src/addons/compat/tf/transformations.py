@@ -273,10 +273,10 @@ def _padded(column: Sequence[Any], shape: Any, value: Any) -> np.ndarray[Any, An
     ]
     strings = arrays[0].dtype == object
     made = np.full((len(arrays), *sizes), (b"" if strings else 0) if value is None else value, arrays[0].dtype)
-    for row, array in zip(made, arrays, strict=True):
+    for row, array in enumerate(arrays):
         if any(size < one for size, one in zip(sizes, array.shape, strict=True)):
             raise ArgumentError(f"an element of shape {array.shape} does not fit into {sizes}. HINT: use None there.")
-        row[tuple(map(slice, array.shape))] = array
+        made[(row, *map(slice, array.shape))] = array
     return made
 
 
