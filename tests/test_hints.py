@@ -6,9 +6,9 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "pyproject.toml"]
-for folder, suffixes in (("src", (".py",)), ("docs", (".md", ".ipynb")), ("examples", (".py", ".md", ".sh", ".yaml"))):
-    FILES += [path for path in sorted((ROOT / folder).rglob("*")) if path.suffix in suffixes]
+SUFFIXES = (".py", ".md", ".ipynb", ".sh", ".yaml")
+FOLDERS = [path for folder in ("src", "docs", "examples") for path in sorted((ROOT / folder).rglob("*"))]
+FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(path for path in FOLDERS if path.suffix in SUFFIXES)]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # The words behind `pip install`: names in quotes or without, and options.
 WORD = r"-\w+|\\?'[^'\n]+'|\\?\"[^\"\n]+\"|\.(?=\s|$)|\w[\w-]*(?:\[[\w,-]+\])?"

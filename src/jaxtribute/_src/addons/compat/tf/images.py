@@ -127,10 +127,16 @@ def pad_to_bounding_box(
 def resize_with_crop_or_pad(image: TensorLike, target_height: int, target_width: int) -> jax.Array:
     """Cuts off or pads evenly on both sides. Source: `tf.image.resize_with_crop_or_pad`."""
     array = as_tensor(image)
-    more = [target - old for target, old in zip((target_height, target_width), array.shape[-3:-1], strict=True)]
-    cut, pad = [max(-one // 2, 0) for one in more], [max(one // 2, 0) for one in more]
-    sizes = [min(target, old) for target, old in zip((target_height, target_width), array.shape[-3:-1], strict=True)]
-    return pad_to_bounding_box(crop_to_bounding_box(array, *cut, *sizes), *pad, target_height, target_width)
+    size = array.shape[-3:-1]
+    (top, above, height), (left, before, width) = map(_cut_or_pad, size, (target_height, target_width))
+    return pad_to_bounding_box(
+        crop_to_bounding_box(array, top, left, height, width), above, before, target_height, target_width
+    )
+
+
+def _cut_or_pad(old: int, new: int) -> tuple[int, int, int]:
+    """Entries to cut at the beginning of an axis, zeros to put there, and entries that stay."""
+    return max((old - new) // 2, 0), max((new - old) // 2, 0), min(old, new)
 
 
 def random_crop(value: TensorLike, size: ShapeLike, seed: int | None = None) -> jax.Array:
@@ -224,9 +230,10 @@ def _drawn(function: Callable[..., jax.Array], name: str) -> tuple[Any, Any]:
         return changed(image, (*bounds, *named.values()), host_generator(f"image.{name}", seed))
 
     def stateless(image: TensorLike, *bounds: float, seed: Any = None, **named: float) -> jax.Array:
-        if seed is None:  # the last argument by its place
-            *bounds, seed = bounds
-        return changed(image, (*bounds, *named.values()), _of(seed))
+        given: list[Any] = [*bounds, *named.values()]
+        # It is the last argument by its place.
+        last = given.pop() if seed is None else seed
+        return changed(image, given, _of(last))
 
     stateful.__name__, stateless.__name__ = name, f"stateless_{name}"
     stateful.__doc__ = f"Draws from NumPy's generator. Source: `tf.image.{name}`."

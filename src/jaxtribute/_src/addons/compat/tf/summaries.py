@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,7 +30,7 @@ class SummaryWriter:
         self.writer = Writer(logdir)
 
     @contextmanager
-    def as_default(self, step: int | None = None) -> Iterator[SummaryWriter]:
+    def as_default(self, step: int | None = None) -> Generator[SummaryWriter]:
         """Writes here within a `with` block. Source: `tf.summary.SummaryWriter.as_default`."""
         _State.writers.append((self.writer, step))
         try:
