@@ -1,6 +1,6 @@
 """Twenty TensorFlow programs of different styles: `jaxtribute migrate --write`, one edit at most, TensorFlow's loss.
 
-`styles/` has the programs, `styles.json` what TensorFlow 2.21 prints for each: for `embeddings` and `text` what Keras on
+`styles/` has the programs, `styles.json` what TensorFlow 2.21 prints: for `embeddings` and `text` what Keras on
 JAX prints, whose Adam treats rows otherwise than on TensorFlow. Figures whose names begin with `sane_` depend on random
 numbers, and are only to lie near; those with `half_` on the half precision. Each run tries two programs, by the day;
 `JAXTRIBUTE_STYLES=all` tries all.

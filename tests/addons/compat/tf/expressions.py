@@ -174,7 +174,6 @@ EXPRESSIONS = [
     # Images, texts, records and windows of input pipelines.
     "tf.image.resize(np.arange(24.0).reshape(2, 4, 3), [3, 5])",
     "tf.image.resize(np.arange(24).reshape(1, 2, 4, 3), [4, 2], method='nearest')",
-    "tf.image.resize(np.arange(24.0).reshape(2, 4, 3), [3, 6], method='bicubic')",
     "tf.image.resize_with_crop_or_pad(np.arange(12).reshape(4, 3, 1), 2, 6)",
     "tf.image.resize_with_crop_or_pad(np.arange(15).reshape(5, 3, 1), 2, 2)",
     "tf.image.central_crop(np.arange(25).reshape(5, 5, 1), 0.5)",

@@ -35,6 +35,8 @@ def resize(
 ) -> jax.Array:
     """Resizes to `size`, (height, width); float32 unless the method is "nearest".
 
+    "bicubic" and "lanczos3" differ from TensorFlow's by some thousandths of the range.
+
     Raises:
       ArgumentError: a method that is not here.
 
@@ -208,7 +210,7 @@ def per_image_standardization(image: TensorLike) -> jax.Array:
     """Scales each image to mean 0 and variance 1. Source: `tf.image.per_image_standardization`."""
     array = as_tensor(image).astype(jnp.float32)
     axes = (-3, -2, -1)
-    least = 1 / np.sqrt(np.prod(array.shape[-3:]))
+    least = float(np.prod(array.shape[-3:])) ** -0.5
     mean, deviation = jnp.mean(array, axes, keepdims=True), jnp.std(array, axes, keepdims=True)
     return (array - mean) / jnp.maximum(deviation, least)
 
