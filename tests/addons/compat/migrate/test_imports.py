@@ -53,7 +53,7 @@ def test_names_of_modules_of_keras_are_imported_from_there(before: str, after: s
         ("import os, tensorflow as tf", "a line of its own"),
         ("import tensorflow.data", "give it a name"),
         ("from tensorflow import estimator", "training loop"),
-        ("from tensorflow.keras.layers import Dense, Nonsense", "Nonsense"),
+        ("from tensorflow.keras.layers import Dense, Nonsense", "from keras.layers import Dense"),
         ("from tensorflow.python.framework import ops", "inside TensorFlow"),
         ("from tensorflow import *", "no counterpart"),
         ("import tensorflow.keras.backend as K", "from jaxtribute.compat.tf.keras import backend"),

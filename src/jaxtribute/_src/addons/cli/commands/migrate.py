@@ -92,7 +92,7 @@ def _left(reports: Sequence[Report]) -> int:
 
 
 def _next(path: Path, document: Document, reports: Sequence[Report], *, left: int) -> str:
-    """What to do next, with the command."""
+    """The next thing to do, with its command."""
     name = shlex.quote(str(path))
     if any(finding.edits for report in reports for finding in report.findings):
         return f"jaxtribute migrate --write {name}"

@@ -77,7 +77,7 @@ class _Gradient:
 
     @property
     def target(self) -> ast.expr | None:
-        """What the statement assigns the gradients to, if it does nothing else."""
+        """Target of the statement, if it does nothing but assign the gradients."""
         one = self.statement
         return (
             one.targets[0] if isinstance(one, ast.Assign) and len(one.targets) == 1 and one.value is self.call else None
@@ -215,7 +215,7 @@ def _problem(block: ast.With, losses: set[str]) -> str:
 
 
 def _results(source: Source, gradients: Sequence[_Gradient], taken: set[str]) -> tuple[list[str], tuple[Edit, ...]]:
-    """What the gradients are assigned to, and the edits that put that where the tape was asked."""
+    """Targets of the gradients, and the edits that put them where the tape was asked."""
     results: list[str] = []
     edits: tuple[Edit, ...] = ()
     for one in gradients:
