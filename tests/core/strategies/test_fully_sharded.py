@@ -223,16 +223,21 @@ def test_replicas_see_whole_values_where_nothing_is_compiled(how: str, replicas:
     with strategy.scope():
         weight = jd.Variable(value, aggregation="only_first_replica")
 
+    def summed(value: Any) -> Any:
+        context = jd.get_replica_context()
+        assert context is not None
+        return context.all_reduce("SUM", value)
+
     def replica(x: Any) -> None:
         def body(carry: Any) -> Any:
-            return carry[0] + 1, jd.get_replica_context().all_reduce("SUM", carry[1])
+            return carry[0] + 1, summed(carry[1])
 
         total = x.sum()
         if how != "disable_jit":
             total = jax.lax.while_loop(lambda carry: carry[0] < 1, body, (0, total))[1] / scale
         (grad,) = jd.grad(lambda: (weight.read_value() ** 2).sum() * total, [weight])()
         assert grad.shape == weight.read_value().shape == (8, 3)
-        weight.assign(weight - jd.get_replica_context().all_reduce("SUM", grad) * 0.1)
+        weight.assign(weight - summed(grad) * 0.1)
 
     def step(rows: Any) -> None:
         strategy.run(replica, (rows,))

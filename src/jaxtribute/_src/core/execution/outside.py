@@ -19,11 +19,11 @@ from jaxtribute._src.core.types import Function, Leaf, Nest
 
 _DEPTH = 4
 _LOOKS = 200
-"""How many objects are looked at: each eager step pays for it."""
+"""Number of objects that are looked at: each eager step pays for it."""
 
 
 class _Place(NamedTuple):
-    """Where a value lies: behind a key of a dictionary or list, or in a cell, the variable of a closure."""
+    """Place of a value: behind a key of a dictionary or list, or in a cell, the variable of a closure."""
 
     container: Any
     key: Any

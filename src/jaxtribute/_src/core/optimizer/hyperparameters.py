@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -70,4 +70,4 @@ def _remade(names: tuple[str, ...], values: Any) -> dict[str, Any]:
 
 
 # What is made of them, by `jax.tree.map` and the like, is a plain dictionary again.
-jax.tree_util.register_pytree_with_keys(Hyperparameters, _with_keys, _remade)
+jax.tree_util.register_pytree_with_keys(Hyperparameters, _with_keys, cast("Any", _remade))

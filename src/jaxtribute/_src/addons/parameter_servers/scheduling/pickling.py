@@ -133,7 +133,7 @@ def find_strategy() -> Strategy:
 
 
 class CoordinatorElsewhere:
-    """What a function on a worker sees of the coordinator that it closes over: its strategy."""
+    """The coordinator as a function on a worker sees it: its strategy."""
 
     @property
     def strategy(self) -> Strategy:
