@@ -8,8 +8,8 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
-
 import keras
+
 from jaxtribute import Variable, VariableAggregation
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.custom_loops import own_replica, together
@@ -77,6 +77,10 @@ class StrategyVariable(keras.Variable):
                 self._stored.assign(together(self, value))
         elif value is not None:
             self._stored = self._made(value)
+
+    def numpy(self) -> Any:
+        """The value on the host; on devices that are only described, the array that describes it."""
+        return self.value if self.strategy.extended.mesh.described else super().numpy()
 
     def send(self, old: Array, new: Array) -> None:
         """Sends parameter servers what a step has made of a value, which other workers may have changed meanwhile."""
