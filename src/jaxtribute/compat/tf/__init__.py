@@ -21,6 +21,7 @@ from jaxtribute._src.addons.compat.tf.variables import Module as Module
 from jaxtribute._src.addons.compat.tf.variables import Variable as Variable
 from jaxtribute._src.core.values.enums import VariableAggregation as VariableAggregation
 from jaxtribute._src.core.values.enums import VariableSynchronization as VariableSynchronization
+from jaxtribute._src.core.values.scatter import IndexedSlices as IndexedSlices
 from jaxtribute.compat.tf import compat as compat
 from jaxtribute.compat.tf import config as config
 from jaxtribute.compat.tf import data as data

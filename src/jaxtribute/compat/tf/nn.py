@@ -13,8 +13,22 @@ from jaxtribute._src.addons.compat.tf.tensors import TensorLike, as_tensor
 from jaxtribute.compat.tf.math import sigmoid as sigmoid
 from jaxtribute.compat.tf.math import softplus as softplus
 from jaxtribute.compat.tf.math import tanh as tanh
+<<<<<<< HEAD
 from jaxtribute.compat.tf.math import top_k as top_k
 from jaxtribute.errors import ArgumentError, ShapeError
+=======
+from jaxtribute.errors import ArgumentError, ShapeError
+
+
+def embedding_lookup(params: Any, ids: TensorLike, max_norm: float | None = None, name: str | None = None) -> Any:
+    """Returns rows as `jd.nn.embedding_lookup` does, without `max_norm`. Source: `tf.nn.embedding_lookup`."""
+    del name
+    if max_norm is not None:
+        raise ArgumentError(
+            f"embedding_lookup: max_norm={max_norm} is not supported. HINT: clip the rows that it returns."
+        )
+    return nn.embedding_lookup(params, ids)
+>>>>>>> w-gaps
 
 
 def relu(features: TensorLike, name: str | None = None) -> Any:
