@@ -34,6 +34,7 @@ def texts(outputs: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_it_runs_and_the_outputs_that_it_holds_are_of_today() -> None:
     """`python tests/support/notebook_cells.py docs/first_hour.ipynb --store` makes them so."""
     printed = run_python(RUNNER, str(NOTEBOOK))

@@ -146,7 +146,7 @@ def test_a_batch_is_drawn_as_it_is_cut(rows: int) -> None:
     assert row.how is How.SPLIT
     cells = [cell for cell in row.cells if cell is not None]
     sizes = [cell.bounds[0][1] - cell.bounds[0][0] for cell in cells]
-    assert sizes == [part.shape[0] for part in batch.values]
+    assert sizes == [part.shape[0] for part in batch.values]  # pyright: ignore[reportAttributeAccessIssue]
     assert sum(cell.nbytes for cell in cells) == rows * 8
     assert [cell.bounds[0][0] for cell in cells] == [sum(sizes[:i]) for i in range(4)]
 
