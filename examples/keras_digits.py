@@ -1,6 +1,6 @@
 """Trains a Keras model on handwritten digits with `model.fit`, on one device or on many.
 
-    pip install 'jaxtribute[keras,examples]'
+    pip install -e '.[keras,examples]'
     python examples/keras_digits.py                                    one device, then mirrored on four: equal losses
     python examples/keras_digits.py --strategy central-storage --devices 2
     jaxtribute launch --workers 2 --devices-per-worker 2 examples/keras_digits.py --strategy multi-worker

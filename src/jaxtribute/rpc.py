@@ -13,7 +13,7 @@ except ModuleNotFoundError as _missing:
     from jaxtribute.errors import MissingLibraryError
 
     raise MissingLibraryError(
-        f"jd.experimental.rpc needs {_missing.name}. HINT: pip install 'jaxtribute[rpc]'."
+        f"jd.experimental.rpc needs {_missing.name}. HINT: pip install -e '.[rpc]' in a clone."
     ) from _missing
 
 __all__ = ["Client", "Server", "StatusOrResult", "make_keys"]

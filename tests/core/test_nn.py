@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxtribute as jd
-from jaxtribute.errors import ArgumentError, ContextError
+from jaxtribute.errors import ArgumentError, ContextError, ShapeError
 from ragged import cut, deal, rows
 from replicas import components, each_executor, execute, mirrored
 
@@ -153,3 +153,20 @@ def test_in_cross_replica_context() -> None:
 def test_errors(loss: Any, options: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         jd.nn.compute_average_loss(loss, **options)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (3, 2), (1, 3), (5,), (0, 2)])
+@pytest.mark.parametrize("kind", [jnp.asarray, jd.Variable])
+def test_a_table_in_parts_is_one_table(sizes: tuple[int, ...], kind: Any) -> None:
+    whole = rows(sum(sizes), 3)
+    parts = [kind(part) for part in np.split(whole, np.cumsum(sizes)[:-1])]
+    ids = np.arange(sum(sizes))[::-1]
+    np.testing.assert_array_equal(jd.nn.embedding_lookup(parts, ids), whole[ids])
+    np.testing.assert_array_equal(jd.function(lambda ids: jd.nn.embedding_lookup(tuple(parts), ids))(ids), whole[ids])
+
+
+def test_parts_of_no_table() -> None:
+    with pytest.raises(ArgumentError, match=r"an empty list\. HINT"):
+        jd.nn.embedding_lookup([], np.arange(1))
+    with pytest.raises(ShapeError, match=r"parts of shapes \[\(2, 3\), \(2, 4\)\]. HINT"):
+        jd.nn.embedding_lookup([jnp.ones((2, 3)), jnp.ones((2, 4))], np.arange(1))

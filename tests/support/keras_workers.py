@@ -105,6 +105,7 @@ def save_and_load(directory: str) -> dict[str, float]:
     Returns how far what was loaded is from what was saved, by places and ways.
     """
     found: dict[str, float] = {}
+    strategy()  # of which the worker's number comes
     with relaxed():
         for place in ("shared", f"own-{rank()}"):
             folder = Path(directory) / place

@@ -330,7 +330,8 @@ def by_optax(case: Case, params: Any, rows: int, steps: int = STEPS) -> tuple[An
 
 def leaves(nest: Any) -> tuple[list[np.ndarray[Any, Any]], Any]:
     """Arrays (of random keys their data) and structure of a nest of arrays or variables."""
-    found, tree = jax.tree.flatten(nest, is_leaf=is_variable)
+    # Made again by JAX, as hyperparameters that can be set are Optax's dictionary then.
+    found, tree = jax.tree.flatten(jax.tree.map(lambda leaf: leaf, nest, is_leaf=is_variable), is_leaf=is_variable)
     return [leaf.numpy() if isinstance(leaf, jd.Variable) else _data(leaf) for leaf in found], tree
 
 

@@ -116,7 +116,7 @@ def test_the_commands_refuse_what_is_no_run(tmp_path: Path, capsys: pytest.Captu
 
 def test_without_the_library(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "find_spec", lambda name: None)
-    with pytest.raises(jd.errors.MissingLibraryError, match=r"HINT: pip install 'jaxtribute\[live\]'"):
+    with pytest.raises(jd.errors.MissingLibraryError, match=r"HINT: pip install -e '\.\[live\]'"):
         client(run)
 
 

@@ -80,5 +80,5 @@ def test_the_curve_is_drawn(tmp_path: Path) -> None:
 
 def test_drawing_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingLibraryError, match=r"HINT: pip install 'jaxtribute\[plot\]'"):
+    with pytest.raises(MissingLibraryError, match=r"HINT: pip install -e '\.\[plot\]'"):
         report.plot([], cluster(1, 1), tmp_path / "curve.svg")

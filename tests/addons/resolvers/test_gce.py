@@ -68,7 +68,7 @@ def test_a_service_is_made_with_the_credentials() -> None:
 def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "googleapiclient", None)
     with pytest.raises(
-        MissingLibraryError, match=r"the compute API .*pip install 'jaxtribute\[gce\]', or pass service="
+        MissingLibraryError, match=r"the compute API .*pip install -e '\.\[gce\]' in a clone, or pass service="
     ):
         GCEClusterResolver("p", "z", "g", 2222)
 

@@ -182,5 +182,5 @@ def test_a_location_that_is_none_is_an_error() -> None:
 
 def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
-    with pytest.raises(MissingLibraryError, match=r"pip install 'jaxtribute\[kubernetes\]'"):
+    with pytest.raises(MissingLibraryError, match=r"pip install -e '\.\[kubernetes\]'"):
         KubernetesClusterResolver()

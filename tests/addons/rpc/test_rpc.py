@@ -410,5 +410,5 @@ assert exists("jd.experimental.rpc.Client")
 assert not exists("jd.experimental.nonsense")
 """
     rpc_line, keras_line = run_python(program).strip().split("\n")
-    assert rpc_line == "jd.experimental.rpc needs zmq. HINT: pip install 'jaxtribute[rpc]'."
-    assert keras_line == "tf.keras needs keras. HINT: pip install 'jaxtribute[keras]'."
+    assert rpc_line == "jd.experimental.rpc needs zmq. HINT: pip install -e '.[rpc]' in a clone."
+    assert keras_line == "tf.keras needs keras. HINT: pip install -e '.[keras]' in a clone."

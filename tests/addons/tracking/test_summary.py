@@ -136,5 +136,5 @@ def test_a_closed_writer(tmp_path: Path) -> None:
 
 def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(jd.errors.MissingLibraryError, match=r"HINT: pip install 'jaxtribute\[tensorboard\]'"):
+    with pytest.raises(jd.errors.MissingLibraryError, match=r"HINT: pip install -e '\.\[tensorboard\]'"):
         summary.Writer(tmp_path)

@@ -139,7 +139,7 @@ def test_wrong_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(jd.errors.ArgumentTypeError, match="3 of type int is no tracker"):
         summary.Writer(tmp_path, trackers=[wrong])
     monkeypatch.setattr(choosing, "find_spec", lambda name: None)
-    with pytest.raises(jd.errors.MissingLibraryError, match=r"HINT: pip install 'jaxtribute\[mlflow\]'"):
+    with pytest.raises(jd.errors.MissingLibraryError, match=r"HINT: pip install -e '\.\[mlflow\]'"):
         summary.Writer(tmp_path, trackers=["mlflow"])
 
 

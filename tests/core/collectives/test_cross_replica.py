@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import jaxtribute as jd
-from jaxtribute._src.core.collectives.cross_replica import check_axes, reduce_many
+from jaxtribute._src.core.collectives.cross_replica import check_axes, gather_value, reduce_many, reduce_value
+from jaxtribute._src.core.values.distributed import PerReplica
 from jaxtribute._src.core.values.enums import ReduceOp
+from jaxtribute._src.core.values.mesh import ReplicaMesh
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
 from replicas import components, fraction, mirrored, per_replica
 
@@ -199,3 +201,45 @@ def test_reduce_many(op: ReduceOp) -> None:
     assert isinstance(first, jd.Mirrored)
     assert components(first) == [scale] * 2
     assert components(second) == [[[scale]] * 2] * 2
+
+
+class Told:
+    """Other workers, who note what this one tells them that it is about to do."""
+
+    def __init__(self) -> None:
+        self.names: list[Any] = []
+
+    def entering(self, name: str, collectives: Any, /) -> None:
+        self.names.append((name, *collectives()))
+
+    def exchange(self, what: str, text: str, /) -> list[str]:
+        return [text]
+
+    def dispatched(self, result: Any, /) -> None: ...
+
+    def waited(self, seconds: float, /) -> None: ...
+
+    def explained(self, error: BaseException, /) -> BaseException:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("act", "told"),
+    [
+        (
+            lambda value, _: reduce_many([value], ReduceOp.SUM),
+            ("all_reduce of 1 values", "ReduceOp.SUM", "float32[4, 2]"),
+        ),
+        (lambda value, mesh: reduce_value(value, ReduceOp.SUM, 0, mesh), "float32[4, 2]"),
+        (lambda value, _: gather_value(value, 0), "float32[4, 2]"),
+    ],
+)
+def test_other_workers_are_told_of_what_runs_and_not_of_what_is_traced(act: Any, told: Any) -> None:
+    others = Told()
+    mesh = ReplicaMesh(jax.devices()[:2], others)
+    array = jax.device_put(np.ones((4, 2), np.float32), mesh.split)
+    act(PerReplica(array, mesh), mesh)
+    (entered,) = others.names
+    assert entered == told if isinstance(told, tuple) else entered[-1] == told
+    jax.eval_shape(lambda array: [jax.tree.leaves(act(PerReplica(array, mesh), mesh)), ()][1], array)
+    assert len(others.names) == 1

@@ -204,7 +204,7 @@ def test_a_long_search_says_how_far_it_has_come(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = iter([100.0, 104.0, 106.0, 107.0, 112.0])
-    monkeypatch.setattr(settling.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
     progress = settling.Progress(24)
     for _ in range(4):
         progress.compiled()

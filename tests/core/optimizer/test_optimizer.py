@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import jaxtribute as jd
 from jaxtribute._src.core.collectives import cross_replica
 from jaxtribute._src.core.values.policies.sliced import SlicedPolicy
+from jaxtribute.errors import ArgumentError
 from ragged import UNEVEN, deal, rows
 from replicas import each_executor, fraction, here, ident, mirrored, one_device, variable
 
@@ -357,6 +358,32 @@ def test_hyperparameters_are_variables() -> None:
     rate.assign(0.2)
     step()
     assert pair.moved() == (3, 6)
+
+
+@pytest.mark.parametrize("shard", [True, False])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_hyperparameters_are_set_as_in_optax(compiled: bool, shard: bool) -> None:
+    transform = optax.chain(optax.clip(10.0), optax.inject_hyperparams(optax.sgd)(learning_rate=0.1))
+    pair = Pair(transform=transform, shard=shard)
+    fn = lambda: FOUR.run(lambda: pair.optimizer.apply_gradients(ones(), "MEAN"))  # noqa: E731
+    step = jd.function(fn) if compiled else fn
+    step()
+    pair.optimizer.state[1].hyperparams["learning_rate"] = 0.2
+    step()
+    assert pair.moved() == (3, 6)
+    pair.optimizer.state[1].hyperparams.update(learning_rate=0.0)
+    step()
+    assert pair.moved() == (3, 6)
+    # What is made of the state is Optax's own, and may be assigned.
+    pair.optimizer.state = optax.tree.set(pair.optimizer.state, learning_rate=jnp.asarray(0.3))
+    pair.optimizer.state = pair.optimizer.state
+    step()
+    assert pair.moved() == (6, 12)
+    hyperparameters = pair.optimizer.state[1].hyperparams
+    with pytest.raises(ArgumentError, match=r"no hyperparameter 'rate'. HINT: they are \['learning_rate'\]"):
+        hyperparameters["rate"] = 1.0
+    with pytest.raises(ArgumentError, match="cannot be deleted"):
+        del hyperparameters["learning_rate"]
 
 
 def test_a_step_that_raises_changes_nothing() -> None:

@@ -213,3 +213,36 @@ def test_bad_arguments() -> None:
     with pytest.raises(StrategyMixError), SHARDED.scope():
         mirrored(2).run(lambda: 0)
     assert repr(SHARDED) == "<FullyShardedStrategy with 4 replica(s)>"
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("how", ["disable_jit", "a collective in a loop"])
+def test_replicas_see_whole_values_where_nothing_is_compiled(how: str, replicas: int) -> None:
+    strategy = jd.FullyShardedStrategy([f"CPU:{i}" for i in range(replicas)], min_bytes=0)
+    value, scale = np.arange(24, dtype=np.float32).reshape(8, 3), float(replicas)
+    with strategy.scope():
+        weight = jd.Variable(value, aggregation="only_first_replica")
+
+    def summed(value: Any) -> Any:
+        context = jd.get_replica_context()
+        assert context is not None
+        return context.all_reduce("SUM", value)
+
+    def replica(x: Any) -> None:
+        def body(carry: Any) -> Any:
+            return carry[0] + 1, summed(carry[1])
+
+        total = x.sum()
+        if how != "disable_jit":
+            total = jax.lax.while_loop(lambda carry: carry[0] < 1, body, (0, total))[1] / scale
+        (grad,) = jd.grad(lambda: (weight.read_value() ** 2).sum() * total, [weight])()
+        assert grad.shape == weight.read_value().shape == (8, 3)
+        weight.assign(weight - summed(grad) * 0.1)
+
+    def step(rows: Any) -> None:
+        strategy.run(replica, (rows,))
+
+    (rows,) = strategy.experimental_distribute_dataset([np.ones(2 * replicas + 1, np.float32)])
+    with jax.disable_jit(how == "disable_jit"):
+        (step if how == "disable_jit" else jd.function(step))(rows)
+    np.testing.assert_allclose(weight.numpy(), value * (1 - 0.2 * (2 * replicas + 1)), rtol=1e-5)

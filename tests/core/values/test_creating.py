@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.errors import ContextError, VariableError
+from jaxtribute.errors import ArgumentTypeError, ContextError, VariableError
 from replicas import STRATEGIES, each_executor, each_strategy, execute, here, mirrored, per_replica, variable
 
 DIFFERENT: dict[str, Callable[[int], jd.Variable]] = {
@@ -173,3 +173,17 @@ def test_a_lazy_average_follows_its_variable() -> None:
         weight = 0.5 * weight + x
         average = 0.75 * average + 0.25 * weight
         assert float(step(jnp.float32(x))) == average
+
+
+def test_random_keys_are_no_numbers() -> None:
+    key, held = jax.random.key(0), jd.Variable(np.zeros(2, np.uint32))
+    for hold in (
+        lambda: jd.Variable(key),
+        lambda: jd.Variable(lambda: jax.random.split(key)),
+        lambda: jd.Variable(held.numpy(), dtype=key.dtype),
+        lambda: held.assign(key),
+    ):
+        with pytest.raises(ArgumentTypeError, match=r"key<fry>, a random key.*HINT: keep jax.random.key_data\(key\)"):
+            hold()
+    held.assign(jax.random.key_data(key))
+    assert jax.random.wrap_key_data(held.read_value()) == key

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from jaxtribute._src.core.types import ArrayLike, Leaf, Numeric
 from jaxtribute._src.core.values.numbers import row_ids
 from jaxtribute._src.core.values.operators import operand
 from jaxtribute._src.core.values.variable import Variable
-from jaxtribute.errors import ArgumentError, ContextError
+from jaxtribute.errors import ArgumentError, ContextError, ShapeError
 
 
 def compute_average_loss(
@@ -85,14 +87,15 @@ def compute_average_loss(
     return jnp.where(count == 0, jnp.zeros_like(mean), mean)
 
 
-def embedding_lookup(params: Leaf, ids: Numeric) -> jax.Array:
+def embedding_lookup(params: Leaf | Sequence[Leaf], ids: Numeric) -> jax.Array:
     """Returns rows of a table of embeddings.
 
     Of a variable on parameter servers only these rows travel, each once, in a compiled step as in any other code; and
     its gradient (`jd.grad`) is a `jd.IndexedSlices` of these rows, which `jd.Optimizer` applies to them alone.
 
     Args:
-      params: the table, a variable or an array of shape `(rows, ...)`.
+      params: the table, a variable or an array of shape `(rows, ...)`; or a list of its parts, whose rows follow each
+        other. Parts on parameter servers travel as a whole.
       ids: the rows, an integer array of any shape. In a compiled step over parameter servers they must not depend on
         variables.
 
@@ -103,7 +106,8 @@ def embedding_lookup(params: Leaf, ids: Numeric) -> jax.Array:
 
     Raises:
       ArgumentError: ids that are no integers, or known and no rows of the table; of a variable on parameter servers
-        they are known in compiled functions too.
+        they are known in compiled functions too. Or an empty list of parts.
+      ShapeError: parts whose rows differ in shape.
       TraceError: inside `jax.jit`, `lax.scan` or the like, of a variable on parameter servers.
 
     Examples:
@@ -119,10 +123,24 @@ def embedding_lookup(params: Leaf, ids: Numeric) -> jax.Array:
     ids = ids if isinstance(ids, jax.Array) else np.asarray(ids)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ArgumentError(f"ids have dtype {ids.dtype}. HINT: pass integers, ids.astype('int32').")
+    if isinstance(params, list | tuple) and len(params) == 1:
+        params = params[0]
     if isinstance(params, Variable):
         return params.sparse_read(ids)
-    table = jnp.asarray(operand(params))
+    table = _joined(params) if isinstance(params, list | tuple) else jnp.asarray(operand(params))
     return jnp.take(table, row_ids(ids, table.shape[0], "the table"), axis=0)
+
+
+def _joined(parts: Sequence[Leaf]) -> jax.Array:
+    arrays = [jnp.asarray(operand(part)) for part in parts]
+    if not arrays:
+        raise ArgumentError("embedding_lookup was given an empty list. HINT: pass the table, or the list of its parts.")
+    if any(array.ndim == 0 or array.shape[1:] != arrays[0].shape[1:] for array in arrays):
+        raise ShapeError(
+            f"embedding_lookup was given parts of shapes {[array.shape for array in arrays]}. HINT: the parts of a "
+            "table differ in their number of rows alone."
+        )
+    return jnp.concatenate(arrays)
 
 
 def scale_regularization_loss(regularization_loss: ArrayLike) -> jax.Array:

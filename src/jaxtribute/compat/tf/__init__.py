@@ -21,17 +21,20 @@ from jaxtribute._src.addons.compat.tf.variables import Module as Module
 from jaxtribute._src.addons.compat.tf.variables import Variable as Variable
 from jaxtribute._src.core.values.enums import VariableAggregation as VariableAggregation
 from jaxtribute._src.core.values.enums import VariableSynchronization as VariableSynchronization
+from jaxtribute._src.core.values.scatter import IndexedSlices as IndexedSlices
 from jaxtribute.compat.tf import compat as compat
 from jaxtribute.compat.tf import config as config
 from jaxtribute.compat.tf import data as data
 from jaxtribute.compat.tf import distribute as distribute
 from jaxtribute.compat.tf import errors as errors
+from jaxtribute.compat.tf import image as image
 from jaxtribute.compat.tf import io as io
 from jaxtribute.compat.tf import linalg as linalg
 from jaxtribute.compat.tf import math as math
 from jaxtribute.compat.tf import nest as nest
 from jaxtribute.compat.tf import nn as nn
 from jaxtribute.compat.tf import random as random
+from jaxtribute.compat.tf import strings as strings
 from jaxtribute.compat.tf import tpu as tpu
 from jaxtribute.compat.tf import train as train
 from jaxtribute.compat.tf.dtypes import *
@@ -41,11 +44,12 @@ __version__ = "2.21.0"
 
 if _TYPE_CHECKING:
     from jaxtribute.compat.tf import keras as keras
+    from jaxtribute.compat.tf import summary as summary
 
 
 def __getattr__(name: str) -> Any:
-    if name == "keras":
-        return _import_module("jaxtribute.compat.tf.keras")
+    if name in ("keras", "summary"):
+        return _import_module(f"jaxtribute.compat.tf.{name}")
     if name in ("initializers", "losses", "metrics", "optimizers"):
         return getattr(_import_module("jaxtribute.compat.tf.keras"), name)
     raise explain_absent(__name__, "tf", name)

@@ -7,8 +7,19 @@ from typing import Any
 import numpy as np
 
 from jaxtribute._src.addons.compat.catalog.lookup import explain_absent
+from jaxtribute._src.addons.compat.tf.examples import FixedLenFeature as FixedLenFeature
+from jaxtribute._src.addons.compat.tf.examples import FixedLenSequenceFeature as FixedLenSequenceFeature
+from jaxtribute._src.addons.compat.tf.examples import TFRecordWriter as TFRecordWriter
+from jaxtribute._src.addons.compat.tf.examples import decode_image as decode_image
+from jaxtribute._src.addons.compat.tf.examples import parse_example as parse_example
+from jaxtribute._src.addons.compat.tf.examples import parse_single_example as parse_single_example
+from jaxtribute._src.addons.compat.tf.examples import parse_tensor as parse_tensor
+from jaxtribute._src.addons.compat.tf.examples import read_file as read_file
+from jaxtribute._src.addons.compat.tf.examples import serialize_tensor as serialize_tensor
 from jaxtribute._src.core.types import DType, Nest
 from jaxtribute.compat.tf import gfile as gfile
+
+decode_bmp = decode_gif = decode_jpeg = decode_png = decode_image
 
 
 def decode_raw(input_bytes: bytes | Nest, out_type: DType, little_endian: bool = True, name: str | None = None) -> Any:

@@ -12,7 +12,9 @@ try:
     import keras as _keras
     import keras._tf_keras.keras as _with_older_names
 except ModuleNotFoundError as _missing:
-    raise _MissingLibraryError(f"tf.keras needs {_missing.name}. HINT: pip install 'jaxtribute[keras]'.") from _missing
+    raise _MissingLibraryError(
+        f"tf.keras needs {_missing.name}. HINT: pip install -e '.[keras]' in a clone."
+    ) from _missing
 
 from jaxtribute._src.core import context as _contexts
 

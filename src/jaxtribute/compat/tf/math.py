@@ -11,9 +11,11 @@ from jaxtribute._src.addons.compat.tf.math import is_finite as is_finite
 from jaxtribute._src.addons.compat.tf.math import is_nan as is_nan
 from jaxtribute._src.addons.compat.tf.math import log as log
 from jaxtribute._src.addons.compat.tf.math import log1p as log1p
+from jaxtribute._src.addons.compat.tf.math import matvec as matvec
 from jaxtribute._src.addons.compat.tf.math import reciprocal as reciprocal
 from jaxtribute._src.addons.compat.tf.math import reduce_std as reduce_std
 from jaxtribute._src.addons.compat.tf.math import reduce_variance as reduce_variance
 from jaxtribute._src.addons.compat.tf.math import rsqrt as rsqrt
 from jaxtribute._src.addons.compat.tf.math import softplus as softplus
 from jaxtribute._src.addons.compat.tf.math import squared_difference as squared_difference
+from jaxtribute._src.addons.compat.tf.math import top_k as top_k

@@ -13,7 +13,22 @@ from jaxtribute._src.addons.compat.tf.tensors import TensorLike, as_tensor
 from jaxtribute.compat.tf.math import sigmoid as sigmoid
 from jaxtribute.compat.tf.math import softplus as softplus
 from jaxtribute.compat.tf.math import tanh as tanh
-from jaxtribute.errors import ShapeError
+<<<<<<< HEAD
+from jaxtribute.compat.tf.math import top_k as top_k
+from jaxtribute.errors import ArgumentError, ShapeError
+=======
+from jaxtribute.errors import ArgumentError, ShapeError
+
+
+def embedding_lookup(params: Any, ids: TensorLike, max_norm: float | None = None, name: str | None = None) -> Any:
+    """Returns rows as `jd.nn.embedding_lookup` does, without `max_norm`. Source: `tf.nn.embedding_lookup`."""
+    del name
+    if max_norm is not None:
+        raise ArgumentError(
+            f"embedding_lookup: max_norm={max_norm} is not supported. HINT: clip the rows that it returns."
+        )
+    return nn.embedding_lookup(params, ids)
+>>>>>>> w-gaps
 
 
 def relu(features: TensorLike, name: str | None = None) -> Any:
@@ -132,6 +147,28 @@ def compute_average_loss(
     """
     weight = None if sample_weight is None else as_tensor(sample_weight)
     return nn.compute_average_loss(as_tensor(per_example_loss), weight, global_batch_size)
+
+
+def embedding_lookup(params: TensorLike, ids: TensorLike, max_norm: None = None, name: str | None = None) -> Any:
+    """Returns the rows of a table, or of a list with one; see `jd.nn.embedding_lookup`.
+
+    Raises:
+      ArgumentError: several tables, or `max_norm`.
+
+    Source: `tf.nn.embedding_lookup`.
+    """
+    del name
+    tables = params if isinstance(params, (list, tuple)) else [params]
+    if len(tables) != 1 or max_norm is not None:
+        raise ArgumentError(f"{len(tables)} tables, {max_norm=}. HINT: give one table, and clip the rows yourself.")
+    return nn.embedding_lookup(tables[0], as_tensor(ids))
+
+
+def moments(x: TensorLike, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None) -> Any:
+    """Returns mean and variance over axes. Source: `tf.nn.moments`."""
+    del shift, name
+    array, axes = as_tensor(x), tuple(axes)
+    return jnp.mean(array, axes, keepdims=keepdims), jnp.var(array, axes, keepdims=keepdims)
 
 
 def scale_regularization_loss(regularization_loss: TensorLike) -> Any:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from jaxtribute._src.addons.compat.tf.checkpoints import CheckpointOptions as CheckpointOptions
     from jaxtribute._src.addons.compat.tf.checkpoints import latest_checkpoint as latest_checkpoint
 
+_EXAMPLES = {"BytesList", "Example", "Feature", "Features", "FloatList", "Int64List"}
+"""Names of a module that makes them with protobuf."""
 _CHECKPOINTS = {"Checkpoint", "CheckpointManager", "CheckpointOptions", "latest_checkpoint"}
 """Names of a module that loads Orbax."""
 
@@ -23,4 +25,6 @@ _CHECKPOINTS = {"Checkpoint", "CheckpointManager", "CheckpointOptions", "latest_
 def __getattr__(name: str) -> Any:
     if name in _CHECKPOINTS:
         return getattr(import_module("jaxtribute._src.addons.compat.tf.checkpoints"), name)
+    if name in _EXAMPLES:
+        return getattr(import_module("jaxtribute._src.addons.compat.tf.examples"), name)
     raise explain_absent(__name__, "tf.train", name)

@@ -14,6 +14,7 @@ strategy = tf.distribute.MirroredStrategy()
 def step(x):
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(v * x)
+    tape.watch(x)
     return tape.gradient(loss, [v])
 """
 EASY = "import tensorflow as tf\nprint(tf.constant(1).numpy())\n"
@@ -46,7 +47,7 @@ class TestListing:
         assert program.read_text() == EASY
 
     def test_shows_the_code_to_write(self, program: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        program.write_text(PROGRAM.replace("return tape", "grads = tape"))
+        program.write_text(PROGRAM.replace("    tape.watch(x)\n    return tape", "    grads = tape"))
         migrate(program)
         assert "        loss, grads = jd.value_and_grad(compute_loss, [v])()" in capsys.readouterr().out
 
@@ -77,9 +78,29 @@ class TestWriting:
         assert "import jaxtribute.compat.tf as tf" in program.read_text()
         assert "tf.GradientTape() as tape" in program.read_text()
 
-    def test_says_what_it_wrote(self, program: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        migrate("--write", program)
+    def test_says_what_it_wrote_if_asked(self, program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        migrate("--write", "--all", program)
         assert "tensorflow (written): " in capsys.readouterr().out
+
+    def test_lists_only_what_is_left_by_its_new_line_and_ends_with_the_command(
+        self, program: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        program.write_text("import tensorflow as tf\ntf.function(f)\nprint(x.numpy())\ntf.estimator.Estimator()\n")
+        migrate("--write", program)
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith(f"{program}:5:")
+        assert "tf.estimator" in lines[0]
+        assert len(lines) == 3
+        assert "2 changed, 1 left" in lines[1]
+        assert lines[2].endswith(f"then python {program}")
+        assert "tf.function" not in "".join(lines)
+
+    def test_ends_with_the_next_command(self, program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        migrate(program)
+        assert capsys.readouterr().out.endswith(f"next: jaxtribute migrate --write {program}\n")
+        program.write_text("import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy()\n")
+        migrate("--write", program)
+        assert capsys.readouterr().out.endswith(f"next: jaxtribute launch --workers 2 {program}\n")
 
     def test_a_program_without_tensorflow_is_not_touched(self, program: Path) -> None:
         program.write_text("x = 1\n")

@@ -38,7 +38,7 @@ class TestUses:
     def test_datasets_are_followed_through_their_methods(self) -> None:
         found = kinds("d = tf.data.Dataset.range(3).shuffle(2)\nd = d.batch(2)\nd.map(f)")
         assert found["tf.data.Dataset.range"] is Kind.SAME
-        assert found["tf.data.Dataset.shuffle"] is Kind.DIFFERENT
+        assert found["tf.data.Dataset.shuffle"] is Kind.SAME
         assert found["tf.data.Dataset.map"] is Kind.SAME
 
     def test_what_a_dataset_is_turned_into_is_not(self) -> None:
@@ -105,12 +105,12 @@ class TestLeft:
     def test_what_can_be_written_is_not_left(self) -> None:
         assert report("x = y.numpy()").left() == ()
 
-    @pytest.mark.parametrize("code", ["tf.estimator.Estimator()", "tf.data.Dataset.range(3).shuffle(2)"])
+    @pytest.mark.parametrize("code", ["tf.estimator.Estimator()", "tf.function(f)\nimport tensorflow_hub"])
     def test_absent_and_different_are_left(self, code: str) -> None:
         assert len(report(code).left()) == 1
 
     def test_until_somebody_has_looked_at_the_line(self) -> None:
-        assert report("tf.data.Dataset.range(3).shuffle(2)  # jaxtribute: ok").left() == ()
+        assert report("tf.estimator.Estimator()  # jaxtribute: ok").left() == ()
 
     def test_a_program_that_was_migrated_has_nothing_left(self) -> None:
         assert report("s = tf.distribute.MirroredStrategy()", "import jaxtribute.compat.tf as tf\n").left() == ()

@@ -119,6 +119,55 @@ class TestMechanical:
         assert "loss, (dw, db) = jd.value_and_grad" in rewritten(code)
 
 
+class TestOtherForms:
+    def test_two_tapes_of_a_block_are_one_function(self) -> None:
+        after = rewritten(
+            """
+            with tf.GradientTape() as a, tf.GradientTape() as b:
+                first = f(x)
+                second = g(x)
+            da = a.gradient(first, v)
+            db = b.gradient(second, w)
+            """
+        )
+        assert (
+            "    return first, (second,)\n(first, (second,)), da = jd.value_and_grad(compute_loss, v, has_aux=True)()"
+            in after
+        )
+        assert "db = jd.grad(lambda: compute_loss()[1][0], w)()" in after
+        assert "tape" not in after
+
+    def test_a_persistent_tape_of_one_loss_is_one_call(self) -> None:
+        after = rewritten(
+            PLAIN.replace("tape() as", "tape(persistent=True) as").replace(
+                "    return grads", "    more = tape.gradient(loss, w)\n    del tape\n    return grads"
+            )
+        )
+        assert "loss, (grads, more) = jd.value_and_grad(compute_loss, (variables, w))()" in after
+        assert "tape" not in after
+
+    @pytest.mark.parametrize(
+        ("line", "expected"),
+        [
+            ("o.apply([(tape.gradient(loss, w), w)])", "o.apply([(gradients, w)])"),
+            ("if train:\n    o.apply(tape.gradient(loss, w))", "if train:\n    o.apply(gradients)"),
+        ],
+    )
+    def test_a_gradient_within_a_statement_gets_a_name(self, line: str, expected: str) -> None:
+        after = rewritten(f"with tf.GradientTape() as tape:\n    loss = f(x)\n{line}\n")
+        assert "loss, gradients = jd.value_and_grad(compute_loss, w)()\n" + expected in after
+
+    def test_variables_that_are_named_after_the_block_are_named_before_the_call(self) -> None:
+        after = rewritten(PLAIN.replace("    grads =", "    variables = net.variables\n    grads ="))
+        assert after.index("variables = net") < after.index("def compute_loss")
+
+    def test_the_variable_of_a_comprehension_is_not_the_block_s(self) -> None:
+        assert "value_and_grad" in rewritten(PLAIN.replace("loss = f(x)", "loss = sum([f(v) for v in x])"))
+
+    def test_a_gradient_in_a_loop_is_left(self) -> None:
+        assert "tape" in rewritten(PLAIN.replace("    grads =", "    for w in ws:\n        grads ="))
+
+
 class TestByHand:
     @pytest.mark.parametrize(
         ("code", "reason"),
@@ -156,7 +205,7 @@ class TestByHand:
                 "holds a `return`",
             ),
             (
-                "with tf.GradientTape() as tape:\n    loss = f(x)\nv = other()\ngrads = tape.gradient(loss, v)\n",
+                "with tf.GradientTape() as tape:\n    loss = f(x)\nv = other(loss)\ngrads = tape.gradient(loss, v)\n",
                 "`v` changes between",
             ),
             ("with tf.GradientTape() as tape: loss = f(x)\ngrads = tape.gradient(loss, v)\n", "on one line"),

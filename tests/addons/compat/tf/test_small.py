@@ -203,7 +203,7 @@ class TestBytes:
 
     def test_other_formats_are_explained(self) -> None:
         with pytest.raises(AttributeError, match="HINT"):
-            _ = tf.io.parse_example
+            _ = tf.io.VarLenFeature
 
 
 class TestRandom:
@@ -227,9 +227,23 @@ class TestRandom:
             assert draw([2], seed=[1, 2]).tolist() != draw([2], seed=[1, 3]).tolist()
         assert tf.random.stateless_uniform([2], [0, 0], 1, 3, tf.int32).dtype == np.int32
 
-    def test_numbers_would_be_constants_of_a_compiled_function(self) -> None:
-        with pytest.raises(TraceError, match="stateless_normal"):
-            tf.function(lambda: tf.random.normal([2]))()
+    @pytest.mark.parametrize("draw", [tf.random.normal, tf.random.uniform, tf.random.truncated_normal])
+    def test_numbers_of_a_compiled_function_are_new_on_each_call_and_replica(self, draw: Any) -> None:
+        strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+        step = tf.function(lambda: strategy.run(lambda: (draw([2]), draw([2]))))
+        seen: list[float] = []
+        for _ in range(2):
+            for part in strategy.experimental_local_results(step()):
+                seen += np.asarray(part).ravel().tolist()
+        assert len(set(seen)) == 16
+        tf.random.set_seed(3)
+        first = strategy.experimental_local_results(step())
+        tf.random.set_seed(3)
+        np.testing.assert_array_equal(first, strategy.experimental_local_results(step()))
+
+    def test_a_choice_would_be_a_constant_of_a_compiled_function(self) -> None:
+        with pytest.raises(TraceError, match=r"dataset's map"):
+            tf.function(lambda: tf.image.random_flip_left_right(np.zeros((2, 2, 1), np.float32)))()
 
 
 class TestNamespace:

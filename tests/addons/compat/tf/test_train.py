@@ -17,5 +17,5 @@ def test_clusters_are_those_of_the_library() -> None:
 
 
 def test_what_is_not_there_says_what_to_write() -> None:
-    with pytest.raises(AttributeError, match=r"no 'Example'\. HINT: read records"):
-        _ = tf.train.Example
+    with pytest.raises(AttributeError, match=r"no 'SequenceExample'\. HINT: store arrays"):
+        _ = tf.train.SequenceExample

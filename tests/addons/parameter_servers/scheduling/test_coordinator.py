@@ -258,3 +258,14 @@ def test_functions_that_were_not_scheduled_for_long_are_forgotten(monkeypatch: p
         while len(task._calls) > 3:  # it is told in its own time
             assert time.monotonic() < deadline, task._calls
             threading.Event().wait(0.01)
+
+
+def test_a_function_that_closes_over_the_coordinator_sees_its_strategy(coordinator: Any) -> None:
+    def is_the_strategy() -> Any:
+        return coordinator.strategy is jd.get_strategy(), coordinator.strategy.num_replicas_in_sync
+
+    assert coordinator.schedule(is_the_strategy).fetch() == (True, 1)
+    with pytest.raises(ArgumentTypeError, match=r"coordinator\.schedule was asked for on a worker\. HINT"):
+        coordinator.schedule(lambda: coordinator.schedule(is_the_strategy)).fetch()
+    with pytest.raises(ArgumentTypeError, match="on a worker"):
+        coordinator.join()

@@ -55,7 +55,7 @@ def check_compiler(name: str) -> None:
     if find_spec("libtpu") is None:
         raise MissingLibraryError(
             f"compiling for {name} needs the TPU compiler, which is not installed; it needs no TPU. "
-            "HINT: pip install 'jaxtribute[tpu-compiler]', or pip install libtpu."
+            "HINT: pip install -e '.[tpu-compiler]' in a clone, or pip install libtpu."
         )
 
 

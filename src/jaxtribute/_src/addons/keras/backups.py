@@ -28,14 +28,13 @@ def restored(original: Callable[..., Any], callback: Foreign, *args: Leaf) -> No
       CheckpointError: they have other backups.
     """
     strategy = strategy_of(internals.model_of(callback))
-    peers = None if strategy is None else strategy.extended.mesh.peers
-    if peers is not None:
-        path = internals.backup_file(callback)
+    if strategy is not None and strategy.extended.mesh.peers is not None:
+        path, number = internals.backup_file(callback), strategy.extended.input_context().input_pipeline_id
         own = path.read_text(encoding="utf-8") if path.is_file() else ""
-        told = peers.exchange("backups of Keras", own)
+        told = strategy.extended.mesh.peers.exchange("backups of Keras", own)
         if len(set(told)) > 1:
             raise CheckpointError(
-                f"BackupAndRestore finds {told[0] or 'nothing'} in {path} on worker 0, and {own or 'nothing'} on "
-                f"worker {peers.rank}. HINT: give a backup_dir on a disk that all workers share, or delete it on all."
+                f"BackupAndRestore finds {told[0] or 'nothing'} in {path} on worker 0, {own or 'nothing'} on worker "
+                f"{number}. HINT: give a backup_dir on a disk that all workers share, or delete it on all."
             )
     original(callback, *args)

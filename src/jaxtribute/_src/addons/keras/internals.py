@@ -268,7 +268,8 @@ def read_by_threads(adapter: Foreign) -> Any:
 @contextmanager
 def own_names() -> Generator[None]:
     """Numbers the names that Keras gives to new objects as if none were made within: other workers make none."""
-    before = dict(global_state.get_global_attribute(_NUMBERS, {}))
+    known: Any = global_state.get_global_attribute(_NUMBERS)
+    before: dict[str, int] = dict(known or {})
     try:
         yield
     finally:

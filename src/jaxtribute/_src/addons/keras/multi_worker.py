@@ -112,7 +112,7 @@ def _written(write: Callable[[], Any]) -> Any:
 
 
 def _mark(path: Leaf) -> Any:
-    """What tells a file or folder from all others, whoever looks at it; None if there is none."""
+    """Marks that tell a file or folder from all others, whoever looks at it; None if there is none."""
     if "://" in str(path):
         return str(path)  # a store that all workers reach
     try:

@@ -16,16 +16,19 @@ def _of_keras(root: Foreign) -> Iterator[tuple[tuple[str, ...], Any]]:
     if isinstance(root, keras.Variable):
         yield (), _cell(root)
         return
-    yield from _numbered((), root.variables)
+    # An optimizer's variables have the names of layers in theirs, which count the models that were made before.
+    yield from _numbered((), root.variables, last=isinstance(root, keras.Optimizer))
     optimizer = getattr(root, "optimizer", None) if isinstance(root, keras.Model) else None
     if optimizer is not None:
-        yield from _numbered(("optimizer",), optimizer.variables)
+        yield from _numbered(("optimizer",), optimizer.variables, last=True)
 
 
-def _numbered(prefix: tuple[str, ...], variables: Iterable[Foreign]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _numbered(
+    prefix: tuple[str, ...], variables: Iterable[Foreign], *, last: bool
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Names that do not depend on how many models were made before, as Keras's own paths do."""
     for place, variable in enumerate(variables):
-        name = variable.name.rpartition("_")[2] if prefix else variable.name
+        name = variable.name.rpartition("_")[2] if last else variable.name
         yield (*prefix, f"{place}_{name}"), _cell(variable)
 
 

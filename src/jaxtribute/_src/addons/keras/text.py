@@ -207,7 +207,9 @@ class TextVectorization(keras.layers.Layer):
         if self.split == "character":
             return [list(text) for text in flat]
         # Of bytes, since ASCII's blanks alone divide.
-        return [[word.decode() for word in text.encode().split()] for text in flat]
+        return [
+            [word.decode() for word in (text if isinstance(text, bytes) else text.encode()).split()] for text in flat
+        ]
 
     def _grouped(self, row: list[str]) -> list[str]:
         """The tokens of a row, or their groups."""

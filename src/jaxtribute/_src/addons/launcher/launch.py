@@ -72,7 +72,7 @@ def _launcher(options: Options) -> Leader | Follower:
     if options.ray is not None:
         if find_spec("ray") is None:
             raise MissingLibraryError(
-                "--ray needs Ray. HINT: pip install 'jaxtribute[ray]', in the version of the cluster."
+                "--ray needs Ray. HINT: pip install -e '.[ray]' in a clone, of the cluster's version."
             )
         from jaxtribute._src.addons.launcher.ray_cluster import RayLeader
 

@@ -158,7 +158,7 @@ def check_library() -> None:
     for name in ("starlette", "uvicorn"):
         if find_spec(name) is None:
             raise MissingLibraryError(
-                f"serving the page needs {name}, which is not installed. HINT: pip install 'jaxtribute[live]'."
+                f"serving the page needs {name}, which is not installed. HINT: pip install -e '.[live]' in a clone."
             )
 
 

@@ -320,6 +320,6 @@ def _safe_open() -> Any:
     except ImportError as error:
         raise MissingLibraryError(
             "reading safetensors needs the library of that name, which is not installed. HINT: pip install "
-            "'jaxtribute[safetensors]'."
+            "-e '.[safetensors]' in a clone."
         ) from error
     return safe_open

@@ -18,7 +18,7 @@ from jaxtribute._src.addons.parameter_servers.variables.access import Access
 from jaxtribute._src.addons.parameter_servers.variables.variable import ServerPolicy, ServerVariable
 from jaxtribute.config import prepare_cpu_backend
 from jaxtribute.errors import ArgumentError, VariableError
-from jaxtribute.extending import Policy, ReplicaMesh, settings
+from jaxtribute.extending import Policy, ReplicaMesh, default_devices, settings
 from jaxtribute.typing import DType, Function, Leaf, Nest
 
 if TYPE_CHECKING:
@@ -172,6 +172,11 @@ class ParameterServerStrategy(Strategy):
         )
         settings.function("variable_partitioner", variable_partitioner, optional=True)
         settings.text("address", address, optional=True)
+        if ReplicaMesh(default_devices()[:1]).described:
+            raise ArgumentError(
+                "ParameterServerStrategy over described devices: a step is several programs, on workers and servers, "
+                "which cannot be compiled without running. HINT: compile under MirroredStrategy."
+            )
         self._resolver = cluster_resolver
         options = {"replicas": replicas, "staleness": staleness, "timeout_s": timeout_s}
         cluster = start_cluster(cluster_resolver, address, partitioner=variable_partitioner, **options)

@@ -113,7 +113,7 @@ def plot(curve: Sequence[Prediction], cluster: Cluster, path: Path) -> None:
         from matplotlib.ticker import ScalarFormatter
     except ImportError as error:
         raise MissingLibraryError(
-            "drawing the scaling curve needs matplotlib, which is not installed. HINT: pip install 'jaxtribute[plot]'."
+            "drawing the scaling curve needs matplotlib, not installed. HINT: pip install -e '.[plot]' in a clone."
         ) from error
     # Without pyplot, which may want a display, and keeps every figure.
     figure = Figure(figsize=(7, 4.2), layout="constrained")

@@ -33,7 +33,7 @@ def make_service(api: str, version: str, credentials: Foreign, discovery_url: st
         from googleapiclient import discovery  # pyright: ignore[reportMissingTypeStubs]
     except ImportError as error:
         raise MissingLibraryError(
-            f"the {api} API needs Google's client library. HINT: pip install 'jaxtribute[gce]', or pass service=."
+            f"the {api} API needs Google's client library. HINT: pip install -e '.[gce]' in a clone, or pass service=."
         ) from error
     # With None Google's library looks for credentials by itself.
     used = None if credentials == "default" else credentials

@@ -185,7 +185,7 @@ def _make_client(location: KubernetesExecutableLocation, environ: Mapping[str, s
         from kubernetes.config.incluster_config import InClusterConfigLoader
     except ImportError as error:
         raise MissingLibraryError(
-            "KubernetesClusterResolver needs the Kubernetes client. HINT: pip install 'jaxtribute[kubernetes]'."
+            "KubernetesClusterResolver needs the Kubernetes client. HINT: pip install -e '.[kubernetes]' in a clone."
         ) from error
     settings: Any = client.Configuration()
     try:

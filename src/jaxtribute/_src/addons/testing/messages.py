@@ -100,7 +100,7 @@ def _dump_by_value(content: tuple[Function, tuple[Any, ...], dict[str, Any]]) ->
     except ModuleNotFoundError as error:
         raise ArgumentTypeError(
             f"{content[0]!r} has no name by which another process could import it. "
-            "HINT: define it at the top of a module, or install cloudpickle (pip install 'jaxtribute[testing]')."
+            "HINT: define it at the top of a module, or install cloudpickle (pip install -e '.[testing]')."
         ) from error
 
     # Made here, as the library that it builds on may be missing.

@@ -39,7 +39,7 @@ def check_name(name: str) -> None:
     library = _LIBRARIES[name]
     if library and find_spec(library) is None:
         raise MissingLibraryError(
-            f"tracking with {name!r} needs {library}, which is not installed. HINT: pip install 'jaxtribute[{name}]'."
+            f"tracking with {name!r} needs {library}, not installed. HINT: pip install -e '.[{name}]' in a clone."
         )
 
 

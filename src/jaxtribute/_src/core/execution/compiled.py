@@ -277,6 +277,11 @@ def _trace(
         except Exception as error:
             if executor.guesses:
                 raise NotSplittable("an array gathered from replicas of different shapes") from error
+            if isinstance(error, ValueError) and "should match the mesh" in str(error):
+                error.add_note(
+                    "HINT: pass arrays that lie on devices of several replicas to strategy.run as arguments, in place "
+                    "of reading them from around the function."
+                )
             raise
         reveal(result, (jax.Array,))
         leaves, tree = flatten(result)

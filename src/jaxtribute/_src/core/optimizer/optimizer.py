@@ -20,6 +20,7 @@ from jaxtribute._src.core.optimizer.accumulation import Accumulation, make_accum
 from jaxtribute._src.core.optimizer.call import Call
 from jaxtribute._src.core.optimizer.extras import Extras, check_cycle, check_taken, uses_value
 from jaxtribute._src.core.optimizer.gradients import Targets, for_examples, listed, names_of
+from jaxtribute._src.core.optimizer.hyperparameters import plain, settable
 from jaxtribute._src.core.optimizer.parameters import Parameters
 from jaxtribute._src.core.optimizer.slicing import as_cut
 from jaxtribute._src.core.optimizer.slots import Slots, make_slots
@@ -174,17 +175,17 @@ class Optimizer:
     def state(self) -> Any:
         """The slots as the nest that the Optax transformation's `init` returns; assign a nest of new values.
 
-        The nest is made anew each time: what is put into it changes nothing before it is assigned. A slot can be
-        assigned by itself, `optimizer.state.hyperparams["learning_rate"].assign(0.1)`.
+        The nest is made anew each time: what is put into it changes nothing before it is assigned, but for
+        hyperparameters, `optimizer.state.hyperparams["learning_rate"] = 0.1`. Any slot can be assigned by itself.
 
         Raises:
           ShapeError: (when assigned) another structure or shape.
         """
-        return self._slots.tree.unflatten(self._slots.variables)
+        return settable(self._slots.tree.unflatten(self._slots.variables))
 
     @state.setter
     def state(self, value: Nest) -> None:
-        for variable, new in zip(self._slots.variables, self._slots.values_in(value), strict=True):
+        for variable, new in zip(self._slots.variables, self._slots.values_in(plain(value)), strict=True):
             if new is not variable:
                 variable.assign(new)
 

@@ -189,13 +189,17 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
                 raise _mixed(leaf, self.strategy)
             if isinstance(leaf, Variable):
                 self.check_variable(leaf)
-        if executor.traced:
+        if isinstance(fn, Function) and not executor.traced:
+            return fn.run_on(self.strategy)(*args, **kwargs)
+        # Imported where they are used: many programs need one of them or none, and starts should be quick.
+        from jaxtribute._src.core.execution.outside import watched
+
+        with watched(fn, (args, kwargs), self.mesh.size):
+            if not executor.traced:
+                return self.run_eagerly(fn, args, kwargs)
             from jaxtribute._src.core.execution import compiled
 
             return compiled.run(self.strategy, self.mesh, fn, args, kwargs, executor)
-        if isinstance(fn, Function):
-            return fn.run_on(self.strategy)(*args, **kwargs)
-        return self.run_eagerly(fn, args, kwargs)
 
     def run_eagerly(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Calls `fn` on each replica where no program is traced."""
@@ -204,7 +208,6 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
                 f"strategy.run on {self.mesh.size} described device(s) outside a compiled function: nothing runs. "
                 "HINT: call strategy.run in a function decorated by @jd.function."
             )
-        # Imported where they are used: many programs need one of them or none, and starts should be quick.
         if not is_traced():
             from jaxtribute._src.core.execution import lockstep
 

@@ -43,8 +43,10 @@ def unbound(array: Numeric) -> Any:
 
 def everywhere(array: jax.Array, mesh: ReplicaMesh) -> jax.Array:
     """The array whole on each device of a mesh; all workers must call it."""
-    # Named, and no lambda: JAX keeps what it has compiled by the function's identity.
-    return jax.jit(_same, out_shardings=mesh.replicated)(array)
+    # Named, and no lambda: JAX keeps what it has compiled by the function's identity. A program in any case: run as
+    # Python, where `jax.disable_jit` holds, it would leave the array where it is, and a slice be taken for the value.
+    with jax.disable_jit(False):
+        return jax.jit(_same, out_shardings=mesh.replicated)(array)
 
 
 def _same(array: jax.Array) -> jax.Array:

@@ -43,6 +43,7 @@ def initial_array(value: Numeric, dtype: DType) -> Any:
                 "HINT: pass a function: jd.Variable(lambda: ...), or create the variable outside."
             )
         array = value if isinstance(value, jax.Array) else _host(value)
+        check_numbers(array.dtype, "the initial value")
         if dtype is not None:
             return converted(array, known_dtype(dtype), "the initial value")
         # As JAX takes numbers of Python: 32 bits unless 64 are switched on.
@@ -66,7 +67,21 @@ def initial_shape(value: Numeric, dtype: DType) -> Any:
             shape = None
     if not isinstance(shape, jax.ShapeDtypeStruct):
         return initial_array(value, dtype)
+    check_numbers(shape.dtype, "the initial value")
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype if dtype is None else known_dtype(dtype))
+
+
+def check_numbers(dtype: DType, what: str) -> None:
+    """Refuses the dtypes of random keys, which are no numbers.
+
+    Raises:
+      ArgumentTypeError: it is one.
+    """
+    if jnp.issubdtype(getattr(dtype, "dtype", dtype), jax.dtypes.prng_key):
+        raise ArgumentTypeError(
+            f"{what} is of {dtype}, a random key, and variables hold numbers. HINT: keep jax.random.key_data(key), and "
+            "use jax.random.wrap_key_data(variable.read_value())."
+        )
 
 
 def known_dtype(dtype: DType) -> np.dtype[Any]:
@@ -75,6 +90,7 @@ def known_dtype(dtype: DType) -> np.dtype[Any]:
     Raises:
       ArgumentTypeError: nothing that names one.
     """
+    check_numbers(dtype, "dtype")
     try:
         known = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
     except TypeError as error:

@@ -109,6 +109,8 @@ def entry_of(name: str) -> Entry:
             problem = keras_problem(full)
             if problem:
                 return Entry(name, "", Kind.ABSENT, problem)
+            if full in others.DIFFERENT:
+                return Entry(name, name, Kind.DIFFERENT, others.DIFFERENT[full])
             return Entry(name, name, Kind.SAME, others.REMARKS.get(full, note))
     if not exists(name):
         return Entry(name, "", Kind.ABSENT, why_absent(name))

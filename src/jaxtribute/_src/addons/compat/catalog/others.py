@@ -22,10 +22,25 @@ ABSENT: dict[str, str] = {
     "tf.compat.v1.placeholder": "there are no graphs and no sessions: pass arguments to a function",
     "tf.compat.v1.global_variables_initializer": "variables are initialized where they are made: leave it out",
     "tf.compat.v1.train": "`jd.Optimizer(optax.sgd(0.1), variables)` takes the place of optimizers",
-    "tf.train.Example": "read records with a library of their own, or store arrays with ArrayRecord and Grain",
-    "tf.io": "read files with Python, and examples with a library of their own",
-    "tf.image": "use a library of images, such as Pillow, or `jax.image`",
+    "tf.train.SequenceExample": "store arrays with ArrayRecord and Grain, or the steps in a tf.train.Example",
+    "tf.io": "read files with Python: `pathlib.Path(name).read_bytes()`",
+    "tf.io.VarLenFeature": "write `tf.io.FixedLenSequenceFeature([], dtype, allow_missing=True)`, which gives a dense "
+    "array, and leave `tf.sparse.to_dense` out",
+    "tf.io.RaggedFeature": "write `tf.io.FixedLenSequenceFeature([], dtype, allow_missing=True)`",
+    "tf.image": "write it with `jax.image`, `dm_pix` or Pillow in the dataset's `map`, or use a layer of Keras",
+    "tf.image.random_hue": "use `keras.layers.RandomHue`, or `dm_pix.random_hue`",
+    "tf.image.draw_bounding_boxes": "use `PIL.ImageDraw`",
+    "tf.image.ssim": "use `skimage.metrics.structural_similarity`, or `dm_pix.ssim` in compiled functions",
     "tf.summary": "write figures with `jd.summary.Writer`",
+    "tf.summary.trace_on": "use `jaxtribute trace`, or `jax.profiler`",
+    "tf.strings": "write it with Python's `str` in the dataset's `map`: elements are NumPy arrays of bytes",
+    "tf.strings.split": "write it with Python in the dataset's `map`: `[t.split() for t in texts]`, padded",
+    "tf.sparse": "JAX's programs have dense arrays: use them, or `jax.experimental.sparse`",
+    "tf.RaggedTensor": "pad: `dataset.padded_batch(n)`, or `keras.utils.pad_sequences`",
+    "tf.ragged": "pad: `dataset.padded_batch(n)`, or `keras.utils.pad_sequences`",
+    "tf.lookup": "use a Python dictionary in the dataset's `map`, or `keras.layers.StringLookup`",
+    "tf.TensorArray": "collect in a Python list and `tf.stack` it; in a loop that is compiled, use `jax.lax.scan`",
+    "tf.feature_column": "TensorFlow itself has dropped it: use Keras's preprocessing layers",
     "tf.saved_model": _SAVED_MODEL,
     "tf.py_function": "datasets' functions are Python already; in compiled functions use `jax.pure_callback`",
     "tf.numpy_function": "datasets' functions are Python already; in compiled functions use `jax.pure_callback`",
@@ -88,19 +103,22 @@ _ON_HOST = (
 _NUMBERS = "the numbers are not TensorFlow's: pass initial values where results must be the same"
 
 DIFFERENT: dict[str, str] = {
-    "tf.data.Dataset.shuffle": "the whole dataset is shuffled, whatever the buffer, in an order that is not "
-    "TensorFlow's; Keras's `fit` goes through it in the same order in each epoch",
-    "tf.data.Dataset.list_files": "the order is that of the names unless shuffle=True",
-    "tf.random.normal": _NUMBERS + "; in a compiled function use stateless_normal",
-    "tf.random.uniform": _NUMBERS + "; in a compiled function use stateless_uniform",
-    "tf.random.truncated_normal": _NUMBERS,
-    "tf.random.set_seed": _NUMBERS,
-    "tf.random.stateless_normal": _NUMBERS,
-    "tf.random.stateless_uniform": _NUMBERS,
+    "tf.keras.mixed_precision.LossScaleOptimizer": "in a loop of one's own its update cannot be compiled: use the "
+    'policy "mixed_bfloat16", which needs no scale, and leave the wrapper and scale_loss out; in `fit` nothing changes',
 }
 """Names that exist in `compat.tf` with another meaning."""
 
 REMARKS: dict[str, str] = {
+    **{
+        f"tf.random.{name}": _NUMBERS
+        for name in ("normal", "set_seed", "stateless_normal", "stateless_uniform", "truncated_normal", "uniform")
+    },
+    "tf.data.Dataset.list_files": "the order is that of the names unless shuffle=True",
+    "tf.data.Dataset.shuffle": "the whole dataset is shuffled, whatever the buffer; the order is not TensorFlow's",
+    "tf.image": "on `jax.image`; random ones run in a dataset's `map`, and not in compiled functions",
+    "tf.strings": "on the host, in a dataset's `map`; patterns are those of Python's `re`",
+    "tf.summary": "written by `jd.summary.Writer`, outside of compiled functions",
+    "tf.train.Example": "made with protobuf; the same bytes as TensorFlow's",
     "tf.__version__": "the TensorFlow whose names compat.tf has",
     "tf.function": "no AutoGraph: Python's `if`, `for` and `while` run while the function is traced",
     "tf.data.Dataset.map": "the function runs as Python on NumPy arrays for each element; its order is kept",
@@ -116,7 +134,7 @@ REMARKS: dict[str, str] = {
     "tf.train.CheckpointManager": "in the background, with jd.CheckpointManager; this one waits for each save",
     "tf.train.ClusterSpec": "two tasks at one address are an error",
     "tf.train.ClusterDef": "a dataclass, as are JobDef and ServerDef; there are no protocol buffers",
-    "tf.keras.callbacks.TensorBoard": "written by `jd.summary.Writer`, with `pip install 'jaxtribute[tensorboard]'`; "
+    "tf.keras.callbacks.TensorBoard": "written by `jd.summary.Writer`, with `pip install -e '.[tensorboard]'`; "
     "there is no graph",
     "tf.keras.layers.IntegerLookup": _ON_HOST,
     "tf.keras.layers.StringLookup": _ON_HOST,
@@ -133,7 +151,7 @@ ALIASES: dict[str, str] = {
 """Other names of Keras's modules."""
 
 LIBRARIES: dict[str, str] = {
-    "tf.keras": "Keras 3 on its JAX backend, with `pip install 'jaxtribute[keras]'`; models, optimizers and metrics "
+    "tf.keras": "Keras 3 on its JAX backend, with `pip install -e '.[keras]'`; models, optimizers and metrics "
     "work under strategies, in `fit` and in loops of one's own. There `jd.value_and_grad` needs the model's variables "
     "beforehand: begin it with a `keras.Input`, so that it is built",
 }

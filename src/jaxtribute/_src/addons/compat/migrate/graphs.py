@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from jaxtribute._src.addons.compat.catalog.lookup import Kind
-from jaxtribute._src.addons.compat.migrate.findings import Finding, Source, keyword, nodes
+from jaxtribute._src.addons.compat.migrate.findings import Edit, Finding, Source, keyword, nodes
 from jaxtribute._src.addons.compat.migrate.naming import Names
 
 _KNOWN = "the condition must be known while the function is traced: use "
@@ -19,9 +20,12 @@ _ADVICE = {
     "compiled; jd.function refuses datasets",
     "get_next_as_optional": "an element can only be read from an iterator that is an argument of the function: pass it",
     "if": _KNOWN + "tf.cond or tf.where",
+    "if, maybe": "if a tensor decides, the branch is an error while the function is traced: use tf.cond or tf.where",
+    "while, maybe": "if a tensor decides, the loop is an error while the function is traced: use tf.while_loop",
     "while": _KNOWN + "tf.while_loop",
     "next": "an element can only be read from an iterator that is an argument of the function: pass it",
 }
+_MODELS = ("tf.keras.Model", "tf.keras.models.Model")
 _AS_IN_TENSORFLOW = ("for dataset argument",)
 _CONDITIONS = ("tf.reduce_", "tf.math.", "tf.equal", "tf.not_equal", "tf.less", "tf.greater", "tf.logical_")
 
@@ -31,8 +35,9 @@ def find(tree: ast.Module, names: Names) -> Iterator[Finding]:
     for function in nodes(tree, ast.FunctionDef):
         if _is_compiled(function, names):
             arguments = {argument.arg for argument in nodes(function.args, ast.arg)}
+            arrays = _arrays(function, names)
             for node in ast.walk(function):
-                what = _what(node, names, arguments)
+                what = _what(node, names, arguments) or _maybe(node, arrays)
                 if what and isinstance(node, (ast.stmt, ast.expr)):
                     name = f"{what} in tf.function"
                     kind = Kind.SAME if what in _AS_IN_TENSORFLOW else Kind.DIFFERENT
@@ -71,6 +76,149 @@ def _what(node: ast.AST, names: Names, arguments: set[str]) -> str:
         source = node.args[0]
         return "next" if isinstance(source, ast.Name) and source.id not in arguments else ""
     return ""
+
+
+def _arrays(function: ast.FunctionDef, names: Names) -> set[str]:
+    """Names that may hold tensors in a compiled function: its arguments, and what is computed of them or by `tf`."""
+    found = {argument.arg for argument in nodes(function.args, ast.arg)} - {"self"}
+    optional = function.args.args[len(function.args.args) - len(function.args.defaults) :]
+    # With a default, such as `training=False`, an argument is most often one of Python's values.
+    found -= {argument.arg for argument in (*optional, *function.args.kwonlyargs)} | {"training", "mode"}
+    for _ in range(2):  # names may be assigned further down than they are used
+        for node in ast.walk(function):
+            if isinstance(node, (ast.Assign, ast.AugAssign)):
+                targets, value = node.targets if isinstance(node, ast.Assign) else [node.target], node.value
+            elif isinstance(node, ast.For):
+                targets, value = [node.target], node.iter
+            else:
+                continue
+            by_tf = any((names.called_by(call) or "").startswith("tf.") for call in nodes(value, ast.Call))
+            if by_tf or any(name.id in found for name in nodes(value, ast.Name)):
+                for target in targets:
+                    found |= {name.id for name in nodes(target, ast.Name) if isinstance(name.ctx, ast.Store)}
+    return found
+
+
+def _maybe(node: ast.AST, arrays: set[str]) -> str:
+    """A branch or a loop that an ordering or an equality of names which may hold tensors decides."""
+    if not isinstance(node, (ast.If, ast.While)):
+        return ""
+    for test in nodes(node.test, ast.Compare):
+        sides = (test.left, *test.comparators)
+        texts = any(isinstance(side, ast.Constant) and isinstance(side.value, (str, type(None))) for side in sides)
+        orders = all(isinstance(one, (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)) for one in test.ops)
+        if not orders or texts:
+            continue
+        for side in sides:
+            # Shapes and lengths are known while a function is traced.
+            known = any(part.attr in ("shape", "ndim", "dtype") for part in nodes(side, ast.Attribute))
+            known |= any(isinstance(call.func, ast.Name) for call in nodes(side, ast.Call))
+            if not known and any(name.id in arrays for name in nodes(side, ast.Name)):
+                return f"{type(node).__name__.lower()}, maybe"
+    return ""
+
+
+def find_ranges(source: Source, names: Names) -> Iterator[Finding]:
+    """Tensors that are passed to a compiled function as the number of turns of a loop over `tf.range`."""
+    for function in nodes(source.tree, ast.FunctionDef):
+        if not _is_compiled(function, names):
+            continue
+        arguments = [argument.arg for argument in function.args.args]
+        counts: set[str] = set()
+        for loop in nodes(function, ast.For):
+            if names.called_by(loop.iter) == "tf.range" and isinstance(loop.iter, ast.Call):
+                counts |= {name.id for name in nodes(loop.iter, ast.Name) if name.id in arguments}
+        for call in nodes(source.tree, ast.Call) if counts else ():
+            if not isinstance(call.func, ast.Name) or call.func.id != function.name:
+                continue
+            given = dict(zip(arguments, call.args, strict=False)) | {one.arg or "": one.value for one in call.keywords}
+            for name in sorted(counts & given.keys()):
+                yield from _range(source, names, name, given[name])
+
+
+def _range(source: Source, names: Names, name: str, value: ast.expr) -> Iterator[Finding]:
+    place = (value.lineno, value.col_offset + 1, "tensor passed to tf.range")
+    if isinstance(value, ast.Constant):
+        return
+    if isinstance(value, ast.Call) and value.args and names.of(value.func) in ("tf.convert_to_tensor", "tf.constant"):
+        text = source.of(value.args[0])
+        advice = f"the loop over tf.range({name}) is traced, so its length must be Python's number: write {text}"
+        yield Finding(*place, Kind.RENAMED, advice, (source.replace(value, text),))
+
+
+def find_unbuilt(tree: ast.Module, names: Names) -> Iterator[Finding]:
+    """Keras models that have no variables before their first call, in programs that ask for those by a tape."""
+    calls = [*nodes(tree, ast.Call)]
+    asks = ("tf.GradientTape", "jd.value_and_grad")
+    if not any(names.called_by(call) == asks[0] or ast.unparse(call.func) == asks[1] for call in calls):
+        return
+    built = {
+        ast.unparse(call.func.value)
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "build"
+    }
+    for node in nodes(tree, ast.Assign):
+        call, target = node.value, ast.unparse(node.targets[0])
+        if names.called_by(call) not in ("tf.keras.Sequential", "tf.keras.models.Sequential") or target in built:
+            continue
+        assert isinstance(call, ast.Call)
+        first = _first_layer(call, target, calls)
+        if first is None or _says_input(first, names):
+            continue
+        advice = (
+            "without an Input it has no variables before its first call, and jd.value_and_grad finds none: put "
+            "tf.keras.Input((...,)) before its first layer, the shape without the batch"
+        )
+        yield Finding(call.lineno, call.col_offset + 1, "Sequential without Input", Kind.DIFFERENT, advice)
+    yield from _unbuilt_classes(tree, names, built)
+
+
+def _first_layer(call: ast.Call, target: str, calls: Sequence[ast.Call]) -> ast.expr | None:
+    layers = call.args[0] if call.args else keyword(call, "layers")
+    if isinstance(layers, (ast.List, ast.Tuple)) and layers.elts:
+        return layers.elts[0]
+    added = [one for one in calls if ast.unparse(one.func) == f"{target}.add" and one.args and one.lineno > call.lineno]
+    return min(added, key=attrgetter("lineno")).args[0] if added and layers is None else None
+
+
+def _says_input(layer: ast.expr, names: Names) -> bool:
+    """True if a first layer says what shape it takes, or cannot be read."""
+    if not isinstance(layer, ast.Call):
+        return True
+    given = {one.arg for one in layer.keywords}
+    return names.called_by(layer).rpartition(".")[2] in ("Input", "InputLayer") or bool(
+        given & {"input_shape", "input_dim", "batch_input_shape", "batch_shape"}
+    )
+
+
+def _unbuilt_classes(tree: ast.Module, names: Names, built: set[str]) -> Iterator[Finding]:
+    classes = {one.name for one in nodes(tree, ast.ClassDef) for base in one.bases if names.of(base) in _MODELS}
+    called = {ast.unparse(one.func) for one in nodes(tree, ast.Call)}
+    trained = {
+        one.value.id
+        for one in nodes(tree, ast.Attribute)
+        if one.attr.startswith("trainable_") and isinstance(one.value, ast.Name)
+    }
+    for node in nodes(tree, ast.Assign):
+        call, target = node.value, node.targets[0]
+        if not isinstance(call, ast.Call) or ast.unparse(call.func) not in classes or not isinstance(target, ast.Name):
+            continue
+        first_call = _called_eagerly(tree, target.id)
+        if target.id in built or target.id not in trained | called or first_call:
+            continue
+        advice = (
+            "a model of a class has no variables before its first call, and jd.value_and_grad finds none: write "
+            f"{target.id}(tf.zeros((1, ...))) after this line, of the shape of a batch of one"
+        )
+        yield Finding(call.lineno, call.col_offset + 1, "model without variables", Kind.DIFFERENT, advice)
+
+
+def _called_eagerly(tree: ast.Module, name: str) -> bool:
+    """True if a statement that stands alone calls the model, such as `model(tf.zeros((1, 4)))`."""
+    for one in nodes(tree, ast.Expr):
+        if isinstance(one.value, ast.Call) and isinstance(one.value.func, ast.Name) and one.value.func.id == name:
+            return True
+    return False
 
 
 def _is_dataset(node: ast.expr, names: Names) -> bool:
@@ -144,3 +292,25 @@ def _strategy_made(call: ast.Call, names: Names) -> str:
     """The class of strategy that a call makes; empty for any other call."""
     name = names.called_by(call)
     return name if name.endswith("Strategy") and name.startswith(("tf.distribute.", "tf.compat.v1.")) else ""
+
+
+def find_written(source: Source, names: Names) -> Iterator[Finding]:
+    """Variables of a scope that replicas may write, as TensorFlow's `tf.Variable` says no aggregation for them."""
+    calls = list(nodes(source.tree, ast.Call))
+    runs = any(isinstance(call.func, ast.Attribute) and call.func.attr == "run" for call in calls)
+    made = {_strategy_made(call, names).rpartition(".")[2] for call in calls}
+    # Others keep one copy, or have rules of their own for writes.
+    if not runs or made & {"ParameterServerStrategy", "CentralStorageStrategy"}:
+        return
+    for block in nodes(source.tree, ast.With):
+        if not any(ast.unparse(item.context_expr).endswith(".scope()") for item in block.items):
+            continue
+        for call in nodes(block, ast.Call):
+            given = {one.arg for one in call.keywords}
+            if names.called_by(call) != "tf.Variable" or given & {"aggregation", "synchronization", "trainable"}:
+                continue
+            _, end = source.span(call)
+            text = f'{"" if source.of(call)[:-1].rstrip().endswith(",") else ", "}aggregation="only_first_replica"'
+            advice = f"replicas may write it, and it does not say whose value counts: write{text}"
+            place = (call.lineno, call.col_offset + 1, "tf.Variable without aggregation")
+            yield Finding(*place, Kind.RENAMED, advice, (Edit(end - 1, end - 1, text),))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from jaxtribute._src.addons.compat.catalog.keras import keras_problem
 from jaxtribute._src.addons.compat.catalog.lookup import Kind, exists, in_keras, why_absent
-from jaxtribute._src.addons.compat.catalog.others import ALIASES, LIBRARIES, OTHER_PACKAGES
+from jaxtribute._src.addons.compat.catalog.others import ALIASES, LIBRARIES, OTHER_PACKAGES, OWN
 from jaxtribute._src.addons.compat.migrate.findings import Finding, Source
 from jaxtribute._src.addons.compat.migrate.naming import root_of
 
@@ -86,6 +86,9 @@ def _imports_from(source: Source, node: ast.ImportFrom, module: str) -> Iterator
         return
     # A line with one name that is not here is left to the reader, as two lines would take its place.
     missing = [alias.name for alias in node.names if alias.name == "*" or not _holds(root, alias.name)]
+    if _library(root) is not None and root not in LIBRARIES:
+        yield from _below_keras(source, node, module, root)
+        return
     for alias in node.names:
         place = (node.lineno, node.col_offset + 1, f"{module}.{alias.name}")
         if alias.name in missing:
@@ -96,6 +99,33 @@ def _imports_from(source: Source, node: ast.ImportFrom, module: str) -> Iterator
             names = ", ".join(part.name + (f" as {part.asname}" if part.asname else "") for part in node.names)
             text = f"from {_here(root)} import {names}"
             yield Finding(*place, Kind.RENAMED, f"write {text}", (source.replace(node, text),))
+
+
+def _below_keras(source: Source, node: ast.ImportFrom, module: str, root: str) -> Iterator[Finding]:
+    """Names out of modules of `tf.keras`: from Keras itself, or this library where Keras needs TensorFlow for them."""
+    place = (node.lineno, node.col_offset + 1)
+    names = {f"{in_keras(root)}.{alias.name}": alias for alias in node.names}
+    problems = [(name, keras_problem(name) or ("" if "*" not in name else "name what is used")) for name in names]
+    if any(problem for _, problem in problems):
+        for name, problem in problems:
+            shown = f"{module}.{name.rpartition('.')[2]}"
+            advice = problem or f"write {_line(root, [names[name]])}"
+            yield Finding(*place, shown, Kind.ABSENT if problem else Kind.RENAMED, advice)
+        return
+    own = {name: alias for name, alias in names.items() if name in OWN}
+    theirs = {name: alias for name, alias in names.items() if name not in OWN}
+    lines = [_line(root, theirs.values())] if theirs else []
+    lines += [f"from jaxtribute.integrations.keras import {_listed(own.values())}"] if own else []
+    text = ("\n" + " " * node.col_offset).join(lines)
+    yield Finding(*place, module, Kind.RENAMED, f"write {text}", (source.replace(node, text),))
+
+
+def _line(root: str, names: Iterable[ast.alias]) -> str:
+    return f"from {in_keras(root).removeprefix('tf.')} import {_listed(names)}"
+
+
+def _listed(names: Iterable[ast.alias]) -> str:
+    return ", ".join(name.name + (f" as {name.asname}" if name.asname else "") for name in names)
 
 
 def _of_keras(node: ast.Import | ast.ImportFrom, shown: str, name: str) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jaxtribute._src.addons.compat.catalog import others
 from jaxtribute._src.addons.compat.catalog.keras import keras_problem
 from jaxtribute._src.addons.compat.catalog.lookup import Kind, entry_of
-from jaxtribute._src.addons.compat.migrate import environment, files, graphs, imports, older, tape, unseen
+from jaxtribute._src.addons.compat.migrate import environment, files, graphs, imports, older, precision, tape, unseen
 from jaxtribute._src.addons.compat.migrate.documents import HIDDEN
 from jaxtribute._src.addons.compat.migrate.findings import Edit, Finding, Source, nodes
 from jaxtribute._src.addons.compat.migrate.naming import Names
@@ -71,7 +71,11 @@ def scan(text: str) -> Report:
             *graphs.find(source.tree, names),
             *graphs.find_fits(source, names),
             *graphs.find_weights(source, names),
+            *graphs.find_ranges(source, names),
+            *graphs.find_written(source, names),
+            *graphs.find_unbuilt(source.tree, names),
             *files.find(source, names),
+            *precision.find(source, names),
             *environment.find(source),
             *older.find(source.tree, names),
             *unseen.find(source.tree, names),
@@ -186,6 +190,7 @@ def _tapes(source: Source, names: Names) -> Iterator[Finding]:
     taken = {node.id for node in nodes(source.tree, ast.Name)}
     taken |= {node.name for node in nodes(source.tree, ast.FunctionDef)}
     blocks = tape.find_tapes(source.tree, names)
+    changes: dict[ast.With, tape.Rewrite] = {}
     for node in ast.walk(source.tree):
         if names.of(node) != "tf.GradientTape" or not isinstance(node, (ast.Attribute, ast.Name)):
             continue
@@ -193,9 +198,12 @@ def _tapes(source: Source, names: Names) -> Iterator[Finding]:
         if node not in blocks:
             yield Finding(*place, others.ABSENT["tf.GradientTape"])
             continue
-        function = next(name for name in _function_names() if name not in taken)
-        taken.add(function)
-        change = tape.rewrite(source, *blocks[node], function)
+        block = blocks[node].block
+        if block not in changes:  # a block of two tapes is one function
+            function = next(name for name in _function_names() if name not in taken)
+            taken.add(function)
+            changes[block] = tape.rewrite(source, blocks[node], function)
+        change = changes[block]
         if change.problem:
             advice = f"{others.ABSENT['tf.GradientTape']}. By hand, as {change.problem}"
         else:

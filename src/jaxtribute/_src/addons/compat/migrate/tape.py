@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypeAlias
 
 from jaxtribute._src.addons.compat.migrate.findings import Edit, Source, nodes
@@ -43,9 +44,49 @@ class Rewrite:
     edits: tuple[Edit, ...] = ()
 
 
-def find_tapes(tree: ast.Module, names: Names) -> dict[ast.expr, tuple[ast.With, Sequence[ast.stmt], Scope]]:
-    """The `with tf.GradientTape() as tape` blocks, by the expression, each with the statements it stands among."""
-    found: dict[ast.expr, tuple[ast.With, Sequence[ast.stmt], Scope]] = {}
+@dataclass(frozen=True, slots=True)
+class Tapes:
+    """A `with tf.GradientTape() as tape` block, of a tape or of several.
+
+    Attributes:
+      block: the `with` statement.
+      among: the statements that it is one of.
+      scope: the function around it, or the module.
+    """
+
+    block: ast.With
+    among: Sequence[ast.stmt]
+    scope: Scope
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradient:
+    """A call `tape.gradient(loss, variables)`.
+
+    Attributes:
+      call: the call.
+      statement: the statement after the block that holds it.
+      loss: the name of the loss.
+      variables: the expression of the variables.
+    """
+
+    call: ast.Call
+    statement: ast.stmt
+    loss: str
+    variables: ast.expr
+
+    @property
+    def target(self) -> ast.expr | None:
+        """Target of the statement, if it does nothing but assign the gradients."""
+        one = self.statement
+        return (
+            one.targets[0] if isinstance(one, ast.Assign) and len(one.targets) == 1 and one.value is self.call else None
+        )
+
+
+def find_tapes(tree: ast.Module, names: Names) -> dict[ast.expr, Tapes]:
+    """The blocks of tapes, by the expressions of their tapes."""
+    found: dict[ast.expr, Tapes] = {}
 
     def visit(node: ast.AST, scope: Scope) -> None:
         scope = node if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else scope
@@ -53,10 +94,11 @@ def find_tapes(tree: ast.Module, names: Names) -> dict[ast.expr, tuple[ast.With,
         for field in ("body", "orelse", "finalbody"):
             statements: list[ast.stmt] = getattr(node, field, [])
             for statement in statements if isinstance(statements, list) else []:
-                if isinstance(statement, ast.With) and len(statement.items) == 1:
-                    call = statement.items[0].context_expr
-                    if isinstance(call, ast.Call) and names.of(call.func) == "tf.GradientTape":
-                        found[call.func] = (statement, statements, scope)
+                if isinstance(statement, ast.With):
+                    calls = [item.context_expr for item in statement.items]
+                    if all(names.called_by(call) == "tf.GradientTape" for call in calls):
+                        block = Tapes(statement, statements, scope)
+                        found.update({call.func: block for call in calls if isinstance(call, ast.Call)})
         for child in ast.iter_child_nodes(node):
             visit(child, scope)
 
@@ -64,72 +106,99 @@ def find_tapes(tree: ast.Module, names: Names) -> dict[ast.expr, tuple[ast.With,
     return found
 
 
-def rewrite(source: Source, block: ast.With, among: Sequence[ast.stmt], scope: Scope, function: str) -> Rewrite:
-    """Works out what a tape becomes.
+def rewrite(source: Source, tapes: Tapes, function: str) -> Rewrite:
+    """Works out what tapes become.
 
     Args:
       source: the program.
-      block: the `with` statement.
-      among: the statements that it is one of.
-      scope: the function around it, or the module.
+      tapes: the block.
       function: a free name for the function that it becomes.
     """
-    tape = block.items[0].optional_vars
-    if not isinstance(tape, ast.Name):
+    block, scope = tapes.block, tapes.scope
+    names = [item.optional_vars.id for item in block.items if isinstance(item.optional_vars, ast.Name)]
+    if len(names) < len(block.items):
         return Rewrite("the tape has no name")
-    position = among.index(block)
-    gradient = _gradient_call(among[position + 1 :], tape.id)
-    if gradient is None:
-        return Rewrite(f"there is no `grads = {tape.id}.gradient(loss, variables)` after the block")
-    statement, call = gradient
-    loss, variables = call.args
-    if not isinstance(loss, ast.Name):
-        return Rewrite(f"`{source.of(loss)}` is computed outside the block: give it a name inside")
-    between = among[position + 1 : among.index(statement)]
-    problem = _problem(block, scope, tape.id, statement, loss.id, variables, between)
-    if problem:
-        return Rewrite(problem)
+    after = tapes.among[tapes.among.index(block) + 1 :]
+    try:
+        gradients = _gradients(source, tapes, names, after)
+    except ValueError as problem:
+        return Rewrite(str(problem))
+    stored = _stored(block.body)
+    late = False
+    for one in gradients:
+        between = after[: after.index(one.statement)]
+        target = [] if one.target is None else [ast.Assign([one.target], one.call)]
+        needed = _loaded([ast.Expr(one.variables)]) | _stored(target)
+        # The gradient is taken where the block was: what it needs must be the same there.
+        moved = (_stored(between) | stored) & needed
+        if moved:
+            # Names that have nothing to do with the block may as well be assigned before it.
+            late = not (_loaded(between) | needed) & stored and all(isinstance(one, ast.Assign) for one in between)
+            if not late or len(gradients) > 1:
+                return Rewrite(f"`{sorted(moved)[0]}` changes between the block and the gradient")
     # What is assigned in the block and read after it: a function has to hand that out.
-    shown = _used_elsewhere(block, scope, call) & _stored(block.body)
-    aux = sorted(shown - {loss.id})
-    text = _text(source, block, statement, loss.id, source.of(variables), aux, function)
-    edits = (
-        source.replace_lines(block.lineno, block.end_lineno or 0, text),
-        source.replace_lines(statement.lineno, statement.end_lineno or 0, ""),
+    shown = _used_elsewhere(block, scope, gradients) & stored
+    losses = {one.loss for one in gradients}
+    aux = sorted((shown | losses) - {gradients[0].loss})
+    results, edits = _results(source, gradients, {name.id for name in nodes(scope, ast.Name)})
+    text = _text(source, block, gradients, results, aux, function)
+    first = gradients[0].statement
+    place = source.place(first.lineno, 0)
+    edits += (
+        source.replace_lines(block.lineno, block.end_lineno or 0, "" if late else text),
+        *([Edit(place, place, text)] if late else []),
     )
+    for statement in _deleted(scope, names):
+        edits += (source.replace_lines(statement.lineno, statement.end_lineno or 0, ""),)
     return Rewrite("", text, edits)
 
 
-def _gradient_call(after: Sequence[ast.stmt], tape: str) -> tuple[ast.Assign, ast.Call] | None:
+def _deleted(scope: Scope, names: Sequence[str]) -> list[ast.Delete]:
+    """Statements `del tape`."""
+    return [one for one in nodes(scope, ast.Delete) if {ast.unparse(target) for target in one.targets} <= {*names}]
+
+
+def _gradients(source: Source, tapes: Tapes, names: Sequence[str], after: Sequence[ast.stmt]) -> list[_Gradient]:
+    """Finds what is asked of tapes.
+
+    Raises:
+      ValueError: something that no function gives; the reason why.
+    """
+    block = tapes.block
+    found: list[_Gradient] = []
     for statement in after:
-        if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.value, ast.Call):
-            call = statement.value
-            function = call.func
-            if (
-                isinstance(function, ast.Attribute)
-                and function.attr == "gradient"
-                and isinstance(function.value, ast.Name)
-                and function.value.id == tape
-            ):
+        # What a loop or a function holds may run more than once, or never.
+        repeated: set[ast.AST] = set()
+        for part in ast.walk(statement):
+            if isinstance(part, (ast.For, ast.While, ast.FunctionDef, ast.Lambda)):
+                repeated.update(ast.walk(part))
+        for call in sorted(nodes(statement, ast.Call), key=attrgetter("lineno", "col_offset")):
+            method = call.func
+            if not isinstance(method, ast.Attribute) or method.attr != "gradient" or call in repeated:
+                continue
+            if isinstance(method.value, ast.Name) and method.value.id in names:
                 # Any further argument, or one by keyword, asks for more than `jd.value_and_grad` gives.
-                return (statement, call) if len(call.args) == 2 and not call.keywords else None
-    return None
-
-
-def _problem(
-    block: ast.With,
-    scope: Scope,
-    tape: str,
-    statement: ast.Assign,
-    loss: str,
-    variables: ast.expr,
-    between: Sequence[ast.stmt],
-) -> str:
-    """Reason why the block cannot become a function without a human eye; empty if it can."""
+                if len(call.args) != 2 or call.keywords:
+                    raise ValueError(f"`{source.of(call)}` asks for more than a gradient")
+                if not isinstance(call.args[0], ast.Name):
+                    raise ValueError(
+                        f"`{source.of(call.args[0])}` is computed outside the block: give it a name inside"
+                    )
+                found.append(_Gradient(call, statement, call.args[0].id, call.args[1]))
+    if not found:
+        raise ValueError(f"there is no `grads = {names[0]}.gradient(loss, variables)` after the block")
     # Any other use, such as `tape.watch`, does something that the function would not.
-    uses = [name for name in nodes(scope, ast.Name) if name.id == tape]
-    if len(uses) != 2:
-        return f"`{tape}` is used more than once"
+    uses = [name for name in nodes(tapes.scope, ast.Name) if name.id in names and not isinstance(name.ctx, ast.Del)]
+    if len(uses) != len(names) + len(found):
+        raise ValueError(f"`{names[0]}` is used more than once")
+    problem = _problem(block, {one.loss for one in found})
+    if problem:
+        raise ValueError(problem)
+    return found
+
+
+def _problem(block: ast.With, losses: set[str]) -> str:
+    """Reason why the block cannot become a function without a human eye; empty if it can."""
     if block.lineno == block.body[0].lineno:
         return "the block stands on one line"
     for node in itertools.chain.from_iterable(map(ast.walk, block.body)):
@@ -141,13 +210,31 @@ def _problem(
     early = _read_before_stored(block.body)
     if early:
         return f"`{sorted(early)[0]}` is read in the block before it is assigned there"
-    stored = _stored(block.body)
-    if loss not in stored:
-        return f"`{loss}` is not assigned in the block"
-    needed = _loaded([ast.Expr(variables)]) | _stored([statement])
-    # The gradient is taken where the block was: what it needs must be the same there.
-    moved = (_stored(between) | stored) & needed
-    return f"`{sorted(moved)[0]}` changes between the block and the gradient" if moved else ""
+    missing = losses - _stored(block.body)
+    return f"`{sorted(missing)[0]}` is not assigned in the block" if missing else ""
+
+
+def _results(source: Source, gradients: Sequence[_Gradient], taken: set[str]) -> tuple[list[str], tuple[Edit, ...]]:
+    """Targets of the gradients, and the edits that put them where the tape was asked."""
+    results: list[str] = []
+    edits: tuple[Edit, ...] = ()
+    for one in gradients:
+        if one.target is not None:
+            text = source.of(one.target)
+            # In brackets, since it becomes one part of a longer target.
+            results.append(f"({text})" if isinstance(one.target, ast.Tuple) and not text.startswith("(") else text)
+            edits += (source.replace_lines(one.statement.lineno, one.statement.end_lineno or 0, ""),)
+            continue
+        free = _free("gradients", taken)
+        taken.add(free)
+        results.append(free)
+        edits += (source.replace(one.call, free),)
+    return results, edits
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """A name that is not taken: `name` itself, or with a number."""
+    return name if name not in taken else next(f"{name}_{n}" for n in itertools.count(2) if f"{name}_{n}" not in taken)
 
 
 def _head_end(source: Source, block: ast.With) -> int:
@@ -160,27 +247,40 @@ def _head_end(source: Source, block: ast.With) -> int:
 
 
 def _text(
-    source: Source, block: ast.With, statement: ast.Assign, loss: str, variables: str, aux: Sequence[str], function: str
+    source: Source,
+    block: ast.With,
+    gradients: Sequence[_Gradient],
+    results: Sequence[str],
+    aux: Sequence[str],
+    function: str,
 ) -> str:
     indent = " " * block.col_offset
     inner = " " * block.body[0].col_offset
     body = source.lines(_head_end(source, block) + 1, block.end_lineno or 0)
     # The block may be the end of a file that lacks its last newline.
     body = body if body.endswith("\n") else body + "\n"
-    target = source.of(statement.targets[0])
-    # In brackets, since it becomes one part of a longer target.
-    if isinstance(statement.targets[0], ast.Tuple) and not target.startswith("("):
-        target = f"({target})"
+    loss = gradients[0].loss
     others = f"({', '.join(aux)}{',' if len(aux) == 1 else ''})"
     returned = f"{loss}, {others}" if aux else loss
     given = f"({loss}, {others})" if aux else loss
+    # Of the same loss with respect to several nests: one pass gives them all.
+    same = [number for number, one in enumerate(gradients) if one.loss == loss]
+    variables = ", ".join(source.of(gradients[number].variables) for number in same)
+    target = ", ".join(results[number] for number in same)
+    if len(same) > 1:
+        variables, target = f"({variables})", f"({target})"
     call = f"jd.value_and_grad({function}, {variables}{', has_aux=True' if aux else ''})()"
-    return f"{indent}def {function}():\n{body}{inner}return {returned}\n{indent}{given}, {target} = {call}\n"
+    text = f"{indent}def {function}():\n{body}{inner}return {returned}\n{indent}{given}, {target} = {call}\n"
+    for one, result in zip(gradients, results, strict=True):
+        if one.loss != loss:
+            second = f"jd.grad(lambda: {function}()[1][{aux.index(one.loss)}], {source.of(one.variables)})()"
+            text += f"{indent}{result} = {second}  # runs {function} again: what it counts, it counts twice\n"
+    return text
 
 
-def _used_elsewhere(block: ast.With, scope: Scope, call: ast.Call) -> set[str]:
+def _used_elsewhere(block: ast.With, scope: Scope, gradients: Sequence[_Gradient]) -> set[str]:
     # The loss in `tape.gradient(loss, ...)` is no reason to hand it out: that call goes away.
-    inside = {*ast.walk(block), call.args[0]}
+    inside = {*ast.walk(block), *(one.call.args[0] for one in gradients)}
     found: set[str] = set()
     for name in nodes(scope, ast.Name):
         if isinstance(name.ctx, ast.Load) and name not in inside:
@@ -189,8 +289,18 @@ def _used_elsewhere(block: ast.With, scope: Scope, call: ast.Call) -> set[str]:
 
 
 def _names(statements: Sequence[ast.stmt]) -> Iterator[ast.Name]:
+    """The names in statements but those of comprehensions, which are unknown outside of them."""
     for statement in statements:
-        yield from nodes(statement, ast.Name)
+        inner: set[ast.AST] = set()
+        for part in ast.walk(statement):
+            if isinstance(part, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+                own = _stored_in(target for one in part.generators for target in ast.walk(one.target))
+                inner |= {name for name in nodes(part, ast.Name) if name.id in own}
+        yield from (name for name in nodes(statement, ast.Name) if name not in inner)
+
+
+def _stored_in(parts: Iterable[ast.AST]) -> set[str]:
+    return {part.id for part in parts if isinstance(part, ast.Name)}
 
 
 def _stored(statements: Sequence[ast.stmt]) -> set[str]:

@@ -210,7 +210,7 @@ class Dataset(Sources, Transformations):
         return length
 
     def __iter__(self) -> iterators.Iterator:
-        return iterators.Iterator(self._pipeline.open(next(self._passes)), as_tensor, lambda: self.element_spec)
+        return iterators.Iterator(self._pipeline.open(next(self._passes)), _tensor, lambda: self.element_spec)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """Returns an iterator over elements of NumPy arrays. Source: `tf.data.Dataset.as_numpy_iterator`."""
@@ -231,6 +231,10 @@ class Dataset(Sources, Transformations):
 
     def __repr__(self) -> str:
         return f"<tf.data.Dataset of {self.cardinality()} elements>" if self.cardinality() >= 0 else "<tf.data.Dataset>"
+
+
+def _tensor(leaf: ArrayLike | Dataset) -> Any:
+    return leaf if isinstance(leaf, Dataset) else as_tensor(leaf)  # of a window
 
 
 def _is_spec(node: object) -> bool:

@@ -19,8 +19,12 @@ __all__ = [
     "add_n",
     "argmax",
     "argmin",
+    "argsort",
+    "clip_by_global_norm",
+    "clip_by_norm",
     "clip_by_value",
     "cos",
+    "cumsum",
     "divide",
     "einsum",
     "equal",
@@ -53,6 +57,7 @@ __all__ = [
     "sigmoid",
     "sign",
     "sin",
+    "sort",
     "sqrt",
     "square",
     "subtract",
@@ -214,6 +219,69 @@ def clip_by_value(
     """Limits each element. Source: `tf.clip_by_value`."""
     del name
     return _minimum(_maximum(as_tensor(t), number_or_tensor(clip_value_min)), number_or_tensor(clip_value_max))
+
+
+def clip_by_norm(t: TensorLike, clip_norm: TensorLike, axes: Axis = None, name: str | None = None) -> Any:
+    """Shrinks an array whose Euclidean norm is larger. Source: `tf.clip_by_norm`."""
+    del name
+    array = as_tensor(t)
+    total = jnp.sum(jnp.square(array), axes, keepdims=True)
+    # The root of 1 where it is thrown away: the gradient at 0 would be NaN.
+    length = jnp.where(total > 0, jnp.sqrt(jnp.where(total > 0, total, 1)), total)
+    return array * clip_norm / jnp.maximum(length, clip_norm)
+
+
+def clip_by_global_norm(
+    t_list: TensorLike, clip_norm: TensorLike, use_norm: TensorLike = None, name: str | None = None
+) -> Any:
+    """Shrinks arrays whose norm together is larger. Returns them, and that norm. Source: `tf.clip_by_global_norm`."""
+    del name
+    length = global_norm(t_list) if use_norm is None else as_tensor(use_norm)
+    scale = clip_norm / jnp.maximum(length, clip_norm)
+    # Infinite gradients become NaN, as in TensorFlow, so that nobody trains on.
+    scale = jnp.where(jnp.isfinite(length), scale, jnp.nan)
+    return [None if part is None else as_tensor(part) * scale for part in t_list], length
+
+
+def sort(values: TensorLike, axis: int = -1, direction: str = "ASCENDING", name: str | None = None) -> Any:
+    """Puts elements along an axis in order. Source: `tf.sort`."""
+    del name
+    return jnp.sort(as_tensor(values), axis, descending=direction == "DESCENDING")
+
+
+def argsort(
+    values: TensorLike, axis: int = -1, direction: str = "ASCENDING", stable: bool = False, name: str | None = None
+) -> Any:
+    """Returns the places of elements along an axis, in their order. Source: `tf.argsort`."""
+    del stable, name
+    return jnp.argsort(as_tensor(values), axis, descending=direction == "DESCENDING").astype(jnp.int32)
+
+
+def cumsum(
+    x: TensorLike, axis: int = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
+) -> Any:
+    """Adds up along an axis. Source: `tf.math.cumsum`."""
+    del name
+    array = as_tensor(x)
+    flipped = jnp.flip(array, axis) if reverse else array
+    total = jnp.cumsum(flipped, axis, dtype=array.dtype) - (flipped if exclusive else 0)
+    return jnp.flip(total, axis) if reverse else total
+
+
+def top_k(input: TensorLike, k: int = 1, sorted: bool = True, name: str | None = None) -> Any:
+    """Returns the `k` largest elements of the last axis, and their places. Source: `tf.math.top_k`."""
+    del sorted, name
+    return jax.lax.top_k(as_tensor(input), k)
+
+
+def matvec(
+    a: TensorLike, b: TensorLike, transpose_a: bool = False, adjoint_a: bool = False, name: str | None = None
+) -> Any:
+    """Multiplies a matrix by a vector, or stacks of them. Source: `tf.linalg.matvec`."""
+    del name
+    matrix = as_tensor(a)
+    matrix = jnp.swapaxes(matrix, -1, -2) if transpose_a or adjoint_a else matrix
+    return jnp.squeeze(jnp.matmul(jnp.conj(matrix) if adjoint_a else matrix, as_tensor(b)[..., None]), -1)
 
 
 def matmul(

@@ -101,15 +101,20 @@ class Streamed:
 
     def batch(self, size: int, drop_remainder: bool) -> Streamed:
         """Records joined along a new first axis."""
+        gathered = self.gather(size, drop_remainder)
+        return gathered.map(lambda rows: jax.tree.map(lambda *leaves: np.stack(leaves), *rows))
 
-        def batches(epoch: int) -> Iterator[Nest]:
+    def gather(self, size: int, drop_remainder: bool) -> Streamed:
+        """Records in lists of `size`."""
+
+        def lists(epoch: int) -> Iterator[Nest]:
             records = self.open(epoch)
             while rows := list(itertools.islice(records, size)):
                 if len(rows) < size and drop_remainder:
                     return
-                yield jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+                yield rows
 
-        return Streamed(batches, not drop_remainder)
+        return Streamed(lists, not drop_remainder)
 
     def repeat(self, count: int | None) -> Streamed:
         """All records several times; None for ever. A stream without records ends at once."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtribute import Strategy, Variable, get_replica_context, get_strategy
 from jaxtribute._src.addons.compat.tf.tensors import ShapeLike, TensorLike
 from jaxtribute.errors import TraceError
 from jaxtribute.extending import Context
@@ -24,14 +27,21 @@ __all__ = [
 
 
 class _State:
-    """The generator of the stateful functions."""
+    """The generator of the stateful functions, and for compiled functions a seed and a counter for each strategy."""
 
     generator = np.random.default_rng()
+    counters: weakref.WeakKeyDictionary[Strategy, Variable] = weakref.WeakKeyDictionary()  # noqa: RUF012 (one for the process)
 
 
 def set_seed(seed: int) -> None:
     """Seeds `normal`, `uniform` and `truncated_normal`, and `shuffle` without a seed. Source: `tf.random.set_seed`."""
     _State.generator = np.random.default_rng(seed)
+    for counter in _State.counters.values():
+        counter.assign(_start())
+
+
+def _start() -> Any:
+    return np.array([_State.generator.integers(2**31), 0], np.uint32)
 
 
 def normal(
@@ -41,14 +51,13 @@ def normal(
     dtype: DType = np.float32,
     seed: int | None = None,
 ) -> jax.Array:
-    """Returns normally distributed numbers, outside compiled functions.
-
-    Raises:
-      TraceError: called while a function is traced, which would make the numbers constants of the program.
+    """Returns normally distributed numbers: new ones on each call of a compiled function, other ones on each replica.
 
     Source: `tf.random.normal`.
     """
-    return jnp.asarray(_generator("normal", seed).normal(mean, stddev, shape), dtype)
+    if _traced():
+        return mean + stddev * jax.random.normal(_next_key(seed), tuple(shape), dtype)
+    return jnp.asarray(_generator(seed).normal(mean, stddev, shape), dtype)
 
 
 def uniform(
@@ -62,10 +71,14 @@ def uniform(
 
     Source: `tf.random.uniform`.
     """
-    generator = _generator("uniform", seed)
-    if np.issubdtype(np.dtype(dtype), np.integer):
-        return jnp.asarray(generator.integers(minval, maxval, shape), dtype)
-    return jnp.asarray(generator.uniform(minval, 1.0 if maxval is None else maxval, shape), dtype)
+    integers = np.issubdtype(np.dtype(dtype), np.integer)
+    if _traced():
+        draw = jax.random.randint if integers else jax.random.uniform
+        most = 1.0 if maxval is None else maxval
+        return draw(_next_key(seed), tuple(shape), minval=minval, maxval=most, dtype=dtype)
+    if integers:
+        return jnp.asarray(_generator(seed).integers(minval, maxval, shape), dtype)
+    return jnp.asarray(_generator(seed).uniform(minval, 1.0 if maxval is None else maxval, shape), dtype)
 
 
 def truncated_normal(
@@ -80,7 +93,7 @@ def truncated_normal(
     Source: `tf.random.truncated_normal`.
     """
     # NumPy has no such numbers; from its generator comes the key, so that `set_seed` holds for these, too.
-    key = jax.random.key(int(_generator("truncated_normal", seed).integers(2**31)))
+    key = _next_key(seed) if _traced() else jax.random.key(int(_generator(seed).integers(2**31)))
     return jnp.asarray(mean + stddev * jax.random.truncated_normal(key, -2.0, 2.0, tuple(shape)), dtype)
 
 
@@ -112,14 +125,40 @@ def _key(seed: Sequence[int]) -> jax.Array:
     return jax.random.fold_in(jax.random.key(first), second)
 
 
-def _generator(name: str, seed: int | None) -> np.random.Generator:
-    if Context.current().executor.traced:
-        raise TraceError(
-            f"tf.random.{name} was called while a function is traced: the same numbers would come on every call. "
-            f"HINT: pass a seed that changes to tf.random.stateless_{'uniform' if name == 'uniform' else 'normal'}, or "
-            "a key to jax.random."
-        )
+def _traced() -> bool:
+    return Context.current().executor.traced
+
+
+def _generator(seed: int | None) -> np.random.Generator:
     return _State.generator if seed is None else np.random.default_rng(seed)
+
+
+def _next_key(seed: int | None) -> jax.Array:
+    """A key for one draw in a compiled function: the counter is a variable, which each call moves on."""
+    strategy = get_strategy()
+    counter = _State.counters.get(strategy)
+    if counter is None:
+        counter = Variable(_start(), trainable=False, aggregation="only_first_replica", name="random_counter")
+        _State.counters[strategy] = counter
+    state = counter.read_value()
+    counter.assign(state + jnp.array([0, 1], jnp.uint32))
+    key = jax.random.fold_in(jax.random.key(state[0] if seed is None else seed), state[1])
+    replica = get_replica_context()
+    return key if replica is None else replica.fold_in(key)
+
+
+def host_generator(name: str, seed: int | None) -> np.random.Generator:
+    """The generator of a function of datasets.
+
+    Raises:
+      TraceError: called while a function is traced, which would make its choice a constant of the program.
+    """
+    if _traced():
+        raise TraceError(
+            f"tf.{name} was called while a function is traced: the same choice would be made on every call. "
+            "HINT: call it in a dataset's map, or use a layer of Keras, such as keras.layers.RandomFlip."
+        )
+    return _generator(seed)
 
 
 def data_seed() -> int:

@@ -108,6 +108,9 @@ def as_tensor(value: TensorLike, dtype: DType = None) -> Any:
       dtype: the element type; 64-bit types become 32-bit ones without JAX's `jax_enable_x64`.
     """
     value = operand(value)
+    opened = getattr(value, "__jax_array__", None)
+    if opened is not None:  # a variable of Keras, whose value may be traced
+        value = opened()
     if dtype is not None and np.dtype(dtype).kind != "O":
         # JAX warns where it is asked for a type of 64 bits that it does not have.
         dtype = jax.dtypes.canonicalize_dtype(dtype)
@@ -259,6 +262,11 @@ def rank(input: TensorLike, name: str | None = None) -> Any:
     return np.int32(as_tensor(input).ndim)
 
 
+def _arrays(*arrays: Any) -> Any:
+    """NumPy for arrays of strings, which JAX has not; else JAX's."""
+    return np if any(array.dtype.kind == "O" for array in arrays) else jnp
+
+
 def reshape(tensor: TensorLike, shape: ShapeLike, name: str | None = None) -> Any:
     """Returns the array in another shape, of which one entry may be -1. Source: `tf.reshape`."""
     del name
@@ -268,25 +276,29 @@ def reshape(tensor: TensorLike, shape: ShapeLike, name: str | None = None) -> An
 def expand_dims(input: TensorLike, axis: int, name: str | None = None) -> Any:
     """Inserts an axis of length 1. Source: `tf.expand_dims`."""
     del name
-    return jnp.expand_dims(as_tensor(input), axis)
+    array = as_tensor(input)
+    return _arrays(array).expand_dims(array, axis)
 
 
 def squeeze(input: TensorLike, axis: Axis = None, name: str | None = None) -> Any:
     """Removes axes of length 1. Source: `tf.squeeze`."""
     del name
-    return jnp.squeeze(as_tensor(input), tuple(axis) if isinstance(axis, list) else axis)
+    array = as_tensor(input)
+    return _arrays(array).squeeze(array, tuple(axis) if isinstance(axis, list) else axis)
 
 
 def transpose(a: TensorLike, perm: Sequence[int] | None = None, name: str | None = None) -> Any:
     """Permutes the axes; reverses them by default. Source: `tf.transpose`."""
     del name
-    return jnp.transpose(as_tensor(a), perm)
+    array = as_tensor(a)
+    return _arrays(array).transpose(array, perm)
 
 
 def stack(values: TensorLike, axis: int = 0, name: str | None = None) -> Any:
     """Joins arrays along a new axis. Source: `tf.stack`."""
     del name
-    return jnp.stack(list(map(as_tensor, values)), axis)
+    arrays = list(map(as_tensor, values))
+    return _arrays(*arrays).stack(arrays, axis)
 
 
 def unstack(value: TensorLike, num: int | None = None, axis: int = 0, name: str | None = None) -> list[Any]:
@@ -303,7 +315,8 @@ def unstack(value: TensorLike, num: int | None = None, axis: int = 0, name: str 
 def concat(values: TensorLike, axis: int, name: str | None = None) -> Any:
     """Joins arrays along an axis. Source: `tf.concat`."""
     del name
-    return jnp.concatenate(list(map(as_tensor, values)), axis)
+    arrays = list(map(as_tensor, values))
+    return _arrays(*arrays).concatenate(arrays, axis)
 
 
 def split(value: TensorLike, num_or_size_splits: TensorLike, axis: int = 0, name: str | None = None) -> list[Any]:
@@ -318,7 +331,8 @@ def split(value: TensorLike, num_or_size_splits: TensorLike, axis: int = 0, name
 def tile(input: TensorLike, multiples: ShapeLike, name: str | None = None) -> Any:
     """Repeats an array along its axes. Source: `tf.tile`."""
     del name
-    return jnp.tile(as_tensor(input), tuple(np.atleast_1d(multiples).tolist()))
+    array = as_tensor(input)
+    return _arrays(array).tile(array, tuple(np.atleast_1d(multiples).tolist()))
 
 
 def pad(
@@ -339,7 +353,8 @@ def pad(
 def gather(params: TensorLike, indices: TensorLike, axis: int = 0, name: str | None = None) -> Any:
     """Picks slices along an axis by their numbers. Source: `tf.gather`."""
     del name
-    return jnp.take(as_tensor(params), as_tensor(indices), axis)
+    array = as_tensor(params)
+    return _arrays(array).take(array, as_tensor(indices), axis)
 
 
 def where(condition: TensorLike, x: TensorLike = None, y: TensorLike = None, name: str | None = None) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -69,6 +69,76 @@ class Transformations:
         del num_parallel_calls, deterministic
         size = _count("batch_size", batch_size, least=1)
         return self._derive(self._pipeline.batch(size, drop_remainder))
+
+    def padded_batch(
+        self,
+        batch_size: Leaf,
+        padded_shapes: Nest = None,
+        padding_values: Nest = None,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """Joins elements of different lengths along a new first axis, padded at their ends.
+
+        Args:
+          batch_size: the number of elements.
+          padded_shapes: a shape for each part of an element; None or -1 in it, and by default, for the longest.
+          padding_values: what is put there for each part, or for all; 0 by default, b"" for strings.
+          drop_remainder: whether a last, smaller batch is left out.
+          name: accepted for compatibility.
+
+        Raises:
+          ArgumentError: an element is longer than its padded shape.
+
+        Source: `tf.data.Dataset.padded_batch`.
+        """
+        del name
+        size = _count("batch_size", batch_size, least=1)
+        batches = self._pipeline.stream().gather(size, drop_remainder)
+        return self._derive(batches.map(lambda rows: padded(rows, padded_shapes, padding_values)))
+
+    def window(
+        self,
+        size: Leaf,
+        shift: Leaf = None,
+        stride: Leaf = 1,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """Makes datasets of `size` elements each; one begins `shift` elements after the other, `size` by default.
+
+        Source: `tf.data.Dataset.window`.
+        """
+        del name
+        width, step = _count("size", size, least=1), _count("stride", stride, least=1)
+        move = width if shift is None else _count("shift", shift, least=1)
+        pipeline = self._pipeline
+
+        def windows(epoch: int) -> Iterator[Sequence[Nest]]:
+            span = (width - 1) * step + 1
+            elements, held = pipeline.open(epoch), []
+            while True:
+                held += itertools.islice(elements, span - len(held))
+                if not held or (drop_remainder and len(held) < span):
+                    return
+                yield held[::step]
+                # Elements between two windows are read, and left out.
+                missing = max(0, move - len(held))
+                held = held[move:]
+                for _ in itertools.islice(elements, missing):
+                    pass
+
+        return self._derive(Streamed(lambda epoch: (self._dataset_of(rows) for rows in windows(epoch))))
+
+    def _dataset_of(self, rows: Sequence[Nest]) -> Any:
+        """A dataset of the rows, or a nest of datasets, one for each part."""
+        tree = jax.tree.structure(rows[0])
+        columns = zip(*[jax.tree.leaves(row) for row in rows], strict=True)
+        return tree.unflatten([self._derive(Streamed(lambda _, column=column: iter(column))) for column in columns])
+
+    def apply(self, transformation_func: Callable[..., Any]) -> Any:
+        """Calls a function of datasets on this one. Source: `tf.data.Dataset.apply`."""
+        return transformation_func(self)
 
     def unbatch(self, name: str | None = None) -> Dataset:
         """Takes elements apart along their first axis. Source: `tf.data.Dataset.unbatch`."""
@@ -174,6 +244,40 @@ class Transformations:
         if filename:
             raise ArgumentError(f"cache({filename!r}): files are not supported. HINT: call cache() to use memory.")
         return self._derive(self._pipeline.cache())
+
+
+def padded(rows: Sequence[Nest], shapes: Nest, values: Nest) -> Any:
+    """Rows of one structure as arrays, padded at their ends.
+
+    Raises:
+      ArgumentError: a row is larger than its padded shape.
+    """
+    tree = jax.tree.structure(rows[0])
+    wanted = [None] * tree.num_leaves if shapes is None else tree.flatten_up_to(_tuples(shapes, tree))
+    fill = [values] * tree.num_leaves if values is None or np.ndim(values) == 0 else tree.flatten_up_to(values)
+    columns = zip(*[jax.tree.leaves(row) for row in rows], strict=True)
+    return tree.unflatten(list(map(_padded, columns, wanted, fill)))
+
+
+def _tuples(shapes: Nest, tree: Any) -> Nest:
+    """Shapes in the structure of an element: a single one is a list, a tuple or a `TensorShape`."""
+    return shapes if tree.num_leaves > 1 or isinstance(shapes, dict) else tree.unflatten([shapes])
+
+
+def _padded(column: Sequence[Any], shape: Any, value: Any) -> np.ndarray[Any, Any]:
+    arrays = list(map(np.asarray, column))
+    longest = np.max([array.shape for array in arrays], axis=0).astype(int)
+    sizes = [
+        int(most) if one in (None, -1) else int(one)
+        for one, most in zip(longest if shape is None else shape, longest, strict=True)
+    ]
+    strings = arrays[0].dtype == object
+    made = np.full((len(arrays), *sizes), (b"" if strings else 0) if value is None else value, arrays[0].dtype)
+    for row, array in enumerate(arrays):
+        if any(size < one for size, one in zip(sizes, array.shape, strict=True)):
+            raise ArgumentError(f"an element of shape {array.shape} does not fit into {sizes}. HINT: use None there.")
+        made[(row, *map(slice, array.shape))] = array
+    return made
 
 
 def _count(name: str, value: Leaf, least: int) -> int:

@@ -91,6 +91,9 @@ class ClusterCoordinator:
         self._unused: deque[int] = deque()
         """Those of them that are garbage here."""
 
+    def __reduce__(self) -> Any:
+        return pickling.CoordinatorElsewhere, ()
+
     @property
     def strategy(self) -> Strategy:
         """The strategy. Source: `tf.distribute.coordinator.ClusterCoordinator.strategy`."""

@@ -133,6 +133,23 @@ def find_strategy() -> Strategy:
     return home().strategy
 
 
+class CoordinatorElsewhere:
+    """The coordinator as a function on a worker sees it: its strategy."""
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy on this worker."""
+        return home().strategy
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise ArgumentTypeError(
+            f"coordinator.{name} was asked for on a worker. HINT: only the process that made the coordinator "
+            "schedules; a scheduled function may use coordinator.strategy."
+        )
+
+
 def find_function(
     key: tuple[int, int], kind: type[F], python_function: Callable[..., Any], signature: Nest, donated: Sequence[int]
 ) -> F:

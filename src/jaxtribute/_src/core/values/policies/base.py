@@ -16,7 +16,7 @@ from jaxtribute._src.core.values.described import DescribedArray
 from jaxtribute._src.core.values.distributed import PerReplica
 from jaxtribute._src.core.values.enums import VariableAggregation
 from jaxtribute._src.core.values.mesh import AXIS
-from jaxtribute._src.core.values.numbers import check_range
+from jaxtribute._src.core.values.numbers import check_numbers, check_range
 from jaxtribute._src.core.values.operators import operand
 from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
 
@@ -280,11 +280,13 @@ def coerce(variable: Variable, value: Numeric) -> Any:
     if isinstance(value, PerReplica):
         raise VariableError(
             f"{variable.name} has one value, but a PerReplica with {value.mesh.size} was assigned to it. "
-            "HINT: reduce it first, e.g. strategy.reduce('MEAN', value, axis=None)."
+            "HINT: reduce it first, e.g. strategy.reduce('MEAN', value, axis=None); in a replica function use one that "
+            "was passed to strategy.run, where it is the replica's own."
         )
     if not isinstance(value, jax.Array):
         value = _host_array(variable, value)
     elif value.dtype != variable.dtype:
+        check_numbers(value.dtype, f"the value for {variable.name}")
         # The array of a Python number has a weak type, which gives way to the variable's.
         if not value.weak_type:
             raise ArgumentTypeError(

@@ -75,7 +75,9 @@ class PiecesPolicy(Policy):
 
     def gathered(self, array: jax.Array) -> jax.Array:
         """A copy of the whole value in each replica, those of other processes too."""
-        return _gathered(array, self.cut, self.mesh.laid_out(self.layout))
+        # Run as Python, where `jax.disable_jit` holds, it would give each replica a piece for the whole.
+        with jax.disable_jit(False):
+            return _gathered(array, self.cut, self.mesh.laid_out(self.layout))
 
     def pieces(self, value: Numeric) -> Any:
         """The array that the value's pieces form."""

@@ -1,0 +1,127 @@
+"""Arrays that users keep beside variables, in attributes, dictionaries, lists and names, and that replicas replace."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from pathlib import Path
+from types import CellType, FunctionType, MethodType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxtribute._src.core.jaxprs.core import Tracer
+from jaxtribute._src.core.types import Function, Leaf, Nest
+
+_DEPTH = 4
+_LOOKS = 200
+"""Number of objects that are looked at: each eager step pays for it."""
+
+
+class _Place(NamedTuple):
+    """Place of a value: behind a key of a dictionary or list, or in a cell, the variable of a closure."""
+
+    container: Any
+    key: Any
+    name: str
+    value: Any
+
+    def now(self) -> Any:
+        """The value that lies there now; None if the place has gone."""
+        if isinstance(self.container, CellType):
+            return self.container.cell_contents
+        if isinstance(self.container, dict):
+            return self.container.get(self.key)
+        return self.container[self.key] if self.key < len(self.container) else None
+
+
+@contextmanager
+def watched(fn: Function, nest: Nest, replicas: int) -> Generator[None]:
+    """Warns of arrays that `fn` can reach, and that were replaced when its replicas have run.
+
+    Args:
+      fn: the replica function.
+      nest: its arguments.
+      replicas: the number of replicas.
+    """
+    places = list(_places(fn, nest))
+    yield
+    for place in places:
+        value = place.now()
+        if value is place.value or not isinstance(value, jax.Array | np.ndarray):
+            continue
+        if isinstance(value, Tracer):
+            told = "holds what was traced, no array, once the function is compiled"
+        else:
+            told = f"was replaced while {replicas} replicas ran, by each for itself: nothing is reduced between them"
+        warnings.warn(
+            f"{place.name}, an array outside of a replica function, {told}. HINT: make it a variable in the strategy's "
+            "scope, jd.Variable(value, aggregation='mean'), or return the new value.",
+            stacklevel=2,
+        )
+
+
+def _places(fn: Function, nest: Nest) -> Iterator[_Place]:
+    """The places with arrays, in what the function closes over, in its globals, its object and its arguments."""
+    pending: list[tuple[Any, str, int]] = [(leaf, type(leaf).__name__, _DEPTH) for leaf in jax.tree.leaves(nest)]
+    pending.append((fn, "", _DEPTH))
+    seen = set[int]()
+    while pending and len(seen) < _LOOKS:
+        whole, name, depth = pending.pop()
+        if id(whole) in seen:
+            continue
+        seen.add(id(whole))
+        for place in _inside(whole, name):
+            if isinstance(place.value, jax.Array | np.ndarray):
+                yield place
+            elif depth:
+                pending.append((place.value, place.name, depth - 1))
+
+
+def _inside(whole: Leaf, name: str) -> Iterator[_Place]:
+    kind = type(whole)
+    if kind is FunctionType:
+        # Names of modules' functions are many and change nothing: a library's function is looked at if it is called
+        # for the replicas itself.
+        if not name or _of_user(whole.__module__):
+            yield from _names(whole)
+    elif kind is MethodType:
+        yield _Place(None, None, type(whole.__self__).__name__, whole.__self__)
+        yield _Place(None, None, name, whole.__func__)
+    elif kind is partial:
+        for part in (whole.func, *whole.args, *whole.keywords.values()):
+            yield _Place(None, None, name or type(part).__name__, part)
+    elif kind in (dict, list):
+        if len(whole) < _LOOKS:
+            for key, value in whole.items() if kind is dict else enumerate(whole):
+                yield _Place(whole, key, f"{name}[{key!r}]", value)
+    elif _of_user(kind.__module__) and hasattr(whole, "__dict__") and not isinstance(whole, type):
+        for key, value in vars(whole).items():
+            yield _Place(vars(whole), key, f"{name}.{key}", value)
+
+
+def _names(fn: FunctionType) -> Iterator[_Place]:
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            yield _Place(cell, None, name, cell.cell_contents)
+        except ValueError:  # nothing was assigned to it so far
+            continue
+    for name in fn.__code__.co_names:
+        if name in fn.__globals__:
+            yield _Place(fn.__globals__, name, name, fn.__globals__[name])
+
+
+@lru_cache(maxsize=1024)
+def _of_user(module: str | None) -> bool:
+    """True for what a user has written: neither Python's, this library's, nor an installed one's."""
+    name = module or ""
+    if name == "__main__":
+        return True
+    if name.partition(".")[0] in {"jaxtribute", *sys.stdlib_module_names}:
+        return False
+    path = getattr(sys.modules.get(name), "__file__", None)
+    return isinstance(path, str) and not {"site-packages", "dist-packages"} & set(Path(path).parts)

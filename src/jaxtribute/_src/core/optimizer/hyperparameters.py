@@ -1,0 +1,73 @@
+"""Hyperparameters of `optax.inject_hyperparams` that can be set where Optax's users set them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax
+
+from jaxtribute._src.core.types import Leaf, Nest, Numeric
+from jaxtribute._src.core.values.variable import Variable
+from jaxtribute.errors import ArgumentError
+
+
+class Hyperparameters(dict[str, Any]):
+    """The slots of hyperparameters by name; what is set is assigned to the slot."""
+
+    def __setitem__(self, name: str, value: Numeric) -> None:
+        slot = self.get(name)
+        if slot is None:
+            raise ArgumentError(f"there is no hyperparameter {name!r}. HINT: they are {sorted(self)}.")
+        if value is not slot:
+            slot.assign(value)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """Sets several."""
+        for name, value in dict(*args, **kwargs).items():
+            self[name] = value
+
+    def __ior__(self, other: Any) -> Hyperparameters:
+        self.update(other)
+        return self
+
+    def _refused(self, *_: object) -> Any:
+        raise ArgumentError("the hyperparameters of an optimizer cannot be deleted. HINT: set them.")
+
+    __delitem__ = pop = popitem = clear = _refused
+
+
+def settable(state: Nest) -> Any:
+    """A state whose hyperparameters can be set."""
+    return _replaced(state, Hyperparameters)
+
+
+def plain(state: Nest) -> Any:
+    """A state in Optax's own types."""
+    return _replaced(state, dict)
+
+
+def _replaced(state: Nest, kind: Callable[[Any], Any]) -> Any:
+    def replaced(node: Leaf) -> Any:
+        if not _is_injected(node):
+            return node
+        return node._replace(hyperparams=kind(node.hyperparams), inner_state=_replaced(node.inner_state, kind))
+
+    return jax.tree.map(replaced, state, is_leaf=lambda node: _is_injected(node) or isinstance(node, Variable))
+
+
+def _is_injected(node: Leaf) -> bool:
+    return isinstance(node, tuple) and {"hyperparams", "inner_state"} <= set(getattr(node, "_fields", ()))
+
+
+def _with_keys(given: Hyperparameters) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+    names = tuple(sorted(given))
+    return [(jax.tree_util.DictKey(name), given[name]) for name in names], names
+
+
+def _remade(names: tuple[str, ...], values: Any) -> dict[str, Any]:
+    return dict(zip(names, values, strict=True))
+
+
+# What is made of them, by `jax.tree.map` and the like, is a plain dictionary again.
+jax.tree_util.register_pytree_with_keys(Hyperparameters, _with_keys, cast("Any", _remade))

@@ -1,0 +1,42 @@
+"""Each command on each kind of program that users write: it works, or names what is not supported and what to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import kinds_of_programs
+
+SCRIPT = str(Path(kinds_of_programs.__file__))
+COMMANDS = {
+    "plan": ["plan"],
+    "topology": ["plan", "--topology", "v5e:2x2", "--seconds", "0"],
+    "trace": ["trace"],
+    "verify": ["verify"],
+    "preempt": ["doctor", "--preempt"],
+}
+SAMPLE = [("plan", "keras"), ("topology", "servers")]
+"""What the suite takes; JAXTRIBUTE_TEST_PRODUCT=1 takes all pairs."""
+CASES = (
+    [(command, kind) for command in COMMANDS for kind in kinds_of_programs.KINDS]
+    if os.environ.get("JAXTRIBUTE_TEST_PRODUCT")
+    else SAMPLE
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "kind"), CASES)
+def test_a_command_works_or_says_why_not(command: str, kind: str, tmp_path: Path) -> None:
+    if command == "topology" and find_spec("libtpu") is None:
+        pytest.skip("the TPU compiler is missing: pip install libtpu")
+    line = [sys.executable, "-m", "jaxtribute.cli", *COMMANDS[command], SCRIPT, kind]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    if done.returncode:
+        told = done.stdout + done.stderr
+        assert "HINT: " in told, told
+        assert done.stderr.strip().splitlines()[-1:] != ["^C"], told
