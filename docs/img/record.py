@@ -1,7 +1,7 @@
 """Makes two pictures of the README from the real thing: what `make demo` prints, and the page of a run.
 
 python docs/img/record.py demo     docs/img/demo.svg, of examples/digits.py
-python docs/img/record.py page     docs/img/live.png, of a run that is made up; needs Playwright and Chromium
+python docs/img/record.py page     live.png and live-dark.png, of a run that is made up; needs Playwright and Chromium
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ def page() -> None:
         now = live_runs.eventful(run, workers=32)
         browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         with test_page.served(run, now) as address:
-            shown, errors = test_page.opened(browser, address, (1160, 1000))
-            if errors:
-                raise RuntimeError(f"the page showed errors: {errors}")
-            shown.screenshot(path=str(ROOT / "docs" / "img" / "live.png"))
+            for scheme, name in (("light", "live.png"), ("dark", "live-dark.png")):
+                shown, errors = test_page.opened(browser, address, (1160, 1000), scheme)
+                if errors:
+                    raise RuntimeError(f"the page showed errors: {errors}")
+                shown.screenshot(path=str(ROOT / "docs" / "img" / name))
             shown.context.close()
         browser.close()
 

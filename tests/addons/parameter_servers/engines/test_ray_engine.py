@@ -116,7 +116,7 @@ def test_a_synchronous_job_on_a_ray_cluster_that_runs_loses_a_worker_and_nothing
     launch = "from jaxtribute._src.addons.cli.main import main; import sys; sys.exit(main(sys.argv[1:]))"
     node = ray_node.start_head(address)
     try:
-        around = {"RAY_AUTH_MODE": "token", "JAXTRIBUTE_FAULTS": stalls}
+        around = {"RAY_AUTH_MODE": "token", "JAXTRIBUTE_FAULTS": stalls, **ray_node.MANNERS}
         said = run_python(launch, *arguments, *program, devices=1, timeout=400, env=around)
     finally:
         node.stop()

@@ -27,6 +27,8 @@ from jaxtribute.extending import ExitCode, Folder
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
 """Options of `ray.init`: Ray says nothing but errors."""
+_JOIN_S = 90.0
+"""Seconds in which a cluster is asked again, as a busy one may not answer within Ray's own minute."""
 _CONCURRENT = 8
 _PIECES = 64
 """Pieces of output that may be on their way to the launcher."""
@@ -193,7 +195,7 @@ class RayLeader(Leader):
     def __init__(self, options: Options) -> None:
         assert options.ray is not None
         # Before the launcher's own handlers of signals, as Ray sets some.
-        join(options.ray, 0)
+        join(options.ray, _JOIN_S)
         address: str = ray.get_runtime_context().gcs_address
         taken = {name: value for name, value in os.environ.items() if name.startswith(_TAKEN_ALONG)}
         # A program with parameter servers starts them on the same cluster.
