@@ -354,16 +354,18 @@ def test_an_interrupt_of_a_save(tmp_path: Path) -> None:
 
 
 GUARDED = """
-    checkpoint/background checkpoint/checkpoint checkpoint/committing checkpoint/files checkpoint/leaves
-    checkpoint/manager checkpoint/owner checkpoint/preemption checkpoint/preemption_agreement checkpoint/restoring
-    tracking/sidecar cluster/runtime cluster/server cluster/waiting execution/eager execution/interrupts
-    execution/rendezvous folders integrations/keras/scheduling launcher/family launcher/launch launcher/node
-    parameter_servers/engines/engine parameter_servers/engines/ray_engine parameter_servers/engines/ray_node
-    messaging/transport parameter_servers/scheduling/closure_queue
-    parameter_servers/scheduling/closures parameter_servers/scheduling/coordinator
-    parameter_servers/scheduling/dispatcher parameter_servers/scheduling/remote_value
-    parameter_servers/scheduling/starting parameter_servers/server/client parameter_servers/server/saves
-    parameter_servers/variables/access parameter_servers/variables/variable values/stored
+    addons/keras/scheduling addons/launcher/family addons/launcher/launch addons/launcher/node
+    addons/messaging/transport addons/parameter_servers/engines/engine addons/parameter_servers/engines/ray_engine
+    addons/parameter_servers/engines/ray_node addons/parameter_servers/scheduling/closure_queue
+    addons/parameter_servers/scheduling/closures addons/parameter_servers/scheduling/coordinator
+    addons/parameter_servers/scheduling/dispatcher addons/parameter_servers/scheduling/remote_value
+    addons/parameter_servers/scheduling/starting addons/parameter_servers/server/client
+    addons/parameter_servers/server/saves addons/parameter_servers/variables/access
+    addons/parameter_servers/variables/variable addons/tracking/sidecar core/checkpoint/background
+    core/checkpoint/checkpoint core/checkpoint/committing core/checkpoint/files core/checkpoint/leaves
+    core/checkpoint/manager core/checkpoint/owner core/checkpoint/preemption core/checkpoint/preemption_agreement
+    core/checkpoint/restoring core/cluster/runtime core/cluster/server core/cluster/waiting core/execution/eager
+    core/execution/interrupts core/execution/rendezvous core/folders core/values/stored
 """
 """Files whose functions hold locks, or leave something half done, in the main thread, where signals raise."""
 ELSEWHERE = {

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jaxtribute
 from jaxtribute.extending import JaxprEqn, Programs
 
-_LIBRARY = str(Path(__file__).parents[3])
+_LIBRARY = str(Path(jaxtribute.__file__).parent)
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _LONGEST = 100
 
