@@ -122,7 +122,8 @@ def reported(one: runtime.Cluster, *names: str) -> None:
     log = StepLog()
     for name in names:
         log.entering(name)
-    one.watch._pulses[1] = json.dumps({"count": 1, "report": log.report()})  # pyright: ignore[reportPrivateUsage]
+    pulse = json.dumps({"count": 1, "report": log.report()})
+    one.watch._pulses[1] = one.watch._pulses[1]._replace(text=pulse)  # pyright: ignore[reportPrivateUsage]
 
 
 PARTED = r"worker 0 .* is in step 2 of step, at .*, and worker 1 .* is in another call, last seen in step \d of other"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
@@ -14,18 +13,16 @@ from jaxtribute._src.core import settings
 from jaxtribute._src.core.checkpoint import committing
 from jaxtribute._src.core.checkpoint.checkpoint import Checkpoint
 from jaxtribute._src.core.checkpoint.files import (
-    UNFINISHED,
     check_folder,
     check_name,
     check_path,
-    left_over,
     present,
-    remove,
     standing,
 )
-from jaxtribute._src.core.checkpoint.folder import KeptCheckpoints, latest_of, leave_out, nothing_whole, paths_of
+from jaxtribute._src.core.checkpoint.folder import latest_of, leave_out, nothing_whole, paths_of
 from jaxtribute._src.core.checkpoint.owner import Owner
-from jaxtribute._src.core.checkpoint.series import Entry, Identity, Series, identity_of
+from jaxtribute._src.core.checkpoint.pruning import Pruning
+from jaxtribute._src.core.checkpoint.series import Identity, Series, identity_of
 from jaxtribute._src.core.types import Foreign
 from jaxtribute.errors import (
     ArgumentError,
@@ -100,20 +97,16 @@ class CheckpointManager:
             )
         self._checkpoint = checkpoint
         self._directory = check_path(directory, "directory")
-        self._max_to_keep = max_to_keep
-        self._every_s = None if keep_checkpoint_every_n_hours is None else keep_checkpoint_every_n_hours * _HOUR_S
         self._name = check_name(checkpoint_name, "checkpoint_name")
         self._step_counter, self._interval = step_counter, checkpoint_interval
         self._init_fn, self._block, self._timeout_s = init_fn, block, timeout_s
         self._last_step: int | None = None
         check_folder(self._directory)
-        self._kept = KeptCheckpoints(self._directory, self._name)
-        # Spans of time go on from where an earlier start of the program was.
-        self._preserved_at = max(self._kept.entries().values(), default=time.time())
         self._owner = Owner(self._directory, self._name, checkpoint)
         self._series = Series(self._directory, self._name)
+        every_s = None if keep_checkpoint_every_n_hours is None else keep_checkpoint_every_n_hours * _HOUR_S
+        self._pruning = Pruning(self._directory, self._name, self._series, max_to_keep, every_s)
         self._known: dict[Path, Identity | None] = {}
-        self._damaged: dict[Path, Identity | None] = {}
         self._unread = False
 
     @property
@@ -210,7 +203,7 @@ class CheckpointManager:
             try:
                 self._checkpoint.restore(path)
             except CheckpointDamagedError as error:
-                self._damaged[path] = identity_of(path)
+                self._pruning.leave_out(path)
                 skipped.append(leave_out(path, error))
                 continue
             except CheckpointUnreadableError:
@@ -306,52 +299,13 @@ class CheckpointManager:
 
     def _settle(self, saved: Path) -> None:
         """Notes that a checkpoint is complete, and prunes; a failure to delete is no error of the save."""
-        # It may have taken the name of a damaged one.
-        self._damaged.pop(saved, None)
         self._known[saved] = identity_of(saved)
         try:
-            self._prune(saved)
+            self._pruning.prune(saved)
         except (OSError, CheckpointError) as error:
             # A log that kept the error would keep all that its traceback knows.
             problem = f"{type(error).__name__}: {error}"
             _LOG.warning("%s is saved. What is older stays until the next save, as %s", saved, problem)
-
-    def _prune(self, saved: Path) -> None:
-        """Deletes what is too old or was never completed; the first worker does it, after each save."""
-        # A damaged checkpoint does not count, else too few that can be restored would stay; nor does the new one here,
-        # which is never deleted: `1 - max_to_keep` below makes up for it.
-        others = [entry for entry in self._series.entries() if entry.complete and self._counts(entry, saved)]
-        kept = self._kept.entries()
-        for entry in others[: 1 - self._max_to_keep or None] if self._max_to_keep is not None else []:
-            if entry.number in kept or self._begins_span(entry):
-                kept.setdefault(entry.number, self._preserved_at)
-                continue
-            # A name that no complete checkpoint has, in case that this is where the program ends.
-            gone = Path(f"{entry.path}{UNFINISHED}")
-            remove(gone)
-            standing(entry.path).rename(gone)
-        if kept:
-            self._kept.write(kept)
-        for left in left_over(self._directory, self._name):
-            remove(left)
-
-    def _counts(self, entry: Entry, saved: Path) -> bool:
-        """True if a checkpoint is one of those of which the last stay."""
-        if entry.path == saved:
-            return False
-        return entry.path not in self._damaged or self._damaged[entry.path] != identity_of(entry.path)
-
-    def _begins_span(self, entry: Entry) -> bool:
-        """True if a checkpoint is the first one of a span of time, and stays."""
-        if self._every_s is None or not entry.described:  # damaged: nobody can use it
-            return False
-        passed_s = entry.written_at - self._preserved_at
-        if 0 <= passed_s < self._every_s:
-            return False
-        # From its own time on, not from now: spans do not drift with the time that saving takes. A clock that was set
-        # back begins anew: else nothing would stay until it comes to the old time.
-        self._preserved_at = entry.written_at
-        return passed_s >= 0
 
 
 def _number(value: Foreign) -> int:

@@ -139,6 +139,28 @@ def interval_s() -> float:
     return seconds(EVERY, 60.0, 0.0)
 
 
+class Rounds:
+    """Rounds of the workers' reports, which are compared now and then.
+
+    Args:
+      now: the time at which the first round begins.
+      names: the workers' names, by rank.
+    """
+
+    def __init__(self, now: float, names: Sequence[str]) -> None:
+        self._names, self._every_s = names, interval_s()
+        self._before: tuple[float, Reports] = now, {}
+
+    def due(self, now: float) -> bool:
+        """True if a round has ended."""
+        return bool(self._every_s) and now - self._before[0] >= self._every_s
+
+    def compare(self, now: float, reports: Reports) -> str | None:
+        """Ends a round; returns in words who held the others up, if anybody did."""
+        (then, before), self._before = self._before, (now, reports)
+        return comparison(before, reports, now - then, self._names)
+
+
 def comparison(before: Reports, after: Reports, seconds: float, names: Sequence[str]) -> str | None:
     """Compares the workers' times between two rounds of reports; None if nobody held the others up.
 

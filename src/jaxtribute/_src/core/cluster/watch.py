@@ -8,16 +8,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jaxtribute._src.core.callers import main_thread, stack
 from jaxtribute._src.core.cluster.failures import Failure, may_be_broken_collective, say
 from jaxtribute._src.core.cluster.roster import rank_of
-from jaxtribute._src.core.cluster.step_log import StepInFlight, StepLog, comparison, described, interval_s, name_of
+from jaxtribute._src.core.cluster.step_log import Rounds, StepInFlight, StepLog, described, name_of
 from jaxtribute._src.core.observers import INPUT, observe
 
 if TYPE_CHECKING:
     from jaxtribute._src.core.cluster.roster import Roster
+    from jaxtribute._src.core.cluster.waiting import RunningClock
 
 ROOT = "jaxtribute/watch"
 STACKS = "jaxtribute/stacks/"
@@ -43,6 +44,13 @@ class Store(Protocol):
     def key_value_dir_get(self, key: str, /) -> list[tuple[str, str]]:
         """The keys below a directory and their values."""
         ...
+
+
+class _Pulse(NamedTuple):
+    """The last pulse of a worker, which is empty before the first, and the time at which it was heard."""
+
+    text: str
+    heard: float
 
 
 class Watch:
@@ -72,47 +80,47 @@ class Watch:
         self._on_failure, self._steps = on_failure, steps
         self.deadline_s = math.inf
         """Seconds after which a step that has not finished is an error."""
-        self._rank = roster.rank
         self._stop = threading.Event()
-        self._observing = ExitStack()
-        self._clock = steps.clock
+        self._running = ExitStack()
+        """The ends of what `start` begins."""
         self._told_s = 0.0
         """Seconds for which this process has stood still, as it has said."""
         # From the start on: a worker that never pulses is lost as well.
-        self._heard = dict.fromkeys(range(len(roster.members)), self._clock.now())
-        self._pulses: dict[int, str] = {}
         self._answered = self._clock.now()
+        """Time of the last answer of the service."""
+        self._pulses = {rank: _Pulse("", self._answered) for rank in range(len(roster.members))}
         self.left: dict[int, str] = {}
         """The workers whose programs have ended well, each with what it did last."""
         self.failure: Failure | None = None
         """The first failure that is known, of this worker or another."""
         self._shown = False
-        self._every_s = interval_s()
-        self._compared: tuple[float, dict[int, dict[str, Any]]] = self._clock.now(), {}
-        self._threads = [
-            threading.Thread(target=target, name=f"jaxtribute-{name}", daemon=True)
-            for name, target in (("pulse", self._pulse), ("watch", self._check))
-        ]
+        self._rounds = Rounds(self._answered, roster.names)
+
+    @property
+    def _rank(self) -> int:
+        return self._roster.rank
+
+    @property
+    def _clock(self) -> RunningClock:
+        return self._steps.clock
 
     def start(self) -> None:
         """Starts to pulse and to watch."""
-        self._observing.enter_context(observe(self._steps, INPUT.name))
-        for thread in self._threads:
+        self._running.enter_context(observe(self._steps, INPUT.name))
+        for name, target in (("pulse", self._pulse), ("watch", self._check)):
+            thread = threading.Thread(target=target, name=f"jaxtribute-{name}", daemon=True)
+            self._running.callback(_join, thread)
             thread.start()
 
     def stop(self) -> None:
         """Ends both threads; waits for them, at most a few seconds."""
         self._stop.set()
-        self._observing.close()
-        for thread in self._threads:
-            # A failure is found in one of the two threads, which then ends the program and cannot wait for itself.
-            if thread is not threading.current_thread():
-                thread.join(5 * _PULSE_S)
+        self._running.close()
 
     def report(self, rank: int) -> dict[str, Any]:
         """The last report of a worker; empty before its first pulse."""
         pulse = self._pulses.get(rank)
-        return {} if pulse is None else json.loads(pulse)["report"]
+        return json.loads(pulse.text)["report"] if pulse is not None and pulse.text else {}
 
     def whereabouts(self, ranks: Sequence[int]) -> str:
         """Asks workers for their positions, with the stacks of their main threads; waits at most 1.5 s."""
@@ -190,8 +198,8 @@ class Watch:
             if key.split("/")[-2] in ("gone", "left"):
                 gone.add(rank_of(key))
         now = self._clock.now()
-        for rank, heard in self._heard.items():
-            if now - heard > _SUSPICIOUS_S:
+        for rank, pulse in self._pulses.items():
+            if now - pulse.heard > _SUSPICIOUS_S:
                 gone.add(rank)
         return len(gone) == len(self._roster.members)
 
@@ -223,9 +231,8 @@ class Watch:
         asked = False
         for key, value in entries:
             kind, rank = key.split("/")[-2:]
-            if kind == "pulse" and self._pulses.get(int(rank)) != value:
-                self._pulses[int(rank)] = value
-                self._heard[int(rank)] = now
+            if kind == "pulse" and (int(rank) not in self._pulses or self._pulses[int(rank)].text != value):
+                self._pulses[int(rank)] = _Pulse(value, now)
             elif kind == "left":
                 left[int(rank)] = value
             elif kind == "failure":
@@ -262,8 +269,8 @@ class Watch:
 
     def _lost(self, now: float) -> int | None:
         """Another worker that should run and has not pulsed for too long; None if all have."""
-        for rank, heard in self._heard.items():
-            if rank not in self.left and rank != self._rank and now - heard > self._silence_s:
+        for rank, pulse in self._pulses.items():
+            if rank not in self.left and rank != self._rank and now - pulse.heard > self._silence_s:
                 return rank
         return None
 
@@ -275,16 +282,12 @@ class Watch:
             say(f"{self._roster.names[self._rank]} stood still for {stopped_s:.0f} s, and goes on")
 
     def _compare(self, now: float) -> None:
-        """The coordinator says now and then whom the others wait for."""
-        then, before = self._compared
-        # One worker says it for all.
-        if self._rank != 0 or not self._every_s or now - then < self._every_s:
-            return
-        after = {rank: self.report(rank) for rank in list(self._pulses)}
-        self._compared = now, after
-        text = comparison(before, after, now - then, self._roster.names)
-        if text is not None:
-            say(text)
+        """The coordinator says now and then, for all, whom the others wait for."""
+        if self._rank == 0 and self._rounds.due(now):
+            reports = {rank: self.report(rank) for rank, pulse in list(self._pulses.items()) if pulse.text}
+            text = self._rounds.compare(now, reports)
+            if text is not None:
+                say(text)
 
     def _check_steps(self, now: float) -> bool:
         """Ends the program where a step is past its deadline, and says which worker holds it up."""
@@ -343,3 +346,10 @@ class Watch:
         if self.failure is None:
             self.failure = failure
             self._on_failure(failure)
+
+
+def _join(thread: threading.Thread) -> None:
+    """Waits for the end of a thread, at most a few seconds."""
+    # A failure is found in one of the two threads, which then ends the program and cannot wait for itself.
+    if thread is not threading.current_thread():
+        thread.join(5 * _PULSE_S)
