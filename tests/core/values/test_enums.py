@@ -94,7 +94,9 @@ ENTRIES: dict[str, Callable[[], Any]] = {
     "gradients": _updated,
     "gradients in slices": lambda: _updated(shard_update=True),
     "accumulated gradients": lambda: _updated(accumulate_steps=2),
-    "a cycle of gradients": lambda: jd.Optimizer(optax.sgd(1.0), [jd.Variable(Y)], accumulate_op="PRODUCT"),
+    "a cycle of gradients": lambda: jd.Optimizer(
+        optax.sgd(1.0), [jd.Variable(Y)], accumulate_op=cast("Any", "PRODUCT")
+    ),
     "a variable": lambda: jd.Variable(Y, aggregation="PRODUCT"),
     "an ON_READ variable": lambda: variable(mirrored(2), Y, synchronization="ON_READ", aggregation="PRODUCT"),
     "an executor": lambda: Eager().reduce(
