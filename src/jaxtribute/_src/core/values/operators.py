@@ -148,7 +148,8 @@ class ArrayOperators:
     def __round__(self, ndigits: int = 0) -> Any:
         return round(self._operand(), ndigits)
 
-    # By value where code compares, and yet keys of dictionaries: see `comparing`.
+    # `v == w` compares elements, as in TensorFlow. But variables are keys of dictionaries and members of lists, where
+    # Python asks for `==` too, and needs one truth: there they are equal if they are the same object. See `Asking`.
     __eq__, __ne__ = _compared(operator.eq), _compared(operator.ne)
     __hash__ = object.__hash__
 
@@ -246,7 +247,9 @@ _COMPARES = dis.opmap["COMPARE_OP"]
 
 
 class Asking:
-    """The instruction that asks for a comparison.
+    """The instruction that asks for a comparison: `v == w` itself, or a search such as `v in variables`.
+
+    Python does not tell `__eq__` which it is. The byte code of the caller does: `==` is an instruction of its own.
 
     Args:
       frame: the frame of the code that asks.
