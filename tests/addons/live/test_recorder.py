@@ -4,17 +4,21 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.addons.live import recorder, starting
+from jaxtribute._src.addons.live import starting
 from jaxtribute._src.addons.live.files import worker_file
+from jaxtribute._src.addons.live.recorder import Recorder
 from jaxtribute._src.addons.live.state import Run
-from jaxtribute._src.core.observers import DISPATCH, INPUT, KINDS, SAVE, WAIT
+from jaxtribute._src.core.observers import INPUT, KINDS, SAVE, WAIT
 from processes import run_python
 
 PROGRAM = """
@@ -128,16 +132,15 @@ def observed_kinds() -> list[str]:
 
 
 @pytest.fixture
-def recording(tmp_path: Path) -> Iterator[recorder.Recorder]:
+def recording(tmp_path: Path) -> Iterator[Recorder]:
     """A recorder of this process."""
-    starting.record_run(tmp_path)
-    (found,) = [one for one in DISPATCH.observers if isinstance(one, recorder.Recorder)]
-    yield found
-    found.close()
+    started = starting.start_recording(tmp_path, 0, "worker")
+    yield started
+    started.close()
     assert observed_kinds() == []
 
 
-def test_one_recorder_a_process(tmp_path: Path, recording: recorder.Recorder) -> None:
+def test_one_recorder_a_process(tmp_path: Path, recording: Recorder) -> None:
     with pytest.raises(jd.errors.ConfigError, match=r"recorded already.*HINT: call jd.config.record_run once"):
         jd.config.record_run(tmp_path)
     assert sys.excepthook == recording._note_exception  # pyright: ignore[reportPrivateUsage]
@@ -165,10 +168,29 @@ def test_nobody_looks_by_default() -> None:
     assert observed_kinds() == []
 
 
-def test_events_of_other_threads_and_those_that_raise(tmp_path: Path, recording: recorder.Recorder) -> None:
+def test_compiling_is_no_part_of_a_step_time(tmp_path: Path, recording: Recorder) -> None:
+    total = jd.Variable(0.0, name="total")
+    step = jd.function(lambda: total.assign_add(1.0))
+
+    def compiled_slowly() -> Any:
+        time.sleep(0.4)
+        return jnp.zeros(())
+
+    for _ in range(3):
+        step()
+        jax.jit(lambda: compiled_slowly())()  # noqa: PLW0108 (another program each time)
+    for _ in range(40):
+        step()
+    recording.close()
+    longest = Run(tmp_path).state()["step"]["p99"]
+    assert longest is not None
+    assert longest < 0.3
+
+
+def test_events_of_other_threads_and_those_that_raise(tmp_path: Path, recording: Recorder) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    inside = recording._inside  # pyright: ignore[reportPrivateUsage]
+    inside = recording.noted.inside
 
     def kinds() -> list[str]:
         return [event.kind for event in inside]
@@ -180,5 +202,5 @@ def test_events_of_other_threads_and_those_that_raise(tmp_path: Path, recording:
     assert inside == []
     with SAVE.during(None, "a"), WAIT.during(None, "for the others", "worker 1"):
         assert kinds() == ["save", "wait"]
-        assert recording._part() == "save"  # pyright: ignore[reportPrivateUsage]
+        assert recording.noted.part() == "save"
     assert inside == []

@@ -271,7 +271,10 @@ class _Run:
         self._count = stage.found.arrangement.replicas
         Nests.reveal(nest, (jax.Array, PerReplica, Mirrored))
         leaves, self._tree = Nests.flatten(nest)
-        if getattr(fn, "__module__", "").startswith("jaxtribute._src.addons.models") and stage.batch > 1:
+        if (
+            getattr(fn, "__globals__", {}).get("__name__", "").startswith("jaxtribute._src.addons.models")
+            and stage.batch > 1
+        ):
             # The library's own functions, such as Keras's steps, are told the number of rows of all replicas.
             rows = stage.found.arrangement.rows
             leaves = [rows if type(leaf) is int and leaf == stage.batch else leaf for leaf in leaves]

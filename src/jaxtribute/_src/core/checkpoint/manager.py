@@ -21,8 +21,8 @@ from jaxtribute._src.core.checkpoint.files import (
 )
 from jaxtribute._src.core.checkpoint.folder import latest_of, leave_out, nothing_whole, paths_of
 from jaxtribute._src.core.checkpoint.owner import Owner
-from jaxtribute._src.core.checkpoint.pruning import Pruning
-from jaxtribute._src.core.checkpoint.series import Identity, Series, identity_of
+from jaxtribute._src.core.checkpoint.retention import Retention
+from jaxtribute._src.core.checkpoint.series import Series
 from jaxtribute._src.core.types import Foreign
 from jaxtribute.errors import (
     ArgumentError,
@@ -66,6 +66,14 @@ class CheckpointManager:
       ArgumentTypeError: a name or path of another type.
       CheckpointError: a file is where the folder should be.
 
+    Examples:
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     manager = jd.CheckpointManager(jd.Checkpoint(w=jd.Variable(1.0)), folder, max_to_keep=1)
+      ...     paths = [manager.save() for _ in range(2)]
+      ...     manager.sync()
+      ...     [path.rsplit("/", 1)[1] for path in manager.checkpoints]
+      ['ckpt-2']
+
     Source: `tf.train.CheckpointManager`.
     """
 
@@ -98,15 +106,13 @@ class CheckpointManager:
         self._checkpoint = checkpoint
         self._directory = check_path(directory, "directory")
         self._name = check_name(checkpoint_name, "checkpoint_name")
-        self._step_counter, self._interval = step_counter, checkpoint_interval
+        self._interval = _Interval(checkpoint_interval, step_counter)
         self._init_fn, self._block, self._timeout_s = init_fn, block, timeout_s
-        self._last_step: int | None = None
         check_folder(self._directory)
         self._owner = Owner(self._directory, self._name, checkpoint)
         self._series = Series(self._directory, self._name)
         every_s = None if keep_checkpoint_every_n_hours is None else keep_checkpoint_every_n_hours * _HOUR_S
-        self._pruning = Pruning(self._directory, self._name, self._series, max_to_keep, every_s)
-        self._known: dict[Path, Identity | None] = {}
+        self._retention = Retention(self._directory, self._name, self._series, max_to_keep, every_s)
         self._unread = False
 
     @property
@@ -122,7 +128,7 @@ class CheckpointManager:
     @property
     def checkpoint_interval(self) -> int | None:
         """Steps between checkpoints."""
-        return self._interval
+        return self._interval.steps
 
     @property
     def checkpoints(self) -> list[str]:
@@ -140,7 +146,7 @@ class CheckpointManager:
           CheckpointUnreadableError: the system cannot read it now.
           CheckpointError: an earlier version did not note which one was the last.
         """
-        return latest_of(self._series, self._directory, self._known)
+        return latest_of(self._series, self._directory, self._retention.known)
 
     def save(self, checkpoint_number: SupportsInt | None = None, check_interval: bool = True) -> str | None:
         """Saves a checkpoint, in the background unless `block` was given.
@@ -159,8 +165,8 @@ class CheckpointManager:
 
         Source: `tf.train.CheckpointManager.save`.
         """
-        step = self._step()
-        if check_interval and self._too_soon(step):
+        step = self._interval.step()
+        if check_interval and self._interval.is_too_soon(step):
             return None
         with self._checkpoint._alone:  # pyright: ignore[reportPrivateUsage]  # no other thread counts meanwhile
             self._checkpoint.wait()
@@ -172,10 +178,10 @@ class CheckpointManager:
                 target,
                 block=self._block,
                 timeout_s=self._timeout_s,
-                committed=lambda: self._settle(target),
+                committed=lambda: self._retention.settle(target),
                 owner=self._owner,
             )
-            self._last_step = step
+            self._interval.last = step
         return path
 
     def restore_or_initialize(self) -> str | None:
@@ -203,14 +209,15 @@ class CheckpointManager:
             try:
                 self._checkpoint.restore(path)
             except CheckpointDamagedError as error:
-                self._pruning.leave_out(path)
+                self._retention.note_damaged(path)
                 skipped.append(leave_out(path, error))
                 continue
             except CheckpointUnreadableError:
                 self._unread = True
                 raise
-            self._known[path], self._unread = identity_of(path), False
-            self._last_step = self._step()
+            self._retention.note_whole(path)
+            self._unread = False
+            self._interval.last = self._interval.step()
             return str(path)
         if skipped:
             raise nothing_whole(self._directory, skipped, others)
@@ -236,25 +243,6 @@ class CheckpointManager:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _step(self) -> int | None:
-        counter = self._step_counter
-        if counter is None:
-            return None
-        value: Foreign = counter() if callable(counter) else counter
-        try:
-            return int(value)
-        except (TypeError, ValueError, OverflowError):
-            raise ArgumentTypeError(
-                f"step_counter is {value!r}, a {type(value).__name__}. HINT: pass a whole number, a variable, or a "
-                "function that returns one."
-            ) from None
-
-    def _too_soon(self, step: int | None) -> bool:
-        if self._interval is None or step is None or self._last_step is None:
-            return False
-        # A smaller step than before: the training has gone back.
-        return 0 <= step - self._last_step < self._interval
 
     def _check_unread(self, target: Path) -> None:
         """Checks that a save does not take the place of what could not be read, and may be whole."""
@@ -297,15 +285,42 @@ class CheckpointManager:
             return type(problem).__name__, str(problem), [], []
         return "", "", paths_of(line), paths_of(others)
 
-    def _settle(self, saved: Path) -> None:
-        """Notes that a checkpoint is complete, and prunes; a failure to delete is no error of the save."""
-        self._known[saved] = identity_of(saved)
+
+class _Interval:
+    """Steps that must pass between two saves.
+
+    Args:
+      steps: how many; None for any.
+      counter: says at which step the training is.
+
+    Attributes:
+      last: the step of the last save or restore.
+    """
+
+    def __init__(self, steps: int | None, counter: SupportsInt | Callable[[], SupportsInt] | None) -> None:
+        self.steps, self._counter = steps, counter
+        self.last: int | None = None
+
+    def step(self) -> int | None:
+        """The step that the training is at."""
+        counter = self._counter
+        if counter is None:
+            return None
+        value: Foreign = counter() if callable(counter) else counter
         try:
-            self._pruning.prune(saved)
-        except (OSError, CheckpointError) as error:
-            # A log that kept the error would keep all that its traceback knows.
-            problem = f"{type(error).__name__}: {error}"
-            _LOG.warning("%s is saved. What is older stays until the next save, as %s", saved, problem)
+            return int(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ArgumentTypeError(
+                f"step_counter is {value!r}, a {type(value).__name__}. HINT: pass a whole number, a variable, or a "
+                "function that returns one."
+            ) from None
+
+    def is_too_soon(self, step: int | None) -> bool:
+        """True if too few steps have passed at this one."""
+        if self.steps is None or step is None or self.last is None:
+            return False
+        # A smaller step than before: the training has gone back.
+        return 0 <= step - self.last < self.steps
 
 
 def _number(value: Foreign) -> int:

@@ -24,6 +24,11 @@ class KeyValues:
       steps: what this worker does.
     """
 
+    roster: Roster
+    store: Foreign
+    watch: Watch
+    steps: StepLog
+
     def __init__(self, roster: Roster, store: Foreign, watch: Watch, steps: StepLog) -> None:
         self.roster, self.store, self.watch, self.steps = roster, store, watch, steps
 
@@ -90,7 +95,7 @@ class KeyValues:
         if rank in self.watch.left:
             theirs = f"has ended its program after {self.watch.left[rank]}"
         elif self.watch.parted(rank, self.steps.number, self.steps.name):
-            theirs = f"is in another call, {described(self.watch.report(rank))}"
+            theirs = f"is in another call, {described(self.watch.pulses.report(rank))}"
         else:
             return None
         return ClusterError(

@@ -61,18 +61,18 @@ class StepLog(Observer):
     """
 
     def __init__(self, clock: RunningClock | None = None) -> None:
-        self.clock = clock or RunningClock()
+        self.clock: RunningClock = clock or RunningClock()
         self._flights: deque[StepInFlight] = deque(maxlen=_KEPT)
         self._entered: StepInFlight | None = None
-        self.number = 0
-        self.name = "start"
+        self.number: int = 0
+        self.name: str = "start"
         self._turns: deque[tuple[int, str]] = deque(maxlen=_TURNS)
         """The last steps that were of something else than the step before, each with its name."""
-        self.last = "no step"
+        self.last: str = "no step"
         """The step that was entered last, and from which line, where the ledger is on."""
-        self.waited_s = 0.0
+        self.waited_s: float = 0.0
         """Seconds spent waiting for the devices, and so for other workers."""
-        self.input_s = 0.0
+        self.input_s: float = 0.0
         """Seconds spent in distributed iterators."""
 
     def on_end(self, event: Event) -> None:
@@ -137,28 +137,6 @@ def interval_s() -> float:
       ConfigError: the environment variable is no number.
     """
     return seconds(EVERY, 60.0, 0.0)
-
-
-class Rounds:
-    """Rounds of the workers' reports, which are compared now and then.
-
-    Args:
-      now: the time at which the first round begins.
-      names: the workers' names, by rank.
-    """
-
-    def __init__(self, now: float, names: Sequence[str]) -> None:
-        self._names, self._every_s = names, interval_s()
-        self._before: tuple[float, Reports] = now, {}
-
-    def due(self, now: float) -> bool:
-        """True if a round has ended."""
-        return bool(self._every_s) and now - self._before[0] >= self._every_s
-
-    def compare(self, now: float, reports: Reports) -> str | None:
-        """Ends a round; returns in words who held the others up, if anybody did."""
-        (then, before), self._before = self._before, (now, reports)
-        return comparison(before, reports, now - then, self._names)
 
 
 def comparison(before: Reports, after: Reports, seconds: float, names: Sequence[str]) -> str | None:

@@ -1,24 +1,31 @@
-"""`Pruning`: which checkpoints of a folder stay, and the deletion of all others."""
+"""`Retention`: which checkpoints of a series stay, and which are deleted after a save."""
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 
 from jaxtribute._src.core.checkpoint.files import UNFINISHED, left_over, remove, standing
 from jaxtribute._src.core.checkpoint.folder import KeptCheckpoints
 from jaxtribute._src.core.checkpoint.series import Entry, Identity, Series, identity_of
+from jaxtribute.errors import CheckpointError
+
+_LOG = logging.getLogger(__name__)
 
 
-class Pruning:
-    """Deletes checkpoints that are too old.
+class Retention:
+    """Deletes the checkpoints of a series that are too old, and those that were never completed.
 
     Args:
       directory: the folder.
-      name: what the names of its checkpoints start with.
-      series: the checkpoints there.
-      max_to_keep: how many of the last ones stay; None for all.
-      every_s: in addition, one for each such span of time; None for no other.
+      name: what their names start with.
+      series: the checkpoints.
+      max_to_keep: how many of the last stay; None for all.
+      every_s: in addition, the first of each such span of seconds.
+
+    Attributes:
+      known: the checkpoints that this object knows to be whole, as their files were then.
     """
 
     def __init__(
@@ -29,20 +36,33 @@ class Pruning:
         self._kept = KeptCheckpoints(directory, name)
         # Spans of time go on from where an earlier start of the program was.
         self._preserved_at = max(self._kept.entries().values(), default=time.time())
+        self.known: dict[Path, Identity | None] = {}
         self._damaged: dict[Path, Identity | None] = {}
 
-    def leave_out(self, path: Path) -> None:
-        """Does not count a checkpoint, which is damaged, among those that stay: else too few could be restored."""
+    def note_whole(self, path: Path) -> None:
+        """Notes that a checkpoint is whole."""
+        self.known[path] = identity_of(path)
+
+    def note_damaged(self, path: Path) -> None:
+        """Notes that a checkpoint is damaged: it does not count among those that stay."""
         self._damaged[path] = identity_of(path)
 
-    def prune(self, saved: Path) -> None:
-        """Deletes what is too old or was never completed; the first worker does it, after each save.
+    def settle(self, saved: Path) -> None:
+        """Notes that a checkpoint is complete, and prunes; a failure to delete is no error of the save."""
+        # It may have taken the name of a damaged one.
+        self._damaged.pop(saved, None)
+        self.note_whole(saved)
+        try:
+            self._prune(saved)
+        except (OSError, CheckpointError) as error:
+            # A log that kept the error would keep all that its traceback knows.
+            problem = f"{type(error).__name__}: {error}"
+            _LOG.warning("%s is saved. What is older stays until the next save, as %s", saved, problem)
 
-        Args:
-          saved: the new checkpoint, which is never deleted.
-        """
-        self._damaged.pop(saved, None)  # it may have taken the name of a damaged one
-        # The new one is not among the others: `1 - max_to_keep` makes up for it.
+    def _prune(self, saved: Path) -> None:
+        """Deletes what is too old or was never completed; the first worker does it, after each save."""
+        # A damaged checkpoint does not count, else too few that can be restored would stay; nor does the new one here,
+        # which is never deleted: `1 - max_to_keep` below makes up for it.
         others = [entry for entry in self._series.entries() if entry.complete and self._counts(entry, saved)]
         kept = self._kept.entries()
         for entry in others[: 1 - self._max_to_keep or None] if self._max_to_keep is not None else []:
