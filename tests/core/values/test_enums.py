@@ -61,6 +61,7 @@ def product(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(cast("Any", kind)._member_map_, "PRODUCT", member)
 
 
+PRODUCT: Any = "PRODUCT"
 Y = jnp.asarray([2.0, 3.0])
 
 
@@ -73,38 +74,36 @@ def _updated(**options: Any) -> Any:
     with mirrored(2).scope():
         v = jd.Variable(jnp.zeros(2))
         optimizer = jd.Optimizer(optax.sgd(1.0), [v], **options)
-    return mirrored(2).run(lambda: optimizer.apply_gradients([(Y, v)], reduce_op=ReduceOp["PRODUCT"]))
+    return mirrored(2).run(lambda: optimizer.apply_gradients([(Y, v)], reduce_op=ReduceOp[PRODUCT]))
 
 
 ENTRIES: dict[str, Callable[[], Any]] = {
-    "parse": lambda: ReduceOp.parse("PRODUCT"),
-    "reduce": lambda: mirrored(2).reduce("PRODUCT", per_replica(mirrored(2), [2.0, 3.0]), axis=None),
-    "reduce along an axis": lambda: mirrored(2).reduce("PRODUCT", per_replica(mirrored(2), [Y, Y]), axis=0),
-    "reduce of one replica": lambda: mirrored(1).reduce("PRODUCT", Y, axis=None),
-    "all_reduce": lambda: _in_replicas(lambda x: here().all_reduce(ReduceOp["PRODUCT"], x)),
-    "all_reduce, compiled": lambda: _in_replicas(lambda x: here().all_reduce(ReduceOp["PRODUCT"], x), True),
+    "parse": lambda: ReduceOp.parse(PRODUCT),
+    "reduce": lambda: mirrored(2).reduce(PRODUCT, per_replica(mirrored(2), [2.0, 3.0]), axis=None),
+    "reduce along an axis": lambda: mirrored(2).reduce(PRODUCT, per_replica(mirrored(2), [Y, Y]), axis=0),
+    "reduce of one replica": lambda: mirrored(1).reduce(PRODUCT, Y, axis=None),
+    "all_reduce": lambda: _in_replicas(lambda x: here().all_reduce(ReduceOp[PRODUCT], x)),
+    "all_reduce, compiled": lambda: _in_replicas(lambda x: here().all_reduce(ReduceOp[PRODUCT], x), True),
     "reduce in a merge_call": lambda: _in_replicas(
-        lambda x: here().merge_call(lambda s, x: s.reduce("PRODUCT", x, axis=None), (x,)), True
+        lambda x: here().merge_call(lambda s, x: s.reduce(PRODUCT, x, axis=None), (x,)), True
     ),
-    "reduce_to": lambda: mirrored(2).extended.reduce_to("PRODUCT", per_replica(mirrored(2), [2.0, 3.0]), "CPU:0"),
-    "cross-device ops": lambda: jd.ReductionToOneDevice().reduce("PRODUCT", per_replica(mirrored(2), [Y, Y]), "CPU:0"),
+    "reduce_to": lambda: mirrored(2).extended.reduce_to(PRODUCT, per_replica(mirrored(2), [2.0, 3.0]), "CPU:0"),
+    "cross-device ops": lambda: jd.ReductionToOneDevice().reduce(PRODUCT, per_replica(mirrored(2), [Y, Y]), "CPU:0"),
     "the inside of cross-device ops": lambda: jd.ReductionToOneDevice().reduce_implementation(
-        ReduceOp["PRODUCT"], per_replica(mirrored(2), [Y, Y]), "CPU:0", None
+        ReduceOp[PRODUCT], per_replica(mirrored(2), [Y, Y]), "CPU:0", None
     ),
     "gradients": _updated,
     "gradients in slices": lambda: _updated(shard_update=True),
     "accumulated gradients": lambda: _updated(accumulate_steps=2),
-    "a cycle of gradients": lambda: jd.Optimizer(
-        optax.sgd(1.0), [jd.Variable(Y)], accumulate_op=cast("Any", "PRODUCT")
-    ),
-    "a variable": lambda: jd.Variable(Y, aggregation="PRODUCT"),
-    "an ON_READ variable": lambda: variable(mirrored(2), Y, synchronization="ON_READ", aggregation="PRODUCT"),
+    "a cycle of gradients": lambda: jd.Optimizer(optax.sgd(1.0), [jd.Variable(Y)], accumulate_op=PRODUCT),
+    "a variable": lambda: jd.Variable(Y, aggregation=PRODUCT),
+    "an ON_READ variable": lambda: variable(mirrored(2), Y, synchronization="ON_READ", aggregation=PRODUCT),
     "an executor": lambda: Eager().reduce(
-        mirrored(2), [per_replica(mirrored(2), [Y, Y])], ReduceOp["PRODUCT"], axis=None
+        mirrored(2), [per_replica(mirrored(2), [Y, Y])], ReduceOp[PRODUCT], axis=None
     ),
-    "contributions": lambda: contributions([Y], ReduceOp["PRODUCT"], 2, ()),
-    "gradients that are joined": lambda: joined_gradients([Y], ReduceOp["PRODUCT"], mirrored(2).extended.mesh),
-    "rows in a checkpoint": lambda: combine(np.ones((2, 2), np.float32), "PRODUCT"),
+    "contributions": lambda: contributions([Y], ReduceOp[PRODUCT], 2, ()),
+    "gradients that are joined": lambda: joined_gradients([Y], ReduceOp[PRODUCT], mirrored(2).extended.mesh),
+    "rows in a checkpoint": lambda: combine(np.ones((2, 2), np.float32), PRODUCT),
 }
 
 

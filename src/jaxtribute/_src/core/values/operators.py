@@ -247,8 +247,8 @@ class ArrayOperators:
         __gt__, __ge__ = _binary(operator.gt), _binary(operator.ge)
         __neg__, __pos__, __abs__ = _unary(operator.neg), _unary(operator.pos), _unary(operator.abs)
         __invert__ = _unary(operator.invert)
-        # `v == w` compares elements, as in TensorFlow. But variables are keys of dictionaries and members of lists, where
-        # Python asks for `==` too and needs one truth: there only the same object is equal. See `Asking`.
+        # `v == w` compares elements, as in TensorFlow. But variables are keys of dictionaries and members of lists,
+        # where Python asks for `==` too and needs one truth: there only the same object is equal. See `Asking`.
         __eq__, __ne__ = _compared(operator.eq), _compared(operator.ne)
         __hash__ = object.__hash__
 
