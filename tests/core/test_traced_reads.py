@@ -216,7 +216,7 @@ def test_compiled_steps_stay_compiled() -> None:
         step(X)
         assert traced_reads.generation > before
     assert step.experimental_get_tracing_count() == 1
-    (program,) = step._programs.values()  # pyright: ignore[reportPrivateUsage]
+    (program,) = step._signatures.programs.values()  # pyright: ignore[reportPrivateUsage]
     assert isinstance(program, Program)
     assert program.jitted._cache_size() == 1
 

@@ -104,7 +104,7 @@ def wide_layers(alike: bool) -> dict[str, Any]:
     rows = rng.normal(size=(s.num_replicas_in_sync, 4, 512)).astype(np.float32)
     batch: Any = s.experimental_distribute_values_from_function(lambda context: rows[context.replica_id_in_sync_group])
     losses = [float(step(batch)) for _ in range(10)]
-    (program,) = step._programs.values()  # pyright: ignore[reportPrivateUsage]
+    (program,) = step._signatures.programs.values()  # pyright: ignore[reportPrivateUsage]
     text = program.lower([batch.data]).as_text()  # pyright: ignore[reportFunctionMemberAccess]
     # A few rows, for the messages between processes, and the bits of all.
     bits = [hashlib.sha256(layer.numpy().tobytes()).hexdigest() for layer in layers]

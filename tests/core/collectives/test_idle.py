@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import jaxtribute as jd
-from jaxtribute._src.core.collectives.in_replica import guarded, is_idle, kept
-from jaxtribute._src.core.values.enums import ReduceOp
+from jaxtribute._src.core.collectives.in_replica import guarded, is_idle
+from jaxtribute._src.core.values.enums import ReduceOp, reduction_of
 from replicas import mirrored
 
 THREE = mirrored(3)
@@ -23,13 +23,13 @@ NAN = jnp.asarray([1.0, jnp.nan])
     [(SUM, False, [1, np.nan]), (SUM, True, [1, 0]), (MEAN, False, [1, np.nan]), (MEAN, True, [0, 0])],
 )
 def test_contributions(op: ReduceOp, idle: bool, expected: list[float]) -> None:
-    np.testing.assert_array_equal(kept(NAN, op, jnp.asarray(idle)), expected)
+    np.testing.assert_array_equal(reduction_of(op).kept(NAN, jnp.asarray(idle)), expected)
 
 
 def test_integers_have_no_nan() -> None:
     ones = jnp.ones(2, jnp.int32)
-    assert kept(ones, SUM, jnp.asarray(True)) is ones
-    assert kept(ones, MEAN, jnp.asarray(True)).tolist() == [0, 0]
+    assert reduction_of(SUM).kept(ones, jnp.asarray(True)) is ones
+    assert reduction_of(MEAN).kept(ones, jnp.asarray(True)).tolist() == [0, 0]
 
 
 def on_three(fn: Any) -> Any:

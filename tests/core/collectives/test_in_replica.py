@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from jax.test_util import check_grads
 
 from jaxtribute._src.core.collectives import in_replica
-from jaxtribute._src.core.values.enums import ReduceOp
+from jaxtribute._src.core.values.enums import ReduceOp, reduction_of
 from jaxtribute._src.core.values.mesh import AXIS
 from replicas import mirrored
 
@@ -111,15 +111,15 @@ def test_the_gradient_of_all_reduce_is_all_reduce(op: ReduceOp) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "result"), [("int32", "float32"), ("float16", "float16"), ("bfloat16", "bfloat16")])
-def test_divided(dtype: str, result: str) -> None:
-    value = in_replica.divided(jnp.asarray(3, dtype), 2)
+def test_means_divide(dtype: str, result: str) -> None:
+    value = reduction_of(ReduceOp.MEAN).finish(jnp.asarray(3, dtype), 2)
     assert value.dtype == result
     assert float(value) == 1.5
 
 
-def test_summable() -> None:
-    assert in_replica.summable(True).dtype == jnp.int32
-    assert in_replica.summable(jnp.ones(2, jnp.int8)).dtype == jnp.int8
+def test_sums_count_booleans() -> None:
+    assert reduction_of(ReduceOp.SUM).prepared(True).dtype == jnp.int32
+    assert reduction_of(ReduceOp.SUM).prepared(jnp.ones(2, jnp.int8)).dtype == jnp.int8
 
 
 def test_idle_replicas_count_for_nothing() -> None:

@@ -58,7 +58,7 @@ def is_mirrored(value: Any) -> bool:
 
 
 def gathers(step: Any, split: Any) -> int:
-    (program,) = step._programs.values()
+    (program,) = step._signatures.programs.values()
     return program.lower([one.data for one in split]).as_text().count("stablehlo.all_gather")
 
 

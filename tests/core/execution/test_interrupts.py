@@ -21,7 +21,7 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.core import context as contexts
-from jaxtribute._src.core.execution.interrupts import Deferral, Guard
+from jaxtribute._src.core.execution.interrupts import Deferral
 from jaxtribute._src.core.execution.program import Program
 from jaxtribute._src.core.values.stored import release, updating
 from replicas import here, mirrored, one_device, variable
@@ -258,7 +258,7 @@ def test_any_moment_of_a_compiled_step(name: str) -> None:
 @pytest.mark.parametrize("name", ["one", "mirrored"])
 def test_any_moment_of_a_compiled_step_whose_variables_another_program_had(name: str) -> None:
     training = Training(strategy_of(name), compiled=True)
-    (program,) = training.step._programs.values()  # pyright: ignore[reportFunctionMemberAccess]
+    (program,) = training.step._signatures.programs.values()  # pyright: ignore[reportFunctionMemberAccess]
     assert isinstance(program, Program)
     donated = program.donated
     assert interrupt_everywhere(training, (OWN,), 40, lambda: release(donated)) > 12
@@ -268,9 +268,9 @@ def test_any_moment_of_a_compiled_step_whose_variables_another_program_had(name:
 @pytest.mark.parametrize("name", ["one", "mirrored"])
 def test_any_moment_of_a_compiled_step_that_jax_has_no_program_for(name: str) -> None:
     training = Training(strategy_of(name), compiled=True)
-    programs: Any = list(training.step._programs.values())  # pyright: ignore[reportFunctionMemberAccess]
+    programs: Any = list(training.step._signatures.programs.values())  # pyright: ignore[reportFunctionMemberAccess]
     assert isinstance(programs[0], Program)
-    came = interrupt_everywhere(training, (OWN, JAX), 3, programs[0]._compile_anew)  # pyright: ignore[reportPrivateUsage]
+    came = interrupt_everywhere(training, (OWN, JAX), 3, programs[0]._step.compile_anew)  # pyright: ignore[reportPrivateUsage]
     assert came > 0
 
 
@@ -375,27 +375,6 @@ def test_a_handler_set_meanwhile_stays() -> None:
     deferral.end()
     signal.raise_signal(signal.SIGUSR1)
     assert seen == [signal.SIGUSR1]
-
-
-def test_jax_flattens_again_before_it_runs_python() -> None:
-    """Steps rely on it: JAX tells nobody in any other way that it has no program."""
-    f = jax.jit(lambda x, guard: x + 1, donate_argnums=0)
-    seen: list[bool] = []
-
-    def call(x: Any) -> bool:
-        guard = Guard(lambda: seen.append(isinstance(x, jax.Array) and x.is_deleted()))
-        f(x, guard)
-        slow = guard.deferral is not None
-        guard.release()
-        return slow
-
-    x = jnp.ones(3)
-    assert call(x)
-    assert not call(jnp.ones(3))
-    assert call(np.ones(4, np.float32))
-    assert call(jax.device_put(jnp.ones(3), jax.devices()[1]))
-    assert not call(jax.device_put(jnp.ones(3), jax.devices()[1]))
-    assert seen == [False] * 3, "nothing has been given up by then"
 
 
 @pytest.mark.slow

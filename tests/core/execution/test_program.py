@@ -8,7 +8,7 @@ import pytest
 import jaxtribute as jd
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.execution.capture import Constant, capture
-from jaxtribute._src.core.execution.program import Program
+from jaxtribute._src.core.execution.program_variables import ProgramVariables
 from jaxtribute._src.core.execution.traced import TracedFunction
 from jaxtribute.errors import StrategyMixError
 from replicas import components, fraction, here, mirrored, one_device, variable
@@ -136,7 +136,7 @@ def test_a_program_can_be_looked_at() -> None:
     v = variable(strategy, jnp.ones(3))
     step = jd.function(lambda x: (v.assign_add(x), None)[1])
     step(jnp.ones(3))
-    programs: Any = step._programs  # pyright: ignore[reportPrivateUsage]
+    programs: Any = step._signatures.programs  # pyright: ignore[reportPrivateUsage]
     (program,) = programs.values()
     text = program.lower([jnp.ones(3)]).as_text()
     assert "jax.buffer_donor" in text or "tf.aliasing_output" in text
@@ -163,13 +163,13 @@ def test_a_second_shape_may_be_the_first_to_use_the_replicas() -> None:
 def test_compiling_looks_a_fixed_number_of_times_for_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look may go through all variables: one for each of them would take the square of their number."""
     looks: list[int] = []
-    target: Any = vars(Program)["_target"]
+    target: Any = ProgramVariables.target
 
-    def counted(program: Program) -> Any:
+    def counted(variables: ProgramVariables) -> Any:
         looks.append(1)
-        return target(program)
+        return target(variables)
 
-    monkeypatch.setattr(Program, "_target", counted)
+    monkeypatch.setattr(ProgramVariables, "target", counted)
     variables = [jd.Variable(np.float32(0)) for _ in range(30)]
 
     @jd.function

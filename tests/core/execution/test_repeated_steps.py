@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.core.execution.compiled_step import CompiledStep
 from jaxtribute._src.core.execution.eager import NotSplittable
-from jaxtribute._src.core.execution.program import Program
 from jaxtribute._src.core.jaxprs.core import Tracer
 from jaxtribute._src.core.traced_reads import traced_reads
 from jaxtribute._src.core.values.stored import Group, Place, arrays_of, release
@@ -20,17 +20,17 @@ from replicas import mirrored, one_device, variable
 
 
 @pytest.fixture(name="repeated")
-def count_repeated(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
+def count_repeated(monkeypatch: pytest.MonkeyPatch) -> list[CompiledStep]:
     """The programs of the steps that ran so, in order."""
-    seen: list[Program] = []
-    again = Program.again
+    seen: list[CompiledStep] = []
+    again = CompiledStep.again
 
-    def counted(self: Program, args: Any, kwargs: Any) -> Any:
+    def counted(self: CompiledStep, args: Any, kwargs: Any) -> Any:
         result = again(self, args, kwargs)
         seen.append(self)
         return result
 
-    monkeypatch.setattr(Program, "again", counted)
+    monkeypatch.setattr(CompiledStep, "again", counted)
     return seen
 
 
@@ -39,7 +39,7 @@ def held(variable: jd.Variable) -> Any:
     return variable._data  # pyright: ignore[reportPrivateUsage]
 
 
-def test_variables_that_lie_on_several_devices_stop_no_other_steps(repeated: list[Program]) -> None:
+def test_variables_that_lie_on_several_devices_stop_no_other_steps(repeated: list[CompiledStep]) -> None:
     strategy = mirrored(2)
     spread, apart, own = jd.Variable(1.0), jd.Variable(1.0), variable(strategy, 1.0)
     jd.function(lambda: strategy.run(lambda: own + spread))()
@@ -50,7 +50,7 @@ def test_variables_that_lie_on_several_devices_stop_no_other_steps(repeated: lis
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_second_step_of_arrays_is_repeated(replicas: int, repeated: list[Program]) -> None:
+def test_a_second_step_of_arrays_is_repeated(replicas: int, repeated: list[CompiledStep]) -> None:
     strategy = one_device(0) if replicas == 1 else mirrored(replicas)
     v, w = variable(strategy, 1.0), variable(strategy, 10.0)
 
@@ -66,7 +66,7 @@ def test_a_second_step_of_arrays_is_repeated(replicas: int, repeated: list[Progr
     assert (float(v.numpy()), float(w.numpy())) == (9.0, 2.0)
 
 
-def test_what_is_assigned_between_two_steps_counts(repeated: list[Program]) -> None:
+def test_what_is_assigned_between_two_steps_counts(repeated: list[CompiledStep]) -> None:
     v, w = jd.Variable(1.0), jd.Variable(5.0)
 
     @jd.function
@@ -87,7 +87,7 @@ def test_what_is_assigned_between_two_steps_counts(repeated: list[Program]) -> N
     assert len(repeated) == 3
 
 
-def test_programs_with_variables_in_common_take_turns(repeated: list[Program]) -> None:
+def test_programs_with_variables_in_common_take_turns(repeated: list[CompiledStep]) -> None:
     a, b, c = jd.Variable(0.0), jd.Variable(0.0), jd.Variable(0.0)
 
     @jd.function
@@ -139,7 +139,7 @@ def test_an_eager_step_takes_variables_out_of_a_group() -> None:
     assert type(held(v)) is Place
 
 
-def test_a_new_shape_dtype_or_structure_finds_its_own_program(repeated: list[Program]) -> None:
+def test_a_new_shape_dtype_or_structure_finds_its_own_program(repeated: list[CompiledStep]) -> None:
     total = jd.Variable(0.0)
 
     @jd.function
@@ -157,7 +157,7 @@ def test_a_new_shape_dtype_or_structure_finds_its_own_program(repeated: list[Pro
     assert total.numpy() == 38.0
 
 
-def test_shapes_in_turn_are_repeated(repeated: list[Program]) -> None:
+def test_shapes_in_turn_are_repeated(repeated: list[CompiledStep]) -> None:
     total = jd.Variable(0.0)
 
     @jd.function
@@ -173,7 +173,7 @@ def test_shapes_in_turn_are_repeated(repeated: list[Program]) -> None:
     assert step.experimental_get_tracing_count() == 3
 
 
-def test_a_new_shape_may_need_more_variables(repeated: list[Program]) -> None:
+def test_a_new_shape_may_need_more_variables(repeated: list[CompiledStep]) -> None:
     v, w = jd.Variable(0.0), jd.Variable(0.0)
 
     @jd.function
@@ -200,7 +200,7 @@ def test_a_new_shape_that_cannot_be_compiled_runs_uncompiled() -> None:
     assert [float(step(jnp.ones(size))) for size in (3, 3, 3, 4, 3)] == [3.0, 6.0, 9.0, 13.0, 16.0]
 
 
-def test_an_error_in_a_new_trace_is_the_users(repeated: list[Program]) -> None:
+def test_an_error_in_a_new_trace_is_the_users(repeated: list[CompiledStep]) -> None:
     v = jd.Variable(0.0)
     traced: list[int] = []
 
@@ -234,7 +234,7 @@ def test_arrays_of_other_devices_are_moved() -> None:
     assert [float(step(x)) for x in (near, near, far, far, near, near)] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
-def test_arguments_by_name_are_not_taken_for_those_by_place(repeated: list[Program]) -> None:
+def test_arguments_by_name_are_not_taken_for_those_by_place(repeated: list[CompiledStep]) -> None:
     @jd.function
     def step(*args: Any, **kwargs: Any) -> Any:
         return [(type(arg).__name__, arg) for arg in args if isinstance(arg, dict)], sorted(kwargs)
@@ -249,7 +249,7 @@ def test_arguments_by_name_are_not_taken_for_those_by_place(repeated: list[Progr
     assert repeated
 
 
-def test_memory_of_the_callers_is_copied_all_the_same(repeated: list[Program]) -> None:
+def test_memory_of_the_callers_is_copied_all_the_same(repeated: list[CompiledStep]) -> None:
     v = jd.Variable(np.zeros(64, np.float32))
 
     @jd.function
@@ -273,16 +273,16 @@ def test_numbers_stay_constants() -> None:
     assert [bool(step(x)[0]) for x in (jnp.int32(1), jnp.int32(1), 1, jnp.int32(1))] == [False, False, True, False]
 
 
-def test_steps_that_are_never_alike_are_not_tried_for_ever(repeated: list[Program], monkeypatch: Any) -> None:
-    monkeypatch.setattr("jaxtribute._src.core.execution.function._PATIENCE", 2)
+def test_steps_that_are_never_alike_are_not_tried_for_ever(repeated: list[CompiledStep], monkeypatch: Any) -> None:
+    monkeypatch.setattr("jaxtribute._src.core.execution.signatures._PATIENCE", 2)
     tried: list[int] = []
-    counted = Program.again
+    counted = CompiledStep.again
 
-    def again(self: Program, args: Any, kwargs: Any) -> Any:
+    def again(self: CompiledStep, args: Any, kwargs: Any) -> Any:
         tried.append(1)
         return counted(self, args, kwargs)
 
-    monkeypatch.setattr(Program, "again", again)
+    monkeypatch.setattr(CompiledStep, "again", again)
 
     @jd.function
     def step(x: Any) -> Any:
@@ -294,7 +294,7 @@ def test_steps_that_are_never_alike_are_not_tried_for_ever(repeated: list[Progra
     assert not repeated
 
 
-def test_structures_in_turn_are_repeated(repeated: list[Program]) -> None:
+def test_structures_in_turn_are_repeated(repeated: list[CompiledStep]) -> None:
     total = jd.Variable(0.0)
 
     @jd.function
@@ -312,7 +312,7 @@ def test_structures_in_turn_are_repeated(repeated: list[Program]) -> None:
     assert [len(repeated), step.experimental_get_tracing_count()] == [18 - 5, 3]
 
 
-def test_structures_in_turn_belong_to_their_strategy(repeated: list[Program]) -> None:
+def test_structures_in_turn_belong_to_their_strategy(repeated: list[CompiledStep]) -> None:
     strategies = [one_device(0), one_device(1)]
     scales: dict[Any, Any] = {one: variable(one, float(place)) for place, one in enumerate(strategies)}
 
@@ -328,7 +328,7 @@ def test_structures_in_turn_belong_to_their_strategy(repeated: list[Program]) ->
     assert len(repeated) > 16
 
 
-def test_arrays_of_the_host_and_of_devices_share_a_program(repeated: list[Program]) -> None:
+def test_arrays_of_the_host_and_of_devices_share_a_program(repeated: list[CompiledStep]) -> None:
     v = variable(one_device(0), 0.0)
     step = jd.function(lambda x, *, y: v.assign_add(x + y) + 0.0)
     one = jnp.float32(1)
@@ -339,7 +339,7 @@ def test_arrays_of_the_host_and_of_devices_share_a_program(repeated: list[Progra
     assert len(repeated) == 1
 
 
-def test_a_kept_function_that_reads_a_variable_stops_no_steps(repeated: list[Program]) -> None:
+def test_a_kept_function_that_reads_a_variable_stops_no_steps(repeated: list[CompiledStep]) -> None:
     v, w = jd.Variable(1.0), jd.Variable(10.0)
     kept = jax.jit(lambda x: x * v.read_value())
     x = jnp.float32(1)
@@ -354,7 +354,7 @@ def test_a_kept_function_that_reads_a_variable_stops_no_steps(repeated: list[Pro
     assert {program.jitted._cache_size() for program in repeated} == {1}
 
 
-def test_a_scope_and_the_default_strategy_do_not_share_a_step(repeated: list[Program]) -> None:
+def test_a_scope_and_the_default_strategy_do_not_share_a_step(repeated: list[CompiledStep]) -> None:
     strategy = mirrored(2)
 
     @jd.function
@@ -376,7 +376,7 @@ def test_a_scope_and_the_default_strategy_do_not_share_a_step(repeated: list[Pro
     assert len(repeated) >= 4
 
 
-def test_results_that_jax_cannot_make_are_made(repeated: list[Program]) -> None:
+def test_results_that_jax_cannot_make_are_made(repeated: list[CompiledStep]) -> None:
     strategy = mirrored(2)
     v = variable(strategy, 1.0)
 
@@ -459,7 +459,7 @@ def test_without_jit_it_runs_as_python() -> None:
     assert float(step(x)) == 4.0
 
 
-def test_threads_that_step_the_same_variables_add_up(repeated: list[Program]) -> None:
+def test_threads_that_step_the_same_variables_add_up(repeated: list[CompiledStep]) -> None:
     v, w = jd.Variable(0.0), jd.Variable(0.0)
 
     @jd.function
@@ -507,7 +507,7 @@ def test_a_group_holds_what_its_variables_do() -> None:
     assert not other.whole
 
 
-def test_numpy_arrays_of_a_caller_who_writes_to_none_are_given_to_jax_as_they_are(repeated: list[Program]) -> None:
+def test_numpy_arrays_of_a_caller_who_writes_to_none_are_given_to_jax_as_they_are(repeated: list[CompiledStep]) -> None:
     strategy = one_device(2)
     v = variable(strategy, np.float32(1))
 
@@ -527,7 +527,7 @@ def test_numpy_arrays_of_a_caller_who_writes_to_none_are_given_to_jax_as_they_ar
     assert len(repeated) == len(batches)
 
 
-def test_numpy_arrays_of_others_are_copied(repeated: list[Program]) -> None:
+def test_numpy_arrays_of_others_are_copied(repeated: list[CompiledStep]) -> None:
     v = variable(one_device(0), np.float32(1))
     step = jd.function(lambda x: (v.assign_add(x.sum()), v + 0.0)[1])
     assert [float(step(np.ones(4, np.float32))) for _ in range(3)] == [5.0, 9.0, 13.0]

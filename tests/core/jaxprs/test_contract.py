@@ -22,6 +22,7 @@ from jax.sharding import Mesh, PartitionSpec
 import jaxtribute
 from jaxtribute._src.core.jaxprs import core, kinds, walking
 from jaxtribute._src.core.jaxprs.flow import scan_counts
+from jaxtribute._src.core.jaxprs.telltale import Telltale
 
 AXIS = "replica"
 TWO = jnp.ones(2)
@@ -371,3 +372,28 @@ def test_the_traces_of_eager_code_and_of_programs_are_told_apart() -> None:
     assert inside == [True], "what is traced is no longer told from eager code: see jaxprs/core.py"
     assert not core.is_traced()
     assert not core.kept_beyond(None)
+
+
+class _Told(Telltale):
+    def __init__(self, x: Any) -> None:
+        super().__init__()
+        self.x, self.deleted = x, list[bool]()
+
+    def tell(self) -> None:
+        self.deleted.append(isinstance(self.x, jax.Array) and self.x.is_deleted())
+
+
+def test_jax_flattens_arguments_again_before_it_runs_python() -> None:
+    """Steps rely on it: JAX tells nobody in any other way that it has no program."""
+    f = jax.jit(lambda x, _: x + 1, donate_argnums=0)
+
+    def call(x: Any) -> set[bool]:
+        told = _Told(x)
+        f(x, told)
+        return set(told.deleted[:1])
+
+    assert call(jnp.ones(3)) == {False}, "nothing has been given up by then"
+    assert call(jnp.ones(3)) == set()
+    assert call(np.ones(4, np.float32)) == {False}
+    assert call(jax.device_put(jnp.ones(3), jax.devices()[1])) == {False}
+    assert call(jax.device_put(jnp.ones(3), jax.devices()[1])) == set()

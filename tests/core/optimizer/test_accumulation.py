@@ -102,7 +102,7 @@ def test_a_cycle_does_what_one_large_batch_does(name: str, large: list[Any]) -> 
 def test_uneven_batches(name: str, large: list[Any]) -> None:
     model = Model(STRATEGIES[name], 12, accumulate_steps=2, accumulate_op="SUM")
     close(model.train([11, 1])[-1], large[0])
-    compiled = model.step._programs.values()  # pyright: ignore[reportPrivateUsage]
+    compiled = model.step._signatures.programs.values()  # pyright: ignore[reportPrivateUsage]
     assert all(isinstance(one, Program) for one in compiled)  # in lockstep, a last batch would be slow
 
 
@@ -138,7 +138,7 @@ def test_slices_of_large_variables_are_updated_alone(large: list[Any]) -> None:
 def test_only_the_last_call_of_a_cycle_makes_collectives() -> None:
     model = Model(mirrored(2), 6, accumulate_steps=3)
     model.train([6])
-    program = next(iter(model.step._programs.values()))  # pyright: ignore[reportPrivateUsage]
+    program = next(iter(model.step._signatures.programs.values()))  # pyright: ignore[reportPrivateUsage]
     batch = next(iter(model.strategy.experimental_distribute_dataset([DATA[:6]])))
     text = program.lower([batch.data]).as_text()  # pyright: ignore[reportFunctionMemberAccess]
     before, inside = text.split('"stablehlo.case"', 1)

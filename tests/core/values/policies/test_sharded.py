@@ -164,7 +164,7 @@ def test_a_variable_is_gathered_once_however_often_it_is_read() -> None:
         return SHARDED[2].run(lambda: (loss() + loss(), v.read_value().sum()))
 
     assert [components(x) for x in step()] == [[80.0, 80.0], [10.0, 10.0]]
-    program = next(iter(step._programs.values()))  # pyright: ignore[reportPrivateUsage]
+    program = next(iter(step._signatures.programs.values()))  # pyright: ignore[reportPrivateUsage]
     assert program.lower([]).as_text().count("stablehlo.all_gather") == 1  # pyright: ignore[reportFunctionMemberAccess]
 
 
@@ -191,7 +191,7 @@ def test_the_backward_pass_gathers_again_if_it_may(regather: bool, gathers: int)
         np.testing.assert_allclose(grads.values[i], expected[1], rtol=1e-5)
         assert same.values[i].tolist() == (FIVE + i).tolist()
     assert float(count) == 1
-    program = next(iter(step._programs.values()))  # pyright: ignore[reportPrivateUsage]
+    program = next(iter(step._signatures.programs.values()))  # pyright: ignore[reportPrivateUsage]
     text = program.lower([x.data]).as_text()  # pyright: ignore[reportFunctionMemberAccess]
     assert text.count('"stablehlo.all_gather"') == gathers
 
@@ -217,7 +217,7 @@ def test_what_a_user_checkpoints_is_computed_again_and_not_kept(form: str) -> No
         expected = jax.value_and_grad(lambda w, x=FIVE + i: (jnp.tanh(x * w) * w).sum())(jnp.asarray(FIVE))
         np.testing.assert_allclose(value.values[i], expected[0], rtol=1e-6)
         np.testing.assert_allclose(grads.values[i], expected[1], rtol=1e-5)
-    program = next(iter(step._programs.values()))  # pyright: ignore[reportPrivateUsage]
+    program = next(iter(step._signatures.programs.values()))  # pyright: ignore[reportPrivateUsage]
     text = program.lower([x.data]).as_text()  # pyright: ignore[reportFunctionMemberAccess]
     assert text.count("stablehlo.tanh") == 2  # in the forward pass, and again in the backward pass
     assert text.count('"stablehlo.all_gather"') == 2

@@ -21,6 +21,7 @@ import numpy as np
 
 from jaxtribute._src.core.types import ArrayLike, HostArray
 from jaxtribute._src.core.values.enums import VariableAggregation
+from jaxtribute.errors import CheckpointError
 
 VALUE, FLAT, ROWS = "value", "flat", "rows"
 
@@ -91,11 +92,18 @@ def combine(rows: HostArray, aggregation: str) -> HostArray:
     """One value of the replicas' values."""
     # Half precision is added up wide: its sum may not fit where the mean does, and each addition would round.
     wide = rows.dtype if rows.dtype.kind in "biu" else np.promote_types(rows.dtype, np.float32)
-    if aggregation == VariableAggregation.SUM.name:
-        return rows.sum(0, dtype=wide).astype(rows.dtype)
-    if aggregation == VariableAggregation.MEAN.name:
-        return rows.mean(0, dtype=wide).astype(rows.dtype)
-    return rows[0]
+    match aggregation:
+        case "SUM":
+            return rows.sum(0, dtype=wide).astype(rows.dtype)
+        case "MEAN":
+            return rows.mean(0, dtype=wide).astype(rows.dtype)
+        case "NONE" | "ONLY_FIRST_REPLICA":
+            return rows[0]
+        case _:
+            raise CheckpointError(
+                f"a variable with a value on each replica was saved with aggregation {aggregation!r}, which is unknown "
+                "here. HINT: restore it by the version that saved it."
+            )
 
 
 def to_rows(value: HostArray, replicas: int, aggregation: str) -> HostArray:

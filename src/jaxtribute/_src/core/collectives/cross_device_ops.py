@@ -12,14 +12,13 @@ import jax
 from jaxtribute._src.core import settings
 from jaxtribute._src.core.collectives.cross_replica import as_array, reduce_many, reduce_value
 from jaxtribute._src.core.collectives.destinations import parse_destinations, put
-from jaxtribute._src.core.collectives.in_replica import divided, summable
 from jaxtribute._src.core.collectives.options import CommunicationOptions
 from jaxtribute._src.core.collectives.summation import AutoSum, OneDeviceSum, PackedSum, Packs, Summation, TreeSum
 from jaxtribute._src.core.devices import resolve_device
 from jaxtribute._src.core.jaxprs.core import Tracer
 from jaxtribute._src.core.types import Device, Leaf, Numeric
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica
-from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike
+from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike, reduction_of
 from jaxtribute._src.core.values.mesh import ReplicaMesh
 from jaxtribute._src.core.values.sparse import refuse_sparse
 from jaxtribute._src.core.values.variable import Variable
@@ -269,9 +268,10 @@ class ReductionToOneDevice(CrossDeviceOps):
             device = destination.devices[0] if isinstance(destination, ReplicaMesh) else destination
         value = per_replica_value if isinstance(per_replica_value, Mirrored) else as_array(per_replica_value)
         # Each component travels once, and to this device alone.
-        parts = [jax.device_put(summable(part, reduce_op), device) for part in value.values]
+        reduction = reduction_of(reduce_op)
+        parts = [jax.device_put(reduction.prepared(part), device) for part in value.values]
         total = fold(add, parts) if self._accumulate is None else self._accumulate(parts)
-        return put(total if reduce_op is ReduceOp.SUM else divided(total, mesh.size, value.data.dtype), destination)
+        return put(reduction.finish(total, mesh.size, value.data.dtype), destination)
 
 
 def _distributed(value: Numeric) -> PerReplica | Mirrored:

@@ -13,12 +13,12 @@ from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.core.collectives import in_replica
-from jaxtribute._src.core.collectives.in_replica import divided, elements_along, summable
+from jaxtribute._src.core.collectives.in_replica import elements_along
 from jaxtribute._src.core.collectives.summation import Summation
 from jaxtribute._src.core.jaxprs.core import Tracer, in_words, is_traced
 from jaxtribute._src.core.types import Leaf, Nest, Numeric
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica, ReplicaValues, without_padding
-from jaxtribute._src.core.values.enums import ReduceOp
+from jaxtribute._src.core.values.enums import ReduceOp, reduction_of
 from jaxtribute._src.core.values.mesh import AXIS, ReplicaMesh
 from jaxtribute._src.core.values.numbers import summed
 from jaxtribute._src.core.values.operators import operand
@@ -71,16 +71,13 @@ def reduce_value(value: Numeric, op: ReduceOp, axis: int | tuple[int, ...] | Non
                 f"reduce('SUM') over {replicas} replicas of {data!r}, which is not a distributed value, does not say "
                 "whether each replica holds it. HINT: pass what strategy.run returned, or use 'MEAN'."
             )
-    array, given = summable(data, op), jnp.result_type(data)
+    reduction = reduction_of(op)
+    array = reduction.prepared(data)
     axes = check_axes(axis, array.ndim)
-    if op is ReduceOp.SUM:
-        # Each replica holds the same: their sum needs no message.
-        total = array if axes is None else summed(array, axes)
-        return total * jnp.asarray(replicas, total.dtype) if replicas > 1 else total
-    # A mean of equal values is the value; `summable` may have widened it, which is taken back.
-    if axes is None:
-        return array.astype(given) if jnp.issubdtype(given, jnp.inexact) else array
-    return divided(summed(array, axes), elements_along(array.shape, axes), given)
+    total = array if axes is None else summed(array, axes)
+    # Each replica holds the same: nothing need be sent.
+    count = 1 if axes is None else elements_along(array.shape, axes)
+    return reduction.finish(reduction.of_equals(total, replicas), count, jnp.result_type(data))
 
 
 def reduce_leaves(values: Sequence[Any], op: ReduceOp, mesh: ReplicaMesh, summation: Summation) -> list[Any]:
@@ -253,16 +250,11 @@ class _Layout(NamedTuple):
         return count
 
     def drop_idle(self, stacked: Leaf, op: ReduceOp) -> Any:
-        """Leaves idle replicas out: of a mean altogether, of a sum their NaNs."""
+        """Leaves out what idle replicas, which have run on padding, do not contribute."""
         if not self.idle:
             return stacked
         rows = np.isin(np.arange(stacked.shape[0]), self.idle).reshape(-1, *[1] * (stacked.ndim - 1))
-        # Idle replicas have run on padding. A sum may count what they say on purpose, such as how many they are; but a
-        # NaN, as of a mean of nothing, is none of it.
-        drop = jnp.broadcast_to(jnp.asarray(rows), stacked.shape)
-        if op is ReduceOp.SUM:
-            drop = drop & jnp.isnan(stacked)
-        return jnp.where(drop, jnp.zeros_like(stacked), stacked)
+        return reduction_of(op).kept(stacked, jnp.broadcast_to(jnp.asarray(rows), stacked.shape))
 
 
 def _call(kernel: Any, data: Leaf, *args: Nest) -> Any:
@@ -313,12 +305,12 @@ def _component(part: Numeric, scalar: bool) -> Any:
 
 @partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def _reduce_split(data: Leaf, layout: _Layout, op: ReduceOp, axes: Axes, mesh: ReplicaMesh) -> Any:
-    stacked = layout.drop_idle(layout.stack(summable(data, op), mesh.size), op)
+    reduction = reduction_of(op)
+    stacked = layout.drop_idle(layout.stack(reduction.prepared(data), mesh.size), op)
     # No collective is written here: axis 0 lies over the devices, and XLA makes the sum along it an all-reduce.
     total = summed(stacked, (0, *(axis + 1 for axis in axes or ())))
-    if op is ReduceOp.MEAN:
-        total = divided(total, layout.divisor(stacked.shape[1:], axes or (), mesh.size), data.dtype)
-    return _everywhere(total, mesh)
+    count = layout.divisor(stacked.shape[1:], axes or (), mesh.size)
+    return _everywhere(reduction.finish(total, count, data.dtype), mesh)
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
@@ -363,7 +355,6 @@ def joined_gradients(grads: Sequence[Leaf], op: ReduceOp | None, mesh: ReplicaMe
         if isinstance(grad, PerReplica):
             found.append(grad if op is not None else mesh.join_copies(grad.values))
             continue
-        # All replicas gave this one array, so the sum has it once for each of them.
-        array = operand(grad)
-        found.append(array * np.asarray(mesh.size, array.dtype) if op is ReduceOp.SUM else array)
+        array = operand(grad)  # all replicas gave this one
+        found.append(array if op is None else reduction_of(op).of_equals(array, mesh.size))
     return found

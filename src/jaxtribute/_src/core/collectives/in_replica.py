@@ -14,7 +14,7 @@ from jax import lax
 from jaxtribute._src.core.collectives.summation import AutoSum, Summation
 from jaxtribute._src.core.jaxprs.making import equal, identity
 from jaxtribute._src.core.types import Numeric
-from jaxtribute._src.core.values.enums import ReduceOp
+from jaxtribute._src.core.values.enums import ReduceOp, reduction_of
 from jaxtribute._src.core.values.mesh import AXIS
 from jaxtribute._src.core.values.numbers import summed, widened
 
@@ -22,36 +22,6 @@ from jaxtribute._src.core.values.numbers import summed, widened
 def elements_along(shape: Sequence[int], axes: Sequence[int]) -> int:
     """Number of elements of an array that a reduction along `axes` makes one of."""
     return math.prod(shape[axis] for axis in axes)
-
-
-def summable(value: Numeric, op: ReduceOp = ReduceOp.SUM) -> Any:
-    """`value` as an array that can be added up.
-
-    Booleans count as int32. For a mean integers become JAX's default float and half precision float32, as in
-    `jnp.mean`: their sum may not fit where their mean does.
-    """
-    array = jnp.asarray(value)
-    if op is ReduceOp.MEAN and not jnp.issubdtype(array.dtype, jnp.inexact):
-        return array.astype(jnp.result_type(float))
-    if op is ReduceOp.MEAN:
-        return widened(array)
-    # The sum of booleans would be a boolean, where it is to count them.
-    return array.astype(jnp.int32) if array.dtype == jnp.bool_ else array
-
-
-def divided(total: Numeric, count: Numeric, given: Any = None) -> Any:
-    """`total / count`.
-
-    Args:
-      total: a sum.
-      count: of how many.
-      given: the dtype of what was summed up, by default that of the sum: the result has it if it is inexact, and
-        otherwise JAX's default float.
-    """
-    dtype = total.dtype if jnp.issubdtype(total.dtype, jnp.inexact) else jnp.result_type(float)
-    # The count in the same dtype, so that strict promotion of dtypes has nothing to refuse.
-    mean = total.astype(dtype) / jnp.asarray(count, dtype)
-    return mean.astype(given) if given is not None and jnp.issubdtype(given, jnp.inexact) else mean
 
 
 def contributions(values: Sequence[Any], op: ReduceOp, replicas: int, idle: tuple[int, ...]) -> tuple[list[Any], int]:
@@ -64,11 +34,12 @@ def contributions(values: Sequence[Any], op: ReduceOp, replicas: int, idle: tupl
       idle: ids of the replicas that got no data. A mean leaves them out; to a sum they give zero in place of
         NaN, which is what means over no examples come to.
     """
-    arrays = [summable(value, op) for value in values]
+    reduction = reduction_of(op)
+    arrays = list(map(reduction.prepared, values))
     if not idle:
         return arrays, replicas
     mine = is_idle(idle, replicas)
-    return [kept(array, op, mine) for array in arrays], replicas - len(idle)
+    return [reduction.kept(array, mine) for array in arrays], replicas - len(idle)
 
 
 def all_reduce(
@@ -89,14 +60,21 @@ def all_reduce(
       summation: the way to add up; `AutoSum` by default.
       idle: the replicas without data, which contribute nothing.
     """
+    totals, count = _added(values, op, replicas, summation, idle)
+    finish = reduction_of(op).finish
+    return [finish(total, count, jnp.result_type(value)) for total, value in zip(totals, values, strict=True)]
+
+
+def _added(
+    values: Sequence[Any], op: ReduceOp, replicas: int, summation: Summation | None, idle: tuple[int, ...]
+) -> tuple[list[Any], int]:
+    """The sums of what the replicas contribute, to be finished, and the number of replicas that a mean counts."""
     arrays, count = contributions(values, op, replicas, idle)
     totals = (summation or AutoSum())(arrays, replicas)
     if idle:
         # Backwards too: what the cotangents of idle replicas say comes from padding, and must not get into the sum.
         totals = [guarded(total, op, idle, replicas) for total in totals]
-    if op is ReduceOp.SUM:
-        return totals
-    return [divided(total, count, jnp.result_type(value)) for total, value in zip(totals, values, strict=True)]
+    return totals, count
 
 
 def all_gather(value: Numeric, axis: int) -> Any:
@@ -153,41 +131,20 @@ def reduce_local(
       idle: the replicas that got no data; see `contributions`.
       uneven: whether the replicas' shapes may differ.
     """
-    array, given = summable(value, op), jnp.result_type(value)
-    elements = 1 if axes is None else elements_along(array.shape, axes)
-    if axes is not None:
-        # Short floats stay wide until the replicas' sums are added up: rounded twice, the total would be another one.
-        array = summed(widened(array), axes)
-    # A mean along axes divides by elements and not by replicas: a sum until the end.
-    total = all_reduce([array], ReduceOp.SUM if axes is not None else op, replicas, idle=idle)[0]
-    if op is ReduceOp.SUM:
-        return total.astype(given) if jnp.issubdtype(given, jnp.inexact) else total
     if axes is None:
-        return total.astype(given) if jnp.issubdtype(given, jnp.inexact) else total
-    if not uneven:
-        return divided(total, elements * replicas, given)
-    # The true number of elements of all replicas, as an array: psum would multiply a number by their number.
-    counted = jnp.asarray(elements, jnp.int32)
-    if idle:
-        counted = kept(counted, op, is_idle(idle, replicas))
-    return divided(total, lax.psum(counted, AXIS), given)
-
-
-def kept(value: Numeric, op: ReduceOp, is_idle: Any) -> Any:
-    """A replica's contribution to a reduction: an idle one gives nothing to a mean, and to a sum zero in place of NaN.
-
-    Args:
-      value: this replica's array.
-      op: the reduction.
-      is_idle: whether the replica is idle, a boolean scalar.
-    """
-    drop = is_idle
-    if op is ReduceOp.SUM:
-        # Integers have no NaN. What an idle replica counts is meant.
-        if not jnp.issubdtype(value.dtype, jnp.inexact):
-            return value
-        drop = is_idle & jnp.isnan(value)
-    return jnp.where(drop, jnp.zeros_like(value), value)
+        return all_reduce([value], op, replicas, idle=idle)[0]
+    reduction = reduction_of(op)
+    array = reduction.prepared(value)
+    # Short floats stay wide until the replicas' sums are added up: rounded twice, the total would be another one.
+    (total,), _ = _added([summed(widened(array), axes)], op, replicas, None, idle)
+    count: Any = elements_along(array.shape, axes)
+    if uneven:
+        # The true number of elements of all replicas, as an array: psum would multiply a number by their number.
+        counted = jnp.asarray(count, jnp.int32)
+        count = lax.psum(reduction.kept(counted, is_idle(idle, replicas)) if idle else counted, AXIS)
+    else:
+        count *= replicas
+    return reduction.finish(total, count, jnp.result_type(value))
 
 
 def is_idle(idle: tuple[int, ...], replicas: int) -> Any:
@@ -202,7 +159,7 @@ def guarded(total: Numeric, op: ReduceOp, idle: tuple[int, ...], replicas: int) 
 
 
 def _transpose(cotangent: Numeric, *, op: ReduceOp, idle: tuple[int, ...], replicas: int) -> Any:
-    return kept(cotangent, op, is_idle(idle, replicas))
+    return reduction_of(op).kept(cotangent, is_idle(idle, replicas))
 
 
 guard_p = identity("jd_idle_guard", _transpose)

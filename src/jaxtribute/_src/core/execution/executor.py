@@ -29,7 +29,7 @@ from jaxtribute._src.core.execution import standpoints
 from jaxtribute._src.core.execution.standpoints import AcrossReplicas, check_alone
 from jaxtribute._src.core.jaxprs.core import Tracer
 from jaxtribute._src.core.values.distributed import PerReplica
-from jaxtribute._src.core.values.enums import ReduceOp
+from jaxtribute._src.core.values.enums import ReduceOp, reduction_of
 from jaxtribute._src.core.values.placing import put
 
 if TYPE_CHECKING:
@@ -182,4 +182,4 @@ def _known_total(value: Leaf, op: ReduceOp) -> Array | None:
     """The reduced value, where the sum over the replicas is known already: a loss that went along with gradients."""
     if not isinstance(value, PerReplica) or value.total is None:
         return None
-    return value.total if op is ReduceOp.SUM else in_replica.divided(value.total, value.mesh.size)
+    return reduction_of(op).finish(value.total, value.mesh.size)

@@ -12,23 +12,20 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 
 import jax
 import numpy as np
-from jax.tree_util import tree_flatten
 
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core import settings
 from jaxtribute._src.core.execution.capture import Capture, capture, check_captured, foreign_write
-from jaxtribute._src.core.execution.containers import known
 from jaxtribute._src.core.execution.eager import Eager, EagerStep, NotSplittable, uncompiled
 from jaxtribute._src.core.execution.feeds import FedPrograms, Feed
-from jaxtribute._src.core.execution.nests import InputSignature, bundled, leaves_of
+from jaxtribute._src.core.execution.nests import InputSignature, bundled
 from jaxtribute._src.core.execution.program import Program, Unusual, program_of
-from jaxtribute._src.core.jaxprs.core import ArrayImpl, Tracer
+from jaxtribute._src.core.execution.signatures import TRACED, Otherwise, Signature, Signatures, as_given, separate
+from jaxtribute._src.core.jaxprs.core import ArrayImpl
 from jaxtribute._src.core.observers import DISPATCH, STEP, TRACE, observed
-from jaxtribute._src.core.types import Leaf, Nest, Numeric
-from jaxtribute._src.core.values.distributed import ReplicaValues
-from jaxtribute._src.core.values.numbers import check_cut
+from jaxtribute._src.core.types import Nest
 from jaxtribute._src.core.values.variable import Variable
-from jaxtribute.errors import ArgumentTypeError, VariableError
+from jaxtribute.errors import VariableError
 
 if TYPE_CHECKING:
     from jaxtribute._src.core.strategies.base import Strategy
@@ -37,18 +34,9 @@ _LOG = logging.getLogger(__name__)
 
 _stack, _fallback = contexts.stack, contexts.fallback
 """Looked up once: every step asks for the context in force, as `contexts.current` does."""
-_IN_TURN = 2
-"""Number of calls that were not as the one before, after which a function looks at the structure of arguments."""
-_PATIENCE = 64
-"""Number of such calls after which a function does not expect them to be like any before."""
-
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
-
-_Again = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-_Repeated = tuple[contexts.Context, _Again]
-"""The context of the last call of arrays alone, and what runs its program again."""
 
 
 class Function(Generic[P, R]):
@@ -71,18 +59,9 @@ class Function(Generic[P, R]):
         self._python_function = python_function
         self._signature, self._donate = input_signature, tuple(donate_argnums)
         self._conform = None if input_signature is None else InputSignature(input_signature, python_function).conform
-        self._programs: dict[Any, Callable[..., Any]] = {}
-        self._repeated: _Repeated | None = None
-        self._missed = 0
-        """Number of calls that were thought to be as the one before, and were not."""
-        self._in_turn: tuple[contexts.Context | None, dict[Any, _Again]] = None, {}
-        """A context, and by the structure of their arguments the `again` of each program that takes turns there."""
-        self._takes_variables: set[Any] = set()
+        self._signatures = Signatures()
         self._numbers: dict[Any, int] = {}
         self._settled: set[str] = set()
-        self._fed: dict[Any, FedPrograms] = {}
-        self._form: frozenset[Any] = frozenset()
-        """Changes, since the first trace, of the objects that the function was traced from."""
         self._runs: weakref.WeakKeyDictionary[Strategy, Function[..., Any]] = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
         self._traces = 0
@@ -115,7 +94,7 @@ class Function(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the compiled program, tracing it first for a new signature."""
-        repeated = self._repeated
+        repeated = self._signatures.repeated
         # Most calls are as the one before: of those this asks only what may have changed.
         if repeated is not None and not STEP.observers and not DISPATCH.observers:
             context, again = repeated
@@ -124,8 +103,7 @@ class Function(Generic[P, R]):
                 try:
                     return again(args, kwargs)
                 except (Unusual, NotSplittable):  # the general path says what is to be done
-                    self._repeated = None
-                    self._missed += 1
+                    self._signatures.miss()
         return self._call_looking(contexts.current(), *args, **kwargs)
 
     def _call_looking(self, context: contexts.Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -139,67 +117,34 @@ class Function(Generic[P, R]):
         elif STEP.observers and STEP.due():
             return STEP.around(self, self, self.__name__, *args, **kwargs)
         given: Any = (args, kwargs) if self._conform is None else (self._conform(args, kwargs), {})
-        leaves, tree = self._flattened(given)
+        leaves, tree = self._signatures.flatten(given)
         statics: tuple[Any, ...] = ()
-        on_devices = True
-        for leaf in leaves:
-            if type(leaf) not in self._repeatable:
-                on_devices = False
-                leaves, statics, feeds = _separate(leaves, given)
-                if feeds:
-                    return self._call_fed(tree, statics, context, feeds, leaves)
-                break
-        if statics and isinstance(statics[-1], _Otherwise):
-            traced = statics[-1] is _TRACED
+        feeds: list[Feed] = []
+        on_devices = all(type(leaf) in self._repeatable for leaf in leaves)
+        if not on_devices:
+            leaves, statics, feeds = separate(leaves, given)
+        if statics and isinstance(statics[-1], Otherwise):
+            traced = statics[-1] is TRACED
             return self._python_function(*args, **kwargs) if traced else self._call_looking(context, *args, **kwargs)
-        program = self._programs.get((tree, statics, context.strategy, context.replica is None, self._form))
+        signature = self._signatures.of(tree, statics, context)
+        if feeds:
+            return self._call_fed(signature, context, feeds, leaves)
+        program = self._signatures.programs.get(signature)
         try:
             if program is None:
-                if tree_flatten(given, is_whole_variable)[1] != tree:
-                    self._takes_variables.add(tree)  # to JAX a variable is its value; the function wants it itself
+                if self._signatures.wants_variables(given, tree):
                     return self(*args, **kwargs)
-                program = self._compile(tree, statics, context, leaves)
+                program = self._compile(signature, context, leaves)
             if within is None and not statics and isinstance(program, Program):
                 whole = given if on_devices else tree.unflatten(leaves)
-                return self._run_arrays(context, program, leaves, bundled(*whole), on_devices)
+                arrays = bundled(*whole)
+                result = program(leaves, None, arrays)
+                if on_devices and self._conform is None:
+                    self._signatures.expect(signature, context, program, arrays)
+                return result
             return program(leaves, within)
         except NotSplittable as reason:
-            return self._run_uncompiled(tree, statics, context, reason)(leaves)
-
-    def _flattened(self, given: Nest) -> tuple[list[Any], Any]:
-        """The leaves of arguments, and their structure; variables are whole where the function wants them so."""
-        leaves, tree = tree_flatten(given)
-        if self._takes_variables and tree in self._takes_variables:
-            leaves, tree = tree_flatten(given, is_whole_variable)
-        return leaves, tree
-
-    def _run_arrays(
-        self, context: contexts.Context, program: Program, leaves: list[Any], given: Any, on_devices: bool
-    ) -> Any:
-        """Runs a program of arrays alone; the next call may be as this one, if all are `on_devices`."""
-        if on_devices and self._conform is None and self._missed < _PATIENCE and program.repeats:
-            self._repeated = context, self._again(context, program, given)
-        return program(leaves, None, given)
-
-    def _again(self, context: contexts.Context, program: Program, given: Any) -> _Again:
-        """Returns the function that runs calls like this one: of its program, or of all that take turns with it."""
-        if self._missed < _IN_TURN:
-            return program.again
-        if self._in_turn[0] != context:
-            self._in_turn = context, {}
-        self._in_turn[1][leaves_of(given)[1]] = program.again
-        return self._again_in_turn
-
-    def _again_in_turn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs one step as `Program.again` does, of the program for this structure of arguments."""
-        again = self._in_turn[1].get(leaves_of(bundled(args, kwargs))[1])
-        if again is None:
-            raise Unusual
-        return again(args, kwargs)
-
-    def _forget(self) -> None:
-        """Drops what runs calls again: they may be of another program now."""
-        self._repeated, self._in_turn = None, (None, {})
+            return self._run_uncompiled(signature, reason)(leaves)
 
     @overload
     def __get__(self, instance: None, owner: Any = None) -> Self: ...
@@ -248,29 +193,27 @@ class Function(Generic[P, R]):
           change: stands for it. The same one a second time takes it back, and the programs of before count again.
         """
         with self._lock:
-            self._form = self._form ^ {change}
-            self._forget()
+            self._signatures.turn(change)
 
-    def _call(self, tree: Nest, statics: tuple[Any, ...]) -> Callable[..., Any]:
+    def _call(self, signature: Signature) -> Callable[..., Any]:
         """The Python function of its array arguments, the static ones filled in."""
         function = cast("Callable[..., R]", self._python_function)
+        tree, statics = signature.tree, signature.statics
 
         def call(dynamic: Sequence[Any], feeds: Sequence[Any] = ()) -> Any:
             rest, given = iter(dynamic), iter(feeds)
-            constants = {place: next(given) if kind is Feed else _given(value) for place, kind, value in statics}
+            constants = {place: next(given) if kind is Feed else as_given(value) for place, kind, value in statics}
             whole = [constants[i] if i in constants else next(rest) for i in range(tree.num_leaves)]
             args, kwargs = tree.unflatten(whole)
             return function(*args, **kwargs)
 
         return call
 
-    def _run_uncompiled(
-        self, tree: Nest, statics: tuple[Any, ...], context: contexts.Context, reason: NotSplittable
-    ) -> Callable[[Sequence[Any]], Any]:
+    def _run_uncompiled(self, signature: Signature, reason: NotSplittable) -> Callable[[Sequence[Any]], Any]:
         """Settles for lockstep, which is exact but slow, where replicas of different shapes cannot be one program."""
-        call = self._settle(self._call(tree, statics), reason)
-        self._forget()
-        self._programs[tree, statics, context.strategy, context.replica is None, self._form] = call
+        call = self._settle(self._call(signature), reason)
+        self._signatures.forget()
+        self._signatures.programs[signature] = call
         return call
 
     def _settle(self, call: Callable[[Sequence[Any]], Any], reason: NotSplittable) -> Callable[[Sequence[Any]], Any]:
@@ -285,39 +228,32 @@ class Function(Generic[P, R]):
             )
         return uncompiled(call, reason)
 
-    def _call_fed(
-        self, tree: Nest, statics: tuple[Any, ...], context: contexts.Context, feeds: list[Feed], leaves: list[Any]
-    ) -> Any:
+    def _call_fed(self, signature: Signature, context: contexts.Context, feeds: list[Feed], leaves: list[Any]) -> Any:
         """Calls with iterators among the arguments; see `feeds`."""
-        key = tree, statics, context.strategy, context.replica is None, self._form
-        if key not in self._fed:
+        programs = self._signatures.programs
+        if signature not in programs:
 
             def compile_(call: Callable[[Sequence[Any]], Any], leaves: Sequence[Any]) -> Any:
                 first = _laid_out(self._traced(call, context, leaves), leaves)
                 return program_of(first, lambda _: first, context.strategy.extended.home, name=self.__name__)
 
             with self._lock:
-                self._fed.setdefault(key, FedPrograms(compile_, self._call(tree, statics), self._settle))
-        return self._fed[key](feeds, leaves)
+                programs.setdefault(signature, FedPrograms(compile_, self._call(signature), self._settle))
+        return programs[signature](feeds, leaves)
 
-    def _compile(
-        self, tree: Nest, statics: tuple[Any, ...], context: contexts.Context, leaves: list[Any]
-    ) -> Callable[..., Any]:
-        call = self._call(tree, statics)
+    def _compile(self, signature: Signature, context: contexts.Context, leaves: list[Any]) -> Callable[..., Any]:
+        call, programs = self._call(signature), self._signatures.programs
 
         def trace(dynamic: Sequence[Any]) -> Capture:
             return self._traced(call, context, dynamic)
 
-        key = tree, statics, context.strategy, context.replica is None, self._form
         with self._lock:
-            self._note_numbers(tree, statics)
-            if key not in self._programs:
-                given = _places(self._donate, tree, statics)
+            self._note_numbers(signature)
+            if signature not in programs:
+                donated = signature.places_of(self._donate)
                 first, home = _laid_out(trace(leaves), leaves), context.strategy.extended.home
-                program = self._programs[key] = program_of(first, trace, home, given, self.__name__)
-                if isinstance(program, Program):
-                    program.repeatable = self._repeatable
-            return self._programs[key]
+                programs[signature] = program_of(first, trace, home, donated, self.__name__, self._repeatable)
+            return programs[signature]
 
     @observed(TRACE)
     def _traced(
@@ -352,12 +288,12 @@ class Function(Generic[P, R]):
             )
         return result
 
-    def _note_numbers(self, tree: Nest, statics: tuple[Any, ...]) -> None:
+    def _note_numbers(self, signature: Signature) -> None:
         """Says once that a function is compiled again for every new number."""
-        numbers = [_given(value) for _, kind, value in statics if kind in (int, float, complex)]
+        numbers = [as_given(value) for _, kind, value in signature.statics if kind in (int, float, complex)]
         if not numbers:
             return
-        kinds = tree, tuple((place, kind) for place, kind, _ in statics)
+        kinds = signature.tree, tuple((place, kind) for place, kind, _ in signature.statics)
         self._numbers[kinds] = self._numbers.get(kinds, 0) + 1
         if self._numbers[kinds] == _MANY:
             _LOG.warning(
@@ -384,93 +320,8 @@ def _unbound() -> None:
     """Stands for a method's compiled programs in a pickled object: they are made again where they are needed."""
 
 
-class _Number:
-    """A float or complex number in a signature, equal to what is the same number: `0.0` is not `-0.0`, and NaN is NaN.
-
-    Args:
-      value: the number.
-    """
-
-    __slots__ = ("text", "value")
-
-    def __init__(self, value: float | complex) -> None:
-        self.value = value
-        # Python writes numbers such that they can be read again to the bit.
-        self.text = float.__repr__(value) if isinstance(value, float) else complex.__repr__(value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Number) and self.text == other.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-
-def _given(value: Leaf) -> Any:
-    """The static argument that the user gave."""
-    return value.value if isinstance(value, _Number) else value
-
-
-class _Otherwise:
-    """Marks arguments that no program is looked for."""
-
-
-_TRACED = _Otherwise()
-"""An outer JAX transformation traces them."""
-_REVEALED = _Otherwise()
-"""Marks arguments among which JAX now knows a container that it took for a leaf: they are to be flattened again."""
 _MANY = 8
 """Programs that differ in numbers alone before it is said that arrays would need only one."""
-
-
-def is_whole_variable(value: Numeric) -> bool:
-    """True if `value` is a variable, which an argument keeps being."""
-    return isinstance(value, Variable)
-
-
-def _separate(leaves: list[Any], given: Any) -> tuple[list[Any], tuple[Any, ...], list[Feed]]:
-    """Splits arguments into arrays, static values, which become part of the signature, and iterators to draw from."""
-    dynamic: list[Any] = []
-    feeds: list[Feed] = []
-    statics: list[Any] = []
-    for place, leaf in enumerate(leaves):
-        if isinstance(leaf, Tracer):
-            return leaves, (_TRACED,), []
-        if isinstance(leaf, np.ndarray):
-            # The program may read the array's memory when the caller has long gone on, and changed it.
-            check_cut(leaf, "an argument of a jd.function")
-            dynamic.append(leaf.copy())
-            continue
-        if isinstance(leaf, (jax.Array, np.generic)):
-            dynamic.append(leaf)
-            continue
-        if isinstance(leaf, Feed):
-            feeds.append(leaf)
-            statics.append((place, Feed, None))
-            continue
-        try:
-            hash(leaf)
-        except TypeError:
-            if known(leaf, (jax.Array, np.ndarray, ReplicaValues)):
-                return leaves, (_REVEALED,), []
-            path = jax.tree_util.tree_flatten_with_path(given, is_leaf=is_whole_variable)[0][place][0]
-            raise ArgumentTypeError(
-                f"argument {jax.tree_util.keystr(path)} of type {type(leaf).__name__} is neither an array nor "
-                "hashable, so it can be neither an input of the compiled program nor a part of its signature. "
-                "HINT: pass an array, or a hashable value; register classes that hold arrays with "
-                "jax.tree_util.register_dataclass."
-            ) from None
-        statics.append((place, type(leaf), _Number(leaf) if isinstance(leaf, (float, complex)) else leaf))
-    return dynamic, tuple(statics), feeds
-
-
-def _places(arguments: Sequence[int], tree: Nest, statics: tuple[Any, ...]) -> list[int]:
-    """Finds the arrays of some positional arguments among all arrays of the arguments."""
-    if not arguments:
-        return []
-    fixed = {place for place, _, _ in statics}
-    owners = [place for place, argument in enumerate(tree.children()[0].children()) for _ in range(argument.num_leaves)]
-    arrays = [owner for leaf, owner in enumerate(owners) if leaf not in fixed]
-    return [place for place, owner in enumerate(arrays) if owner in arguments]
 
 
 @overload

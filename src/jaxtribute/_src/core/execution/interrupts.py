@@ -12,12 +12,12 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
-import jax
-
+from jaxtribute._src.core.jaxprs.telltale import Telltale
 from jaxtribute._src.core.types import Nest
 
+R = TypeVar("R")
 _Handler = Callable[[int, FrameType | None], Any]
 
 # What `signal` wraps makes an enum of every answer, which takes longer than the question.
@@ -88,31 +88,24 @@ def undisturbed(call: Callable[..., None], *args: Nest) -> None:
         deferral.end()
 
 
-_NOTHING: tuple[tuple[()], None] = ((), None)
-
-
-class Guard:
-    """An argument without arrays that tells when JAX runs Python around a program.
-
-    JAX flattens a call's arguments once to look for the program. Only where it knows none for them, or cannot call
-    it without Python, does it flatten them again, before anything runs.
+class Guard(Telltale):
+    """Puts off signals if JAX runs Python around a call of a compiled program; an argument of the program.
 
     Args:
       check: called then, before anything else; may raise. None for a guard that only stands in for another.
     """
 
-    __slots__ = ("_check", "broken", "deferral", "seen")
+    __slots__ = ("_check", "broken", "deferral")
 
     def __init__(self, check: Callable[[], None] | None) -> None:
+        super().__init__()
         self._check = check
         self.broken = False
-        """True if the user's own function, called meanwhile, has not come to its end."""
-        self.seen = False
-        """True if the arguments of the call that begins have been flattened."""
+        """True if the user's own function, called in the last call, has not come to its end."""
         self.deferral: Deferral | None = None
         """The deferral of signals, if JAX has run Python."""
 
-    def defer(self) -> None:
+    def tell(self) -> None:
         """Puts off signals until `release`."""
         if self.deferral is None and self._check is not None:
             self._check()
@@ -120,14 +113,13 @@ class Guard:
             self.deferral.begin()
 
     def release(self) -> None:
-        """Ends what `defer` began, when all is bound."""
+        """Ends what `tell` began, when all is bound."""
         deferral, self.deferral = self.deferral, None
-        self.broken = False
         if deferral is not None:
             deferral.end()
 
-    def resumed(self, call: Callable[[], Any]) -> Any:
-        """`call()`, the user's own function, which signals may interrupt: nothing has been given up yet."""
+    def resumed(self, call: Callable[[], R]) -> R:
+        """Returns `call()`, of the user's own function, which signals may interrupt: nothing has been given up yet."""
         if self.deferral is None:
             return call()
         self.broken = True
@@ -136,16 +128,3 @@ class Guard:
         self.deferral.begin()
         self.broken = False
         return result
-
-    def _flattened(self) -> tuple[tuple[()], None]:
-        if self.seen:
-            self.defer()
-        self.seen = True
-        return _NOTHING
-
-
-def _unflattened(_: None, __: tuple[()]) -> Any:
-    """Gives the program None in place of the guard."""
-
-
-jax.tree_util.register_pytree_node(Guard, Guard._flattened, _unflattened)  # pyright: ignore[reportPrivateUsage]

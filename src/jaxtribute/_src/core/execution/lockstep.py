@@ -28,7 +28,7 @@ from jaxtribute._src.core.jaxprs.core import Tracer
 from jaxtribute._src.core.types import Array, Function, Leaf, Nest, Numeric
 from jaxtribute._src.core.values.creating import Making, check_alike
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica, idle_replicas
-from jaxtribute._src.core.values.enums import ReduceOp
+from jaxtribute._src.core.values.enums import ReduceOp, reduction_of
 from jaxtribute._src.core.values.mesh import Layout, ReplicaMesh
 from jaxtribute._src.core.values.placing import put
 from jaxtribute._src.core.values.variable import Variable
@@ -363,11 +363,12 @@ def _reduced(values: list[Any], call: Callable[[list[Any]], list[Any]], op: Redu
                 totals[place] = jnp.where(missing[place], jnp.zeros_like(totals[place]), totals[place])
         return (totals,)
 
-    def missing(value: Numeric) -> Any:
-        return jnp.asarray(True) if op is ReduceOp.MEAN else jnp.isnan(value)
+    def forward(values: list[Any]) -> tuple[list[Any], list[Any]]:
+        dropped = reduction_of(op).dropped
+        return call(values), [dropped(value, jnp.asarray(True)) for value in values] if is_idle else []
 
     reduce = jax.custom_vjp(call)
-    reduce.defvjp(lambda values: (call(values), list(map(missing, values)) if is_idle else []), backward)
+    reduce.defvjp(forward, backward)
     return reduce(arrays)
 
 

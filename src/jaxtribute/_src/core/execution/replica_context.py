@@ -10,11 +10,10 @@ import jax.numpy as jnp
 
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core import settings
-from jaxtribute._src.core.collectives.in_replica import divided
 from jaxtribute._src.core.devices import device_name
 from jaxtribute._src.core.jaxprs.core import Tracer
 from jaxtribute._src.core.types import ArrayLike, Function, Leaf, Nest, Numeric
-from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike
+from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike, reduction_of
 from jaxtribute._src.core.values.scatter import IndexedSlices
 from jaxtribute._src.core.values.sparse import dense_operand, is_sparse
 from jaxtribute.errors import ArgumentError, ContextError
@@ -132,10 +131,14 @@ class ReplicaContext:
         arrays = [dense_operand(leaf) for leaf in leaves if not isinstance(leaf, IndexedSlices)]
         summation = self._strategy.extended.summation(options)
         totals = iter(executor.all_reduce(arrays, op, summation) if arrays else ())
-        parts = 1 if op is ReduceOp.SUM else self.num_replicas_in_sync - len(executor.idle)
+        active = self.num_replicas_in_sync - len(executor.idle)
+        finish = reduction_of(op).finish
 
         def reduced(leaf: Leaf) -> Any:
-            return _all_rows(executor, leaf, parts) if isinstance(leaf, IndexedSlices) else next(totals)
+            if not isinstance(leaf, IndexedSlices):
+                return next(totals)
+            rows = _all_rows(executor, leaf)
+            return IndexedSlices(finish(rows.values, active, rows.values.dtype), rows.indices, rows.dense_shape)
 
         return tree.unflatten(map(reduced, leaves))
 
@@ -263,9 +266,7 @@ class ReplicaContext:
         return context.executor
 
 
-def _all_rows(executor: Executor, slices: IndexedSlices, parts: int = 1) -> IndexedSlices:
-    """The rows of all replicas, each divided by `parts`."""
+def _all_rows(executor: Executor, slices: IndexedSlices) -> IndexedSlices:
+    """The rows of all replicas."""
     values, indices = executor.all_gather([jnp.asarray(slices.values), jnp.asarray(slices.indices)], 0)
-    if parts > 1:
-        values = divided(values, parts, values.dtype)
     return IndexedSlices(values, indices, slices.dense_shape)

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.collectives import in_replica
@@ -27,7 +26,7 @@ from jaxtribute._src.core.collectives.cross_replica import joined_gradients
 from jaxtribute._src.core.jaxprs.core import Tracer
 from jaxtribute._src.core.types import Array, Numeric
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica, ReplicaValues
-from jaxtribute._src.core.values.enums import ReduceOp, VariableAggregation
+from jaxtribute._src.core.values.enums import ReduceOp, VariableAggregation, reduction_of
 from jaxtribute._src.core.values.mesh import everywhere, unbound
 from jaxtribute._src.core.values.policies.base import Policy, Update, Writes, check_aggregation, coerce
 from jaxtribute.errors import ArgumentError, ContextError
@@ -351,8 +350,9 @@ def _write_merged(strategy: Strategy, variable: Variable, value: Numeric, update
         value = value.values[0] if isinstance(value, ReplicaValues) else value
     elif isinstance(value, ReplicaValues):
         value = strategy.reduce(ReduceOp.from_variable_aggregation(how), value, axis=None)
-    elif how is VariableAggregation.SUM:
+    elif how is not VariableAggregation.NONE:
         # The same array on all replicas comes out of a `merge_call` as one, and each of them has written it.
-        value = value * np.asarray(strategy.num_replicas_in_sync, variable.dtype)
+        reduction = reduction_of(ReduceOp.from_variable_aggregation(how))
+        value = reduction.of_equals(value, strategy.num_replicas_in_sync)
     executor = contexts.current().executor
     executor.standpoint.write(executor, variable, value, update, as_replica=False)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtribute._src.core.collectives.in_replica import all_reduce, contributions, divided, kept
+from jaxtribute._src.core.collectives.in_replica import all_reduce, contributions
 from jaxtribute._src.core.context import Context
 from jaxtribute._src.core.optimizer.gradients import names_of
 from jaxtribute._src.core.optimizer.slicing import Slice
@@ -21,9 +21,10 @@ from jaxtribute._src.core.optimizer.slots import slot_names
 from jaxtribute._src.core.optimizer.updates import replaced_at
 from jaxtribute._src.core.types import Numeric
 from jaxtribute._src.core.values.distributed import PerReplica
-from jaxtribute._src.core.values.enums import ReduceOp, VariableAggregation, VariableSynchronization
+from jaxtribute._src.core.values.enums import ReduceOp, VariableAggregation, VariableSynchronization, reduction_of
 from jaxtribute._src.core.values.mesh import AXIS
 from jaxtribute._src.core.values.policies.base import Policy
+from jaxtribute._src.core.values.reductions import Reduction
 from jaxtribute._src.core.values.variable import Variable
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class _InProgram(_Adding):
             array = jnp.where(lax.axis_index(AXIS) == 0, array, jnp.zeros_like(array))
         else:
             (array,), count = contributions([array], op, self.mesh.size, idle)
-            array = divided(array, count) if op is ReduceOp.MEAN else array
+            array = reduction_of(op).finish(array, count)
         return policy.contributed(array)
 
     def gradient(self, one: Sum, array: Numeric) -> Any:
@@ -161,13 +162,14 @@ class _ForAll(_Adding):
             array = jnp.asarray(grad)
             # As in a program: what is reduced already is added by the first replica for all.
             return jnp.zeros((mesh.size, *array.shape), array.dtype).at[0].set(array)
+        reduction = reduction_of(self.op or ReduceOp.SUM)
         # Each replica's gradient goes to its own row, so nothing is sent until the cycle ends.
         shape = () if grad.scalar else (grad.data.shape[0] // mesh.size, *grad.data.shape[1:])
         rows = grad.data.reshape(mesh.size, *shape)
         if grad.idle:
             mine = np.isin(np.arange(mesh.size), grad.idle).reshape(-1, *[1] * (rows.ndim - 1))
-            rows = kept(rows, self.op or ReduceOp.SUM, jnp.broadcast_to(mine, rows.shape))
-        return divided(rows, mesh.size - len(grad.idle)) if self.op is ReduceOp.MEAN else rows
+            rows = reduction.kept(rows, jnp.broadcast_to(mine, rows.shape))
+        return reduction.finish(rows, mesh.size - len(grad.idle))
 
     def gradient(self, one: Sum, array: Numeric) -> Any:
         """The sum over the replicas, once rows are added up."""
@@ -180,14 +182,14 @@ class Accumulation:
 
     Attributes:
       steps: how many calls make a cycle.
-      mean: whether a cycle applies the mean of the calls' gradients, rather than their sum.
+      reduction: what a cycle applies of the calls' gradients: their mean or their sum.
       sums: one for each variable of the optimizer, and one of the losses, if the transformation looks at them.
       count: how many calls the cycle has had.
       of_values: whether there is one of the losses.
     """
 
     steps: int
-    mean: bool
+    reduction: Reduction
     sums: tuple[Sum, ...]
     count: Variable
     of_values: bool
@@ -227,8 +229,7 @@ class Accumulation:
         found: list[Any] = []
         for one, array in zip(self.sums, arrays, strict=False):
             # In the sums' own dtype; only the result is rounded to that of the gradients.
-            mean = array / np.asarray(self.steps, array.dtype) if self.mean else array
-            found.append(adding.gradient(one, mean.astype(one.dtype)))
+            found.append(adding.gradient(one, self.reduction.finish(array, self.steps).astype(one.dtype)))
         rows = [place for place, grad in enumerate(found) if isinstance(grad, PerReplica)]
         return replaced_at(rows, found, adding.reduced)
 
@@ -247,7 +248,7 @@ class _Wanted(NamedTuple):
 
 
 def make_accumulation(
-    strategy: Strategy, variables: Sequence[Variable], steps: int, mean: bool, *, value: bool
+    strategy: Strategy, variables: Sequence[Variable], steps: int, op: ReduceOp, *, value: bool
 ) -> Accumulation:
     """Makes the sums of `variables`, zero, and the count.
 
@@ -255,7 +256,7 @@ def make_accumulation(
       strategy: that of the variables.
       variables: those that gradients are given for.
       steps: how many calls make a cycle.
-      mean: whether a cycle applies the mean.
+      op: how a cycle combines the gradients of its calls.
       value: whether there is a sum of losses besides, behind the others.
     """
     plain, _ = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)
@@ -280,7 +281,7 @@ def make_accumulation(
     # The same on all replicas: every one of them counts every call.
     policy = plain.fitted((), np.dtype(np.int32))
     count = Variable.with_policy(np.zeros((), np.int32), policy, name="accumulated_calls", strategy=strategy)
-    return Accumulation(steps, mean, tuple(sums), count, value)
+    return Accumulation(steps, reduction_of(op), tuple(sums), count, value)
 
 
 _FIELD = (jax.tree_util.GetAttrKey("accumulated"),)

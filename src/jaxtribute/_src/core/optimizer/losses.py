@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtribute._src.core.collectives.in_replica import divided, is_idle
+from jaxtribute._src.core.collectives.in_replica import is_idle
 from jaxtribute._src.core.execution.executor import Executor
 from jaxtribute._src.core.execution.nests import is_array, map_leaves
 from jaxtribute._src.core.jaxprs.core import as_function, closed, constants, opened
 from jaxtribute._src.core.types import Array, Function, Leaf, Nest
 from jaxtribute._src.core.values.distributed import PerReplica
-from jaxtribute._src.core.values.enums import ReduceOp
+from jaxtribute._src.core.values.enums import ReduceOp, reduction_of
 from jaxtribute._src.core.values.mesh import AXIS, ReplicaMesh
 
 
@@ -69,8 +69,7 @@ def _summed(own: Function, executor: Executor, op: ReduceOp, replicas: int) -> F
         idle = executor.idle
         if idle:
             change = jnp.where(is_idle(idle, replicas), jnp.zeros_like(change), change)
-        whole = lax.psum(change, AXIS)
-        return divided(whole, replicas - len(idle)) if op is ReduceOp.MEAN else whole
+        return reduction_of(op).finish(lax.psum(change, AXIS), replicas - len(idle))
 
     return total
 
@@ -94,7 +93,7 @@ def reduced_in_python(fn: Function | PerReplica[Any], op: ReduceOp, mesh: Replic
             own = map_leaves(functools.partial(_component, place), kwargs)
             result = _traced(functools.partial(each[place], **own), args)
             found = result if found is None else jax.tree.map(jnp.add, found, result)
-        return jax.tree.map(lambda one: divided(one, len(active)), found) if op is ReduceOp.MEAN else found
+        return jax.tree.map(lambda total: reduction_of(op).finish(total, len(active)), found)
 
     return total
 

@@ -27,7 +27,7 @@ from jaxtribute._src.core.optimizer.slots import Slots, make_slots
 from jaxtribute._src.core.optimizer.updates import guarded_update, reduce_to_slices, sliced_update, whole_update
 from jaxtribute._src.core.traced_reads import traced_reads
 from jaxtribute._src.core.types import Nest
-from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike
+from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike, reduction_of
 from jaxtribute._src.core.values.slices import Cut
 from jaxtribute._src.core.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, StrategyMixError
@@ -116,7 +116,7 @@ class Optimizer:
         self._slots: Slots
         self._sliced: dict[int, Cut]
         self._accumulation: Accumulation | None = None
-        cycle = _checked_cycle(accumulate_steps, accumulate_op)
+        cycle, op = _checked_cycle(accumulate_steps, accumulate_op)
         self.remote: Any = self._strategy.extended.remote_optimizer(transform, self.nest)
         """The updater of variables of other processes; None where this object updates the variables."""
         if self.remote is not None:
@@ -146,10 +146,9 @@ class Optimizer:
         self._eager_update = jax.jit(compared(self._update, "an optimizer's update", self._mesh))
         if cycle > 1:
             # A cycle of one call needs no sums: it is the update itself.
-            mean = ReduceOp.parse(accumulate_op) is ReduceOp.MEAN
             shapes = gradients.unflatten([jax.ShapeDtypeStruct(one.shape, one.dtype) for one in self._wrt])
             value = uses_value(transform, self._parameters, shapes)
-            self._accumulation = make_accumulation(self._strategy, self._wrt, cycle, mean, value=value)
+            self._accumulation = make_accumulation(self._strategy, self._wrt, cycle, op, value=value)
 
     @property
     def transform(self) -> optax.GradientTransformation:
@@ -391,9 +390,10 @@ def _check_wrt(wrt: Sequence[Any], variables: Sequence[Variable]) -> None:
         )
 
 
-def _checked_cycle(steps: Any, op: Any) -> int:
-    settings.member("accumulate_op", op, ReduceOp)
-    return settings.whole("accumulate_steps", steps, 1)
+def _checked_cycle(steps: Any, op: Any) -> tuple[int, ReduceOp]:
+    op = settings.member("accumulate_op", op, ReduceOp)
+    reduction_of(op)
+    return settings.whole("accumulate_steps", steps, 1), op
 
 
 def _check_remote(strategy: Strategy, **options: Any) -> None:

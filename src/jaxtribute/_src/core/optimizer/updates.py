@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxtribute._src.core.collectives.in_replica import all_reduce, contributions, divided
+from jaxtribute._src.core.collectives.in_replica import all_reduce, contributions
 from jaxtribute._src.core.optimizer.parameters import Parameters
 from jaxtribute._src.core.optimizer.slicing import NotSliceable, Slice, own_slice, run_on_slices, whole
 from jaxtribute._src.core.optimizer.slots import Slots, leaves_of, optax_rules
 from jaxtribute._src.core.types import Nest, Numeric
-from jaxtribute._src.core.values.enums import ReduceOp
+from jaxtribute._src.core.values.enums import ReduceOp, reduction_of
 from jaxtribute._src.core.values.slices import Cut
 
 if TYPE_CHECKING:
@@ -178,5 +178,5 @@ def reduce_to_slices(
     arrays, count = contributions([grads[i] for i in large], op, replicas, idle)
     for i, array in zip(large, arrays, strict=True):
         piece = sliced[i].scattered(array)
-        results[i] = Slice(piece if op is ReduceOp.SUM else divided(piece, count, _dtype(grads[i])), sliced[i])
+        results[i] = Slice(reduction_of(op).finish(piece, count, _dtype(grads[i])), sliced[i])
     return results

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Literal, TypeAlias
 
+from jaxtribute._src.core.values.reductions import REDUCTIONS, Reduction
 from jaxtribute.errors import ArgumentError
 
 
@@ -73,11 +74,9 @@ class ReduceOp(Enum):
         Raises:
           ArgumentError: if `aggregation` is NONE or ONLY_FIRST_REPLICA, which reduce nothing.
         """
-        if aggregation is VariableAggregation.SUM:
-            return ReduceOp.SUM
-        if aggregation is VariableAggregation.MEAN:
-            return ReduceOp.MEAN
-        raise ArgumentError(f"{aggregation} is no reduction. HINT: use VariableAggregation.SUM or MEAN.")
+        if aggregation.name not in REDUCTIONS:
+            raise ArgumentError(f"{aggregation} is no reduction. HINT: use VariableAggregation.SUM or MEAN.")
+        return ReduceOp[aggregation.name]
 
     @staticmethod
     def parse(value: ReduceOpLike) -> ReduceOp:
@@ -86,10 +85,9 @@ class ReduceOp(Enum):
         Raises:
           ArgumentError: if there is no such reduction.
         """
-        if isinstance(value, ReduceOp):
-            return value
-        if isinstance(value, str) and value.upper() in ReduceOp.__members__:
-            return ReduceOp[value.upper()]
+        op = ReduceOp.__members__.get(value.upper()) if isinstance(value, str) else value
+        if isinstance(op, ReduceOp) and op.name in REDUCTIONS:
+            return op
         raise ArgumentError(
             f'unknown reduce_op {value!r}. HINT: use jd.ReduceOp.SUM, jd.ReduceOp.MEAN, "SUM" or "MEAN".'
         )
@@ -109,3 +107,12 @@ AggregationLike: TypeAlias = (
     | Literal["none", "sum", "mean", "only_first_replica"]
 )
 """A member, or its name in any case."""
+
+
+def reduction_of(op: ReduceOp) -> Reduction:
+    """Returns what an operation does with values.
+
+    Raises:
+      ArgumentError: the operation has no reduction.
+    """
+    return REDUCTIONS[ReduceOp.parse(op).name]

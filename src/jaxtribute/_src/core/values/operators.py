@@ -247,7 +247,8 @@ class ArrayOperators:
         __gt__, __ge__ = _binary(operator.gt), _binary(operator.ge)
         __neg__, __pos__, __abs__ = _unary(operator.neg), _unary(operator.pos), _unary(operator.abs)
         __invert__ = _unary(operator.invert)
-        # By value where code compares, and yet keys of dictionaries: see `comparing`.
+        # `v == w` compares elements, as in TensorFlow. But variables are keys of dictionaries and members of lists,
+        # where Python asks for `==` too and needs one truth: there only the same object is equal. See `Asking`.
         __eq__, __ne__ = _compared(operator.eq), _compared(operator.ne)
         __hash__ = object.__hash__
 
@@ -314,7 +315,9 @@ _COMPARES = dis.opmap["COMPARE_OP"]
 
 
 class Asking:
-    """The instruction that asks for a comparison.
+    """The instruction that asks for a comparison: `v == w` itself, or a search such as `v in variables`.
+
+    Python does not tell `__eq__` which it is. The byte code of the caller does: `==` is an instruction of its own.
 
     Args:
       frame: the frame of the code that asks.

@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.types import Nest, Numeric
-from jaxtribute._src.core.values.enums import VariableAggregation
+from jaxtribute._src.core.values.enums import ReduceOp, VariableAggregation, reduction_of
 from jaxtribute._src.core.values.numbers import row_ids
 from jaxtribute._src.core.values.operators import operand
 from jaxtribute._src.core.values.policies.base import check_arithmetic
@@ -215,6 +215,5 @@ def _joined(
         )
     indices, values = replica.all_gather((indices, values), axis=0)
     # A replica that leaves a row out counts for it with zeros, as in a dense gradient.
-    if aggregation is VariableAggregation.MEAN:
-        values = values / jnp.asarray(replica.num_replicas_in_sync, values.dtype)
-    return indices, values
+    reduction = reduction_of(ReduceOp.from_variable_aggregation(aggregation))
+    return indices, reduction.finish(values, replica.num_replicas_in_sync)

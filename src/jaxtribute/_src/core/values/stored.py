@@ -55,7 +55,7 @@ class Group(Slot):
         self._data = [[]]
         self._places: list[Place] = []
         self.inputs: tuple[Any, ...] | None = None
-        """The inputs of a call of the program, while it is under way in `Program.again`; else None."""
+        """The inputs of a call of the program while it is under way; else None."""
         self.whole = False
         """True if the list is of the program's variables, all of them; False once another program has taken one."""
 

@@ -18,6 +18,7 @@ from jaxtribute._src.core.values.creating import Making
 from jaxtribute._src.core.values.distributed import DistributedValues, Mirrored, PerReplica, ReplicaValues
 from jaxtribute._src.core.values.enums import (
     AggregationLike,
+    ReduceOp,
     SynchronizationLike,
     VariableAggregation,
     VariableSynchronization,
@@ -44,16 +45,16 @@ def checked_arguments(
     """Checks a new variable's arguments; returns the members that the last two name.
 
     Raises:
-      ArgumentError: a name of no member.
+      ArgumentError: a name of no member, or an aggregation that nothing is known of.
       ArgumentTypeError: a flag or name that is none.
     """
     if trainable is not None:
         settings.flag("trainable", trainable)
     settings.text("name", name, optional=True)
-    return (
-        settings.member("synchronization", synchronization, VariableSynchronization),
-        settings.member("aggregation", aggregation, VariableAggregation),
-    )
+    how = settings.member("aggregation", aggregation, VariableAggregation)
+    if how not in (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA):
+        ReduceOp.from_variable_aggregation(how)
+    return settings.member("synchronization", synchronization, VariableSynchronization), how
 
 
 def check_aggregation(aggregation: VariableAggregation, dtype: np.dtype[Any]) -> None:

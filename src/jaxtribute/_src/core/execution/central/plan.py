@@ -291,7 +291,7 @@ class CentralProgram:
 
     def __call__(self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any], guard: Guard) -> list[Any]:
         """The variables' new arrays, and behind them the results, as `body` gives them."""
-        guard.defer()  # several programs, with Python between them
+        guard.tell()  # several programs, with Python between them
         key = tuple((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), _is_split(leaf)) for leaf in leaves)
         # By shapes, as `jax.jit` would; and by what is split, for a split argument binds operations to the mesh.
         plan = self._plans.get(key)
