@@ -210,10 +210,13 @@ class Verification:
             groups.setdefault(tuple(where), []).append(name)
         # What differs in most arrangements first: a part of it may pass here and there, as Adam's first step does.
         ordered = sorted(groups.items(), key=lambda group: -len(group[0]))
+        shown = ", ".join(list(failing)[:3])
+        if wrong and not any(map(_is_data, self._leaves)):
+            verdict.unverified.append(f"{shown} depend on the number of replicas, and no batch is given to the step")
+            return
         if wrong and all(one.idle for one, _ in wrong):
-            names = ", ".join(list(failing)[:3])
             verdict.unverified.append(
-                f"{names} differ where replicas have no rows ({wrong[0][0]}): see that nothing divides by their number"
+                f"{shown} differ where replicas have no rows ({wrong[0][0]}): see that nothing divides by their number"
             )
             return
         for where, names in ordered[:_GROUPS]:
@@ -316,6 +319,13 @@ def _whole(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array) and not is_key(leaf):
         return jnp.asarray(np.asarray(leaf))
     return leaf
+
+
+def _is_data(leaf: Any) -> bool:
+    """True for an array that may have rows; a key has none, nor the two numbers of an old one."""
+    if not Nests.is_array(leaf) or is_key(leaf) or not np.ndim(leaf):
+        return False
+    return (leaf.dtype, leaf.shape) != (np.uint32, (2,))
 
 
 def _batches(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +153,7 @@ class Watcher(Observer):
             return
         self._seen.add(scheduled.function)
         self._repeats = 0
-        self._fed = {}
-        args, kwargs = scheduled.arguments(self._fed)
-        self._judge(scheduled.name, scheduled.call, args, kwargs, [scheduled.strategy], scheduled)
+        self._judge(scheduled.name, scheduled.call, (), {}, [scheduled.strategy], scheduled)
 
     def _note(self, event: Event, key: Any) -> None:
         """Notes results of a verified step that each replica has for itself: code around it may reduce them."""
@@ -203,7 +201,7 @@ class Watcher(Observer):
         args: Sequence[Any],
         kwargs: dict[str, Any],
         strategies: list[Any],
-        scheduled: AbstractContextManager[Any] | None = None,
+        scheduled: Any = None,
         key: Any = None,
     ) -> None:
         self._busy = True
@@ -214,6 +212,9 @@ class Watcher(Observer):
             if strategies[0].extended.mesh.peers is not None:
                 raise CannotVerify("it runs on several workers. HINT: run the program in one process")
             drawn = set(map(id, self._drawn)) or None
+            if scheduled is not None:
+                self._fed = {}
+                args, kwargs = scheduled.arguments(self._fed)
             with scheduled or nullcontext():
                 call, args, kwargs = replayed(call, args, kwargs, self._fed)
                 strategy, variables = strategies[0], self._variables if scheduled is None else []
@@ -230,6 +231,8 @@ class Watcher(Observer):
                 self._verified[key] = verification
         except CannotVerify as reason:
             verdict = Verdict(name, unverified=[str(reason)])
+        except Exception as error:  # noqa: BLE001 (the program goes on, whatever its function meets here)
+            verdict = Verdict(name, unverified=[f"{type(error).__name__}: {error}"])
         finally:
             self._busy = False
         verdict.uneven, verdict.asynchronous = self.uneven, scheduled is not None
