@@ -17,11 +17,11 @@ from collections.abc import Callable
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import jax
+import keras
 import numpy as np
 from sklearn.datasets import load_digits
 
 import jaxtribute as jd
-import keras
 
 BATCH, TOLERANCE = 50, 1e-4
 STRATEGIES: dict[str, Callable[[int], jd.Strategy]] = {

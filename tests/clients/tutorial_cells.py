@@ -96,9 +96,8 @@ def prepare(recorder: Recorder) -> None:
     """Puts digits, weights and random numbers in place of those that the two libraries do not share."""
     tf = the_library()
     libraries = [tf.keras]  # first, as it chooses the backend
-    from keras.src.initializers import random_initializers
-
     import keras
+    from keras.src.initializers import random_initializers
 
     recorder.watch(keras.Model)
     for library in (keras, *libraries):

@@ -2,7 +2,7 @@
 
 There `import jaxtribute`, the demo and the core's tests run.
 
-python tests/support/without_addons.py [--tests PATH ...] [ADDON ...]        (all of them by default)
+python tests/support/without_addons.py [--tests PATH ...] [ADDON ...]    (each in turn by default; A+B: both; all)
 
 As a plugin of pytest (`-p without_addons`) it skips what asks for an add-on that is missing, and counts it.
 """
@@ -57,13 +57,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def tried(addon: str, tests: list[str]) -> bool:
-    """Runs import, demo and tests in a copy without an add-on; True if all is well."""
+    """Runs import, demo and tests in a copy without an add-on, or without several: A+B; True if all is well."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         kept = shutil.ignore_patterns(".git", ".venv", ".cache", "__pycache__", "site", "build", "dist", ".ruff_cache")
         shutil.copytree(ROOT, copy, ignore=kept)
-        shutil.rmtree(copy / ADDONS / addon)
+        for name in addon.split("+"):
+            shutil.rmtree(copy / ADDONS / name)
         paths = [str(copy / "src"), str(copy / "tests" / "support")]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         commands = {
@@ -90,7 +91,8 @@ def main() -> int:
     parser.add_argument("addons", nargs="*")
     parser.add_argument("--tests", nargs="+", default=["tests/core"])
     options = parser.parse_args()
-    named = options.addons or sorted(path.name for path in (ROOT / ADDONS).iterdir() if (path / "__init__.py").exists())
+    everyone = sorted(path.name for path in (ROOT / ADDONS).iterdir() if (path / "__init__.py").exists())
+    named = [name.replace("all", "+".join(everyone)) for name in options.addons] or everyone
     wrong = [addon for addon in named if not tried(addon, options.tests)]
     return 1 if wrong else 0
 

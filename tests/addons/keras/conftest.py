@@ -9,8 +9,9 @@ import pytest
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
 # Before any module of the integration: a scope may have been entered, and then importing Keras loads all of them.
-import jaxtribute as jd
 import keras as keras
+
+import jaxtribute as jd
 
 
 @pytest.fixture(autouse=True, scope="module")

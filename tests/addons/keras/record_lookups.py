@@ -13,9 +13,8 @@ from typing import Any
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
-import numpy as np
-
 import keras
+import numpy as np
 
 WORDS = ["b", "a", "", "z", "c", "z"]
 SHAPES = ([6], [3, 2], [6, 1], [2, 1, 3])

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2 as event_pb2  # before a test: it sets an environment variable
 
 import jaxtribute as jd
-import keras
 from jaxtribute.errors import ArgumentError
 from jaxtribute.integrations.keras import TensorBoard
 

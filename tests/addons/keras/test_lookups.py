@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
 import jaxtribute as jd
-import keras
 from jaxtribute.errors import ArgumentError
 from jaxtribute.integrations import keras as ours
 

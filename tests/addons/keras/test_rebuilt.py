@@ -2,11 +2,11 @@
 
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
 import jaxtribute as jd
-import keras
 
 pytestmark = pytest.mark.slow
 X = np.ones((2, 3), np.float32)

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
-import keras
 from jaxtribute._src.addons.parameter_servers.scheduling import pickling
 from jaxtribute.errors import ArgumentTypeError
 from jaxtribute.integrations.keras import StringLookup

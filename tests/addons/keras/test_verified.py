@@ -4,11 +4,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
 import jaxtribute as jd
-import keras
 from jaxtribute import testing
 from jaxtribute.integrations.keras import Verify
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.addons.live import recorder, starting
+from jaxtribute._src.addons.live import starting
 from jaxtribute._src.addons.live.files import worker_file
+from jaxtribute._src.addons.live.recorder import Recorder
 from jaxtribute._src.addons.live.state import Run
-from jaxtribute._src.core.observers import DISPATCH, INPUT, KINDS, SAVE, WAIT
+from jaxtribute._src.core.observers import INPUT, KINDS, SAVE, WAIT
 from processes import run_python
 
 PROGRAM = """
@@ -128,16 +129,15 @@ def observed_kinds() -> list[str]:
 
 
 @pytest.fixture
-def recording(tmp_path: Path) -> Iterator[recorder.Recorder]:
+def recording(tmp_path: Path) -> Iterator[Recorder]:
     """A recorder of this process."""
-    starting.record_run(tmp_path)
-    (found,) = [one for one in DISPATCH.observers if isinstance(one, recorder.Recorder)]
-    yield found
-    found.close()
+    started = starting.start_recording(tmp_path, 0, "worker")
+    yield started
+    started.close()
     assert observed_kinds() == []
 
 
-def test_one_recorder_a_process(tmp_path: Path, recording: recorder.Recorder) -> None:
+def test_one_recorder_a_process(tmp_path: Path, recording: Recorder) -> None:
     with pytest.raises(jd.errors.ConfigError, match=r"recorded already.*HINT: call jd.config.record_run once"):
         jd.config.record_run(tmp_path)
     assert sys.excepthook == recording._note_exception  # pyright: ignore[reportPrivateUsage]
@@ -165,10 +165,10 @@ def test_nobody_looks_by_default() -> None:
     assert observed_kinds() == []
 
 
-def test_events_of_other_threads_and_those_that_raise(tmp_path: Path, recording: recorder.Recorder) -> None:
+def test_events_of_other_threads_and_those_that_raise(tmp_path: Path, recording: Recorder) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    inside = recording._inside  # pyright: ignore[reportPrivateUsage]
+    inside = recording.noted.inside
 
     def kinds() -> list[str]:
         return [event.kind for event in inside]
@@ -180,5 +180,5 @@ def test_events_of_other_threads_and_those_that_raise(tmp_path: Path, recording:
     assert inside == []
     with SAVE.during(None, "a"), WAIT.during(None, "for the others", "worker 1"):
         assert kinds() == ["save", "wait"]
-        assert recording._part() == "save"  # pyright: ignore[reportPrivateUsage]
+        assert recording.noted.part() == "save"
     assert inside == []

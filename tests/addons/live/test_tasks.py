@@ -14,11 +14,10 @@ from rich.console import Console
 import jaxtribute as jd
 import live_runs
 from jaxtribute._src.addons.live import starting
-from jaxtribute._src.addons.live.recorder import Recorder
+from jaxtribute._src.addons.live.starting import start_recording
 from jaxtribute._src.addons.live.state import Run
 from jaxtribute._src.addons.live.terminal import view
 from jaxtribute._src.addons.parameter_servers.server.staleness import Staleness
-from jaxtribute._src.core.observers import DISPATCH
 from parameter_servers.clusters import coordinated
 from processes import run_python
 
@@ -81,8 +80,7 @@ def test_a_run_without_servers_has_none(tmp_path: Path) -> None:
 
 def test_tasks_tell_their_figures(tmp_path: Path) -> None:
     """Threads of one process, whose recorder sees them all."""
-    jd.config.record_run(tmp_path)
-    (recorder,) = [one for one in DISPATCH.observers if isinstance(one, Recorder)]
+    recorder = start_recording(tmp_path, 0, "worker")
     try:
         with coordinated(servers=2, workers=2) as coordinator:
             with coordinator.strategy.scope():
@@ -96,7 +94,7 @@ def test_tasks_tell_their_figures(tmp_path: Path) -> None:
             for _ in range(20):
                 coordinator.schedule(step)
             coordinator.join()
-            found = recorder._figures()["tasks"]  # pyright: ignore[reportPrivateUsage]
+            found = recorder.noted.figures()["tasks"]
     finally:
         recorder.close()
     assert set(found) == {"coordinator", "ps 0", "ps 1", "worker 0", "worker 1"}
@@ -107,7 +105,7 @@ def test_tasks_tell_their_figures(tmp_path: Path) -> None:
     # Each worker lacks the other one's changes, and no others.
     assert total["behind"] <= 20
     assert total["most_behind"] <= 20
-    assert not recorder._figures()  # pyright: ignore[reportPrivateUsage]
+    assert not recorder.noted.figures()
 
 
 SERVER = """
@@ -159,8 +157,7 @@ def test_tasks_of_a_recorded_coordinator_are_told_the_folder(tmp_path: Path, mon
     monkeypatch.setenv("RAY_CLIENT_MODE", "0")  # which Ray's import sets
     variables = pytest.importorskip("jaxtribute._src.addons.parameter_servers.engines.ray_engine")._variables
     assert "JAXTRIBUTE_RUN" not in variables("worker", 3)
-    jd.config.record_run(tmp_path)
-    (recorder,) = [one for one in DISPATCH.observers if isinstance(one, Recorder)]
+    recorder = start_recording(tmp_path, 0, "worker")
     try:
         found = variables("worker", 3)
     finally:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxtribute as jd
+from jaxtribute import extending
 from jaxtribute._src.addons.testing import faults
 from jaxtribute._src.core.cluster import runtime
 from jaxtribute.errors import ArgumentError, ConfigError
@@ -181,13 +182,13 @@ def test_only_pulses_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     store = types.SimpleNamespace(written=[], key_value_dir_get=lambda _: ["found"])
     store.key_value_set = lambda key, *_: store.written.append(key)
     watch = types.SimpleNamespace(_store=store)
-    monkeypatch.setattr(runtime, "current", lambda: types.SimpleNamespace(watch=watch))
+    monkeypatch.setattr(extending, "current_cluster", lambda: types.SimpleNamespace(watch=watch))
     with inject(drop_heartbeats(at="here")):
         point("here")
     watch._store.key_value_set("jaxtribute/watch/pulse/1", "{}", True)
     watch._store.key_value_set("jaxtribute/watch/failure/1", "{}", True)
     assert store.written == ["jaxtribute/watch/failure/1"]
     assert watch._store.key_value_dir_get("x") == ["found"]
-    monkeypatch.setattr(runtime, "current", lambda: None)
+    monkeypatch.setattr(extending, "current_cluster", lambda: None)
     with inject(drop_heartbeats(at="here")):
         point("here")

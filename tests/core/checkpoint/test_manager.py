@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.core.checkpoint import description, manager
+from jaxtribute._src.core.checkpoint import description, retention
 from jaxtribute.errors import ArgumentError, CheckpointError
 
 
@@ -78,7 +78,7 @@ def test_a_save_only_every_so_many_steps(tmp_path: Path) -> None:
 
 def test_one_for_each_span_of_time_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    for module in (description, manager):
+    for module in (description, retention):
         monkeypatch.setattr(module.time, "time", lambda: clock[0])
 
     def make() -> jd.CheckpointManager:

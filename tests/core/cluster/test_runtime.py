@@ -122,7 +122,7 @@ def reported(one: runtime.Cluster, *names: str) -> None:
     log = StepLog()
     for name in names:
         log.entering(name)
-    one.watch._pulses[1] = json.dumps({"count": 1, "report": log.report()})  # pyright: ignore[reportPrivateUsage]
+    one.watch.pulses.hear(1, json.dumps({"count": 1, "report": log.report()}), 0.0)
 
 
 PARTED = r"worker 0 .* is in step 2 of step, at .*, and worker 1 .* is in another call, last seen in step \d of other"

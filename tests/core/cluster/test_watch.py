@@ -71,10 +71,10 @@ def test_workers_learn_what_the_others_do() -> None:
     store, log = Store(), StepLog()
     log.entering("train_step")
     with watching(store, 0) as (first, _), watching(store, 1, steps=log):
-        until(lambda: first.report(1))
-        assert first.report(1)["name"] == "train_step"
-        assert first.report(1)["step"] == 1
-        assert first.report(7) == {}
+        until(lambda: first.pulses.report(1))
+        assert first.pulses.report(1)["name"] == "train_step"
+        assert first.pulses.report(1)["step"] == 1
+        assert first.pulses.report(7) == {}
 
 
 def test_a_failure_reaches_the_others_once() -> None:
@@ -184,7 +184,7 @@ def test_a_step_past_its_deadline_names_the_worker_that_is_behind(monkeypatch: p
         ahead.entering("train_step")
     behind.entering("train_step")
     with watching(store, 1, steps=behind), watching(store, 0, steps=ahead) as (first, seen):
-        until(lambda: first.report(1))
+        until(lambda: first.pulses.report(1))
         monkeypatch.setattr(jax.tree, "leaves", lambda tree: [])  # the log keeps arrays only
         ahead.dispatched(None)
         ahead._flights.append(  # pyright: ignore[reportPrivateUsage]
@@ -215,7 +215,7 @@ def test_any_other_error_is_ones_own() -> None:
 def test_the_coordinator_departs_last() -> None:
     store = Store()
     with watching(store, 0) as (first, _), watching(store, 1) as (second, _):
-        until(lambda: first.report(1))
+        until(lambda: first.pulses.report(1))
         thread = threading.Thread(target=first.depart)
         thread.start()
         until(lambda: f"{ROOT}/gone/0" in store.values)

@@ -353,69 +353,6 @@ def test_an_interrupt_of_a_save(tmp_path: Path) -> None:
     at_random_moments(10, 3e-2, save, check)
 
 
-GUARDED = """
-    checkpoint/background checkpoint/checkpoint checkpoint/committing checkpoint/files checkpoint/leaves
-    checkpoint/manager checkpoint/owner checkpoint/preemption checkpoint/preemption_agreement checkpoint/restoring
-    tracking/sidecar cluster/runtime cluster/server cluster/waiting execution/eager execution/interrupts
-    execution/rendezvous folders integrations/keras/scheduling launcher/family launcher/launch launcher/node
-    parameter_servers/engines/engine parameter_servers/engines/ray_engine parameter_servers/engines/ray_node
-    messaging/transport parameter_servers/scheduling/closure_queue
-    parameter_servers/scheduling/closures parameter_servers/scheduling/coordinator
-    parameter_servers/scheduling/dispatcher parameter_servers/scheduling/remote_value
-    parameter_servers/scheduling/starting parameter_servers/server/client parameter_servers/server/saves
-    parameter_servers/variables/access parameter_servers/variables/variable values/stored
-"""
-"""Files whose functions hold locks, or leave something half done, in the main thread, where signals raise."""
-ELSEWHERE = {
-    "Dispatcher._serve",
-    "Dispatcher._turn",
-    "Dispatcher._settle_unread",
-    "Dispatcher._pause_s",
-    "LocalNode.run",
-}
-"""Functions of them that run in a thread of their own alone, or in a loop that takes signals: there none raises."""
-
-
-@pytest.mark.parametrize("file", GUARDED.split())
-def test_nothing_leaves_a_lock_held_where_a_loop_goes_back(file: str) -> None:
-    """CPython leaves some jumps out of the `with` or `try` around their loop: what a handler raises there skips it."""
-    path = Path(OWN) / "_src" / f"{file}.py"
-    code = compile(path.read_text(), str(path), "exec")
-    found = [one for function in functions_in(code) for one in unprotected(function)]
-    assert [one for one in found if one.partition(" ")[0] not in ELSEWHERE] == []
-
-
-def test_an_unprotected_jump_is_found() -> None:
-    source = "def f(lock, xs):\n  with lock:\n    for x in xs:\n      if x:\n        return x\n    return 0"
-    found = [one for function in functions_in(compile(source, "f.py", "exec")) for one in unprotected(function)]
-    assert len(found) == (sys.version_info[:2] == (3, 13))
-
-
-def functions_in(code: CodeType) -> Generator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from functions_in(constant)
-
-
-def unprotected(code: CodeType) -> list[str]:
-    """The loops within a `with` or `try` that go back by a jump for which no handler of exceptions is in force."""
-    bytecode: Any = dis.Bytecode(code)
-    operations = {one.offset: one for one in bytecode}
-    entries = bytecode.exception_entries
-    inside = [entry for entry in entries if operations[entry.target].opname == "PUSH_EXC_INFO"]
-    found: list[str] = []
-    for one in operations.values():
-        covered = any(entry.start <= one.offset < entry.end for entry in entries)
-        if one.opname.startswith("JUMP_BACKWARD") and not covered:
-            for handler in {entry.target for entry in inside}:
-                start = min(entry.start for entry in inside if entry.target == handler)
-                end = max(entry.end for entry in inside if entry.target == handler)
-                if start <= one.argval < one.offset < end:
-                    found.append(f"{code.co_qualname} at {one.offset}")
-    return found
-
-
 def test_deferred_handlers_are_called_at_the_end_in_order() -> None:
     deferral, old = Deferral(), signal.getsignal(signal.SIGUSR1)
     deferral.begin()

@@ -9,9 +9,8 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 from jaxtribute.errors import MissingLibraryError as _MissingLibraryError
 
 try:
-    import keras._tf_keras.keras as _with_older_names
-
     import keras as _keras
+    import keras._tf_keras.keras as _with_older_names
 except ModuleNotFoundError as _missing:
     raise _MissingLibraryError(f"tf.keras needs {_missing.name}. HINT: pip install 'jaxtribute[keras]'.") from _missing
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import keras
 import numpy as np
 
-import keras
 from jaxtribute._src.addons.tracking.protocol import Tracker
 from jaxtribute._src.addons.tracking.summary import Writer
 from jaxtribute.errors import ArgumentError

@@ -6,12 +6,13 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from keras import callbacks as keras_callbacks
+
 from jaxtribute._src.addons.keras.data import creator_of
 from jaxtribute._src.addons.keras.internals import KerasModel, is_default
 from jaxtribute._src.addons.keras.variables import on_servers
 from jaxtribute.errors import ArgumentError, ContextError
 from jaxtribute.typing import Foreign, Leaf
-from keras import callbacks as keras_callbacks
 
 if TYPE_CHECKING:
     from jaxtribute import Strategy

@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+import keras
 import numpy as np
 
-import keras
 from jaxtribute._src.addons.keras import internals
 from jaxtribute.errors import ArgumentError
 from jaxtribute.typing import Leaf, Nest

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import keras
 import numpy as np
 from keras.src import backend
 from keras.src.backend.common import global_state
@@ -29,7 +30,6 @@ from keras.src.utils import backend_utils
 from keras.src.utils.python_utils import is_default as is_default
 from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet
 
-import keras
 from jaxtribute.extending import JaxprEqn, Programs
 from jaxtribute.typing import Foreign, Nest
 

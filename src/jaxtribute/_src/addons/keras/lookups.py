@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
-import keras
 from jaxtribute._src.addons.keras import internals
 from jaxtribute.errors import ArgumentError
 from jaxtribute.extending import Tracer

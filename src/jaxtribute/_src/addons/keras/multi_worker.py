@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from keras import callbacks
 
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.internals import KerasModel
 from jaxtribute.errors import CheckpointError, InputError
 from jaxtribute.typing import Foreign, Leaf, Nest
-from keras import callbacks
 
 if TYPE_CHECKING:
     from jaxtribute import Strategy

@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 from jax import lax
 
-import keras
 from jaxtribute import REPLICA_AXIS as AXIS
 from jaxtribute import ReplicaContext
 from jaxtribute._src.addons.keras import internals

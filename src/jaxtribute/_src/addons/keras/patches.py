@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import keras
+
 from jaxtribute._src.addons.keras import checks, internals, multi_worker, sending, trainer
 
 # Not used here: Keras must know the operation in it when it loads a model that another process has saved.

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 
-import keras
 from jaxtribute import Optimizer
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.internals import KerasOptimizer, KerasVariable

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 from jax import lax
 
-import keras
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.internals import KerasModel, KerasVariable
 from jaxtribute._src.addons.keras.meeting import entered, share_of

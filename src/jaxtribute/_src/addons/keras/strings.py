@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 
-import keras
 from jaxtribute._src.addons.keras.internals import KerasModel
 from jaxtribute.typing import Leaf, Nest
 

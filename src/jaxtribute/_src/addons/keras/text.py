@@ -6,9 +6,9 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import keras
 import numpy as np
 
-import keras
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.lookups import StringLookup, concrete, is_array
 from jaxtribute.errors import ArgumentError

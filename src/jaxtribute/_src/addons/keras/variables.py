@@ -8,8 +8,8 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
-
 import keras
+
 from jaxtribute import Variable, VariableAggregation
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.custom_loops import own_replica, together

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxtribute._src.addons.launcher.environment import holds_a_place, rank_of_this_process
 from jaxtribute._src.addons.live.files import ROLES
 from jaxtribute.errors import ConfigError
 from jaxtribute.extending import Kinds, shown, whole_number
+
+if TYPE_CHECKING:
+    from jaxtribute._src.addons.live.recorder import Recorder
 
 RUN = "JAXTRIBUTE_RUN"
 _TASK = "JAXTRIBUTE_RUN_TASK"
@@ -27,14 +31,25 @@ def record_run(directory: str | os.PathLike[str]) -> None:
     Raises:
       ConfigError: this process is recorded already, or the folder cannot be written to.
     """
-    _record(directory, rank_of_this_process(), "worker")
+    start_recording(directory, rank_of_this_process(), "worker")
 
 
-def _record(directory: str | os.PathLike[str], rank: int, role: str) -> None:
+def start_recording(directory: str | os.PathLike[str], rank: int, role: str) -> Recorder:
+    """Starts a recorder of this process, and returns it.
+
+    Args:
+      directory: the folder of the run.
+      rank: the process's number, among those of its role.
+      role: what it is in the run.
+
+    Raises:
+      ConfigError: this process is recorded already, or the folder cannot be written to.
+    """
     # Most programs record nothing, and load none of it.
+    from jaxtribute._src.addons.live.noted import Noted
     from jaxtribute._src.addons.live.recorder import Recorder
 
-    if any(isinstance(one, Recorder) for one in Kinds.DISPATCH.observers):
+    if any(isinstance(one, Noted) for one in Kinds.DISPATCH.observers):
         raise ConfigError(
             f"this process is recorded already, and {os.fspath(directory)!r} was asked for too. HINT: call "
             f"jd.config.record_run once, and not where the launcher's --run or {RUN} does it."
@@ -47,6 +62,7 @@ def _record(directory: str | os.PathLike[str], rank: int, role: str) -> None:
             "HINT: name a folder that this user may write to."
         ) from error
     recorder.start()
+    return recorder
 
 
 def apply_environment() -> None:
@@ -60,6 +76,6 @@ def apply_environment() -> None:
                 f"{_TASK}={shown(task)} names no task of parameter servers. HINT: unset it; the coordinator sets it "
                 "for the processes that it starts."
             )
-        _record(directory, number, ROLES[role])
+        start_recording(directory, number, ROLES[role])
     elif directory and not holds_a_place():
         record_run(directory)

@@ -8,13 +8,20 @@ first hour has windows of a second. Then the length doubles after each 1,800 win
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field
 
 from jaxtribute.typing import Json
 
+_BASE = time.time() - time.monotonic()
 _FIRST, _NEXT = 3600, 1800
 _BINS_PER_OCTAVE = 16
 """Bins for the times of steps, per doubling: each is 4.4 % wide."""
+
+
+def wall(moment: float) -> float:
+    """Seconds since 1970 of a moment of the monotonic clock, which nobody sets while the program runs."""
+    return round(_BASE + moment, 3)
 
 
 def length_after(windows: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+
 from jaxtribute._src.addons.verify.asserting import NotOneDeviceError
 from jaxtribute._src.addons.verify.report import text
 from jaxtribute._src.addons.verify.verifying import Verdict

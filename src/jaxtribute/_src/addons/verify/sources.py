@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import jaxtribute
 from jaxtribute.extending import JaxprEqn, Programs, located
 
-_LIBRARY = str(Path(__file__).parents[3])
+_LIBRARY = str(Path(jaxtribute.__file__).parent)
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _LONGEST = 100
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
@@ -14,18 +13,16 @@ from jaxtribute._src.core import settings
 from jaxtribute._src.core.checkpoint import committing
 from jaxtribute._src.core.checkpoint.checkpoint import Checkpoint
 from jaxtribute._src.core.checkpoint.files import (
-    UNFINISHED,
     check_folder,
     check_name,
     check_path,
-    left_over,
     present,
-    remove,
     standing,
 )
-from jaxtribute._src.core.checkpoint.folder import KeptCheckpoints, latest_of, leave_out, nothing_whole, paths_of
+from jaxtribute._src.core.checkpoint.folder import latest_of, leave_out, nothing_whole, paths_of
 from jaxtribute._src.core.checkpoint.owner import Owner
-from jaxtribute._src.core.checkpoint.series import Entry, Identity, Series, identity_of
+from jaxtribute._src.core.checkpoint.retention import Retention
+from jaxtribute._src.core.checkpoint.series import Series
 from jaxtribute._src.core.types import Foreign
 from jaxtribute.errors import (
     ArgumentError,
@@ -100,20 +97,14 @@ class CheckpointManager:
             )
         self._checkpoint = checkpoint
         self._directory = check_path(directory, "directory")
-        self._max_to_keep = max_to_keep
-        self._every_s = None if keep_checkpoint_every_n_hours is None else keep_checkpoint_every_n_hours * _HOUR_S
         self._name = check_name(checkpoint_name, "checkpoint_name")
-        self._step_counter, self._interval = step_counter, checkpoint_interval
+        self._interval = _Interval(checkpoint_interval, step_counter)
         self._init_fn, self._block, self._timeout_s = init_fn, block, timeout_s
-        self._last_step: int | None = None
         check_folder(self._directory)
-        self._kept = KeptCheckpoints(self._directory, self._name)
-        # Spans of time go on from where an earlier start of the program was.
-        self._preserved_at = max(self._kept.entries().values(), default=time.time())
         self._owner = Owner(self._directory, self._name, checkpoint)
         self._series = Series(self._directory, self._name)
-        self._known: dict[Path, Identity | None] = {}
-        self._damaged: dict[Path, Identity | None] = {}
+        every_s = None if keep_checkpoint_every_n_hours is None else keep_checkpoint_every_n_hours * _HOUR_S
+        self._retention = Retention(self._directory, self._name, self._series, max_to_keep, every_s)
         self._unread = False
 
     @property
@@ -129,7 +120,7 @@ class CheckpointManager:
     @property
     def checkpoint_interval(self) -> int | None:
         """Steps between checkpoints."""
-        return self._interval
+        return self._interval.steps
 
     @property
     def checkpoints(self) -> list[str]:
@@ -147,7 +138,7 @@ class CheckpointManager:
           CheckpointUnreadableError: the system cannot read it now.
           CheckpointError: an earlier version did not note which one was the last.
         """
-        return latest_of(self._series, self._directory, self._known)
+        return latest_of(self._series, self._directory, self._retention.known)
 
     def save(self, checkpoint_number: SupportsInt | None = None, check_interval: bool = True) -> str | None:
         """Saves a checkpoint, in the background unless `block` was given.
@@ -166,8 +157,8 @@ class CheckpointManager:
 
         Source: `tf.train.CheckpointManager.save`.
         """
-        step = self._step()
-        if check_interval and self._too_soon(step):
+        step = self._interval.step()
+        if check_interval and self._interval.is_too_soon(step):
             return None
         with self._checkpoint._alone:  # pyright: ignore[reportPrivateUsage]  # no other thread counts meanwhile
             self._checkpoint.wait()
@@ -179,10 +170,10 @@ class CheckpointManager:
                 target,
                 block=self._block,
                 timeout_s=self._timeout_s,
-                committed=lambda: self._settle(target),
+                committed=lambda: self._retention.settle(target),
                 owner=self._owner,
             )
-            self._last_step = step
+            self._interval.last = step
         return path
 
     def restore_or_initialize(self) -> str | None:
@@ -210,14 +201,15 @@ class CheckpointManager:
             try:
                 self._checkpoint.restore(path)
             except CheckpointDamagedError as error:
-                self._damaged[path] = identity_of(path)
+                self._retention.note_damaged(path)
                 skipped.append(leave_out(path, error))
                 continue
             except CheckpointUnreadableError:
                 self._unread = True
                 raise
-            self._known[path], self._unread = identity_of(path), False
-            self._last_step = self._step()
+            self._retention.note_whole(path)
+            self._unread = False
+            self._interval.last = self._interval.step()
             return str(path)
         if skipped:
             raise nothing_whole(self._directory, skipped, others)
@@ -243,25 +235,6 @@ class CheckpointManager:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _step(self) -> int | None:
-        counter = self._step_counter
-        if counter is None:
-            return None
-        value: Foreign = counter() if callable(counter) else counter
-        try:
-            return int(value)
-        except (TypeError, ValueError, OverflowError):
-            raise ArgumentTypeError(
-                f"step_counter is {value!r}, a {type(value).__name__}. HINT: pass a whole number, a variable, or a "
-                "function that returns one."
-            ) from None
-
-    def _too_soon(self, step: int | None) -> bool:
-        if self._interval is None or step is None or self._last_step is None:
-            return False
-        # A smaller step than before: the training has gone back.
-        return 0 <= step - self._last_step < self._interval
 
     def _check_unread(self, target: Path) -> None:
         """Checks that a save does not take the place of what could not be read, and may be whole."""
@@ -304,54 +277,42 @@ class CheckpointManager:
             return type(problem).__name__, str(problem), [], []
         return "", "", paths_of(line), paths_of(others)
 
-    def _settle(self, saved: Path) -> None:
-        """Notes that a checkpoint is complete, and prunes; a failure to delete is no error of the save."""
-        # It may have taken the name of a damaged one.
-        self._damaged.pop(saved, None)
-        self._known[saved] = identity_of(saved)
+
+class _Interval:
+    """Steps that must pass between two saves.
+
+    Args:
+      steps: how many; None for any.
+      counter: says at which step the training is.
+
+    Attributes:
+      last: the step of the last save or restore.
+    """
+
+    def __init__(self, steps: int | None, counter: SupportsInt | Callable[[], SupportsInt] | None) -> None:
+        self.steps, self._counter = steps, counter
+        self.last: int | None = None
+
+    def step(self) -> int | None:
+        """The step that the training is at."""
+        counter = self._counter
+        if counter is None:
+            return None
+        value: Foreign = counter() if callable(counter) else counter
         try:
-            self._prune(saved)
-        except (OSError, CheckpointError) as error:
-            # A log that kept the error would keep all that its traceback knows.
-            problem = f"{type(error).__name__}: {error}"
-            _LOG.warning("%s is saved. What is older stays until the next save, as %s", saved, problem)
+            return int(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ArgumentTypeError(
+                f"step_counter is {value!r}, a {type(value).__name__}. HINT: pass a whole number, a variable, or a "
+                "function that returns one."
+            ) from None
 
-    def _prune(self, saved: Path) -> None:
-        """Deletes what is too old or was never completed; the first worker does it, after each save."""
-        # A damaged checkpoint does not count, else too few that can be restored would stay; nor does the new one here,
-        # which is never deleted: `1 - max_to_keep` below makes up for it.
-        others = [entry for entry in self._series.entries() if entry.complete and self._counts(entry, saved)]
-        kept = self._kept.entries()
-        for entry in others[: 1 - self._max_to_keep or None] if self._max_to_keep is not None else []:
-            if entry.number in kept or self._begins_span(entry):
-                kept.setdefault(entry.number, self._preserved_at)
-                continue
-            # A name that no complete checkpoint has, in case that this is where the program ends.
-            gone = Path(f"{entry.path}{UNFINISHED}")
-            remove(gone)
-            standing(entry.path).rename(gone)
-        if kept:
-            self._kept.write(kept)
-        for left in left_over(self._directory, self._name):
-            remove(left)
-
-    def _counts(self, entry: Entry, saved: Path) -> bool:
-        """True if a checkpoint is one of those of which the last stay."""
-        if entry.path == saved:
+    def is_too_soon(self, step: int | None) -> bool:
+        """True if too few steps have passed at this one."""
+        if self.steps is None or step is None or self.last is None:
             return False
-        return entry.path not in self._damaged or self._damaged[entry.path] != identity_of(entry.path)
-
-    def _begins_span(self, entry: Entry) -> bool:
-        """True if a checkpoint is the first one of a span of time, and stays."""
-        if self._every_s is None or not entry.described:  # damaged: nobody can use it
-            return False
-        passed_s = entry.written_at - self._preserved_at
-        if 0 <= passed_s < self._every_s:
-            return False
-        # From its own time on, not from now: spans do not drift with the time that saving takes. A clock that was set
-        # back begins anew: else nothing would stay until it comes to the old time.
-        self._preserved_at = entry.written_at
-        return passed_s >= 0
+        # A smaller step than before: the training has gone back.
+        return 0 <= step - self.last < self.steps
 
 
 def _number(value: Foreign) -> int:

@@ -90,7 +90,7 @@ class KeyValues:
         if rank in self.watch.left:
             theirs = f"has ended its program after {self.watch.left[rank]}"
         elif self.watch.parted(rank, self.steps.number, self.steps.name):
-            theirs = f"is in another call, {described(self.watch.report(rank))}"
+            theirs = f"is in another call, {described(self.watch.pulses.report(rank))}"
         else:
             return None
         return ClusterError(

@@ -45,6 +45,64 @@ class Store(Protocol):
         ...
 
 
+class Pulses:
+    """The last pulse of each worker, and when it was heard.
+
+    Args:
+      workers: how many there are.
+      now: the moment from which on a worker that never pulses is silent.
+
+    Attributes:
+      answered: when the service answered last.
+    """
+
+    def __init__(self, workers: int, now: float) -> None:
+        self._heard = dict.fromkeys(range(workers), now)
+        self._last: dict[int, str] = {}
+        self.answered = now
+
+    def hear(self, rank: int, pulse: str, now: float) -> None:
+        """Notes a worker's pulse; the same as before is none."""
+        if self._last.get(rank) != pulse:
+            self._last[rank], self._heard[rank] = pulse, now
+
+    def report(self, rank: int) -> dict[str, Any]:
+        """The last report of a worker; empty before its first pulse."""
+        pulse = self._last.get(rank)
+        return {} if pulse is None else json.loads(pulse)["report"]
+
+    def reports(self) -> dict[int, dict[str, Any]]:
+        """The last reports of all workers that have pulsed."""
+        return {rank: self.report(rank) for rank in list(self._last)}
+
+    def silent(self, now: float, seconds: float) -> set[int]:
+        """The workers that have not pulsed for so long."""
+        return {rank for rank, heard in self._heard.items() if now - heard > seconds}
+
+
+class _Comparison:
+    """Says now and then whom the workers wait for.
+
+    Args:
+      every_s: seconds between two comparisons; 0 for none.
+      now: the moment of the first.
+    """
+
+    def __init__(self, every_s: float, now: float) -> None:
+        self._every_s = every_s
+        self._then, self._before = now, dict[int, dict[str, Any]]()
+
+    def say(self, pulses: Pulses, now: float, names: Sequence[str]) -> None:
+        """Compares what workers report now with what they did before, if it is time."""
+        passed_s = now - self._then
+        if not self._every_s or passed_s < self._every_s:
+            return
+        before, self._then, self._before = self._before, now, pulses.reports()
+        text = comparison(before, self._before, passed_s, names)
+        if text is not None:
+            say(text)
+
+
 class Watch:
     """Pulses of all workers, over the coordination service.
 
@@ -72,23 +130,17 @@ class Watch:
         self._on_failure, self._steps = on_failure, steps
         self.deadline_s = math.inf
         """Seconds after which a step that has not finished is an error."""
-        self._rank = roster.rank
         self._stop = threading.Event()
         self._observing = ExitStack()
-        self._clock = steps.clock
         self._told_s = 0.0
         """Seconds for which this process has stood still, as it has said."""
-        # From the start on: a worker that never pulses is lost as well.
-        self._heard = dict.fromkeys(range(len(roster.members)), self._clock.now())
-        self._pulses: dict[int, str] = {}
-        self._answered = self._clock.now()
+        self.pulses = Pulses(len(roster.members), self._steps.clock.now())
         self.left: dict[int, str] = {}
         """The workers whose programs have ended well, each with what it did last."""
         self.failure: Failure | None = None
         """The first failure that is known, of this worker or another."""
         self._shown = False
-        self._every_s = interval_s()
-        self._compared: tuple[float, dict[int, dict[str, Any]]] = self._clock.now(), {}
+        self._comparison = _Comparison(interval_s(), self._steps.clock.now()) if roster.rank == 0 else None
         self._threads = [
             threading.Thread(target=target, name=f"jaxtribute-{name}", daemon=True)
             for name, target in (("pulse", self._pulse), ("watch", self._check))
@@ -109,17 +161,12 @@ class Watch:
             if thread is not threading.current_thread():
                 thread.join(5 * _PULSE_S)
 
-    def report(self, rank: int) -> dict[str, Any]:
-        """The last report of a worker; empty before its first pulse."""
-        pulse = self._pulses.get(rank)
-        return {} if pulse is None else json.loads(pulse)["report"]
-
     def whereabouts(self, ranks: Sequence[int]) -> str:
         """Asks workers for their positions, with the stacks of their main threads; waits at most 1.5 s."""
         stacks: dict[int, str] = {}
         deadline = time.monotonic() + 3 * _PULSE_S
         with suppress(RuntimeError):
-            self._store.key_value_set(f"{ROOT}/asked/{self._rank}", "", True)
+            self._store.key_value_set(f"{ROOT}/asked/{self._roster.rank}", "", True)
             while len(stacks) < len(ranks) and time.monotonic() < deadline:
                 time.sleep(_PULSE_S / 5)
                 for key, text in self._store.key_value_dir_get(STACKS):
@@ -128,7 +175,7 @@ class Watch:
         # One that does not answer, as it is gone or its interpreter is stuck, is told by its last pulse alone.
         lines: list[str] = []
         for rank in ranks:
-            report = f"{self._roster.names[rank]}: {described(self.report(rank))}"
+            report = f"{self._roster.names[rank]}: {described(self.pulses.report(rank))}"
             lines.append(f"{report}\n{stacks.get(rank, '')}".rstrip())
         return "\n".join(lines)
 
@@ -150,7 +197,7 @@ class Watch:
         Args:
           error: what was raised here.
         """
-        own = Failure.raised(self._rank, error)
+        own = Failure.raised(self._roster.rank, error)
         if may_be_broken_collective(error):
             # Something did break, so a short silence, which is nothing otherwise, tells whose end it was. Without it
             # all workers but the one that is gone would blame themselves, each for the error that it got.
@@ -165,7 +212,7 @@ class Watch:
         deadline = time.monotonic() + _DEPARTURE_S
         self._tell("gone")
         with suppress(RuntimeError):
-            while self._rank == 0 and time.monotonic() < deadline and not self._all_gone():
+            while self._roster.rank == 0 and time.monotonic() < deadline and not self._all_gone():
                 time.sleep(_PULSE_S / 5)
 
     def _tell(self, kind: str, text: str = "") -> None:
@@ -173,7 +220,7 @@ class Watch:
 
         def set_key() -> None:
             with suppress(RuntimeError):
-                self._store.key_value_set(f"{ROOT}/{kind}/{self._rank}", text, True)
+                self._store.key_value_set(f"{ROOT}/{kind}/{self._roster.rank}", text, True)
 
         thread = threading.Thread(target=set_key, name="jaxtribute-tell", daemon=True)
         thread.start()
@@ -182,17 +229,14 @@ class Watch:
     def leave(self) -> None:
         """Tells the others that this worker's program has ended well, and in which step."""
         self._say_alive("left")
-        self._store.key_value_set(f"{ROOT}/left/{self._rank}", self._steps.last, True)
+        self._store.key_value_set(f"{ROOT}/left/{self._roster.rank}", self._steps.last, True)
 
     def _all_gone(self) -> bool:
         gone: set[int] = set()
         for key, _ in self._store.key_value_dir_get(f"{ROOT}/"):
             if key.split("/")[-2] in ("gone", "left"):
                 gone.add(rank_of(key))
-        now = self._clock.now()
-        for rank, heard in self._heard.items():
-            if now - heard > _SUSPICIOUS_S:
-                gone.add(rank)
+        gone |= self.pulses.silent(self._steps.clock.now(), _SUSPICIOUS_S)
         return len(gone) == len(self._roster.members)
 
     def _pulse(self) -> None:
@@ -203,29 +247,28 @@ class Watch:
                 # The count makes each pulse another one, also where the program stands still: only then is it heard.
                 self._say_alive(count)
                 self._read(self._store.key_value_dir_get(f"{ROOT}/"))
-                self._answered = self._clock.now()
+                self.pulses.answered = self._steps.clock.now()
             except RuntimeError as error:
                 # While this process leaves, the coordinator may be gone before: that is no failure.
                 if self._stop.wait(_PULSE_S):
                     return
-                if self._clock.now() - self._answered > self._silence_s:
-                    self._fail(Failure(0, f"cannot be reached: {str(error).splitlines()[0]}", "", self._rank))
+                if self._steps.clock.now() - self.pulses.answered > self._silence_s:
+                    self._fail(Failure(0, f"cannot be reached: {str(error).splitlines()[0]}", "", self._roster.rank))
             self._stop.wait(_PULSE_S)
 
     def _say_alive(self, count: int | str) -> None:
         pulse = json.dumps({"count": count, "report": self._steps.report()})
-        self._store.key_value_set(f"{ROOT}/pulse/{self._rank}", pulse, True)
+        self._store.key_value_set(f"{ROOT}/pulse/{self._roster.rank}", pulse, True)
 
     def _read(self, entries: list[tuple[str, str]]) -> None:
-        now = self._clock.now()
+        now = self._steps.clock.now()
         left: dict[int, str] = {}
         failures: list[Failure] = []
         asked = False
         for key, value in entries:
             kind, rank = key.split("/")[-2:]
-            if kind == "pulse" and self._pulses.get(int(rank)) != value:
-                self._pulses[int(rank)] = value
-                self._heard[int(rank)] = now
+            if kind == "pulse":
+                self.pulses.hear(int(rank), value, now)
             elif kind == "left":
                 left[int(rank)] = value
             elif kind == "failure":
@@ -235,7 +278,7 @@ class Watch:
         self.left = left
         if asked and not self._shown:
             self._shown = True
-            self._store.key_value_set(f"{STACKS}{self._rank}", stack(main_thread()), True)
+            self._store.key_value_set(f"{STACKS}{self._roster.rank}", stack(main_thread()), True)
         if failures and self.failure is None:
             # The one that names itself is the cause; others may have failed because of it.
             failures.sort(key=lambda one: one.rank != one.reporter)
@@ -244,47 +287,35 @@ class Watch:
     def _check(self) -> None:
         """Looks for silence; in a thread of its own, as a call to a service that is cut off may not return."""
         while not self._stop.wait(_PULSE_S):
-            now = self._clock.now()
+            now = self._steps.clock.now()
             self._say_stopped()
-            self._compare(now)
-            silent_s = now - self._answered
+            # One worker says it for all.
+            if self._comparison is not None:
+                self._comparison.say(self.pulses, now, self._roster.names)
+            silent_s = now - self.pulses.answered
             # Rank 0 hosts the service itself, and cannot be cut off from it.
-            if silent_s > self._silence_s and self._rank != 0:
-                self._fail(Failure(0, f"was lost: no answer for {silent_s:.0f} s", "", self._rank))
+            if silent_s > self._silence_s and self._roster.rank != 0:
+                self._fail(Failure(0, f"was lost: no answer for {silent_s:.0f} s", "", self._roster.rank))
                 return
             if self._check_steps(now):
                 return
             lost = self._lost(now)
             # Pulses come through the service: while that does not answer, all seem silent, and none is blamed.
             if lost is not None and silent_s < self._silence_s / 2:
-                self._fail(Failure(lost, f"was lost: no pulse for {self._silence_s:.0f} s", "", self._rank))
+                self._fail(Failure(lost, f"was lost: no pulse for {self._silence_s:.0f} s", "", self._roster.rank))
                 return
 
     def _lost(self, now: float) -> int | None:
         """Another worker that should run and has not pulsed for too long; None if all have."""
-        for rank, heard in self._heard.items():
-            if rank not in self.left and rank != self._rank and now - heard > self._silence_s:
-                return rank
-        return None
+        silent = self.pulses.silent(now, self._silence_s) - self.left.keys() - {self._roster.rank}
+        return min(silent, default=None)
 
     def _say_stopped(self) -> None:
         """Says for how long this process did not run: what happened meanwhile is no silence of the others."""
-        stopped_s = self._clock.stopped_s - self._told_s
+        stopped_s = self._steps.clock.stopped_s - self._told_s
         if stopped_s:
             self._told_s += stopped_s
-            say(f"{self._roster.names[self._rank]} stood still for {stopped_s:.0f} s, and goes on")
-
-    def _compare(self, now: float) -> None:
-        """The coordinator says now and then whom the others wait for."""
-        then, before = self._compared
-        # One worker says it for all.
-        if self._rank != 0 or not self._every_s or now - then < self._every_s:
-            return
-        after = {rank: self.report(rank) for rank in list(self._pulses)}
-        self._compared = now, after
-        text = comparison(before, after, now - then, self._roster.names)
-        if text is not None:
-            say(text)
+            say(f"{self._roster.names[self._roster.rank]} stood still for {stopped_s:.0f} s, and goes on")
 
     def _check_steps(self, now: float) -> bool:
         """Ends the program where a step is past its deadline, and says which worker holds it up."""
@@ -295,44 +326,44 @@ class Watch:
             return True
         if now - oldest.start < self.deadline_s:
             return False
-        others = [rank for rank in range(len(self._roster.members)) if rank != self._rank]
-        behind = min(others, key=lambda rank: self.report(rank).get("step", 0), default=self._rank)
-        theirs = self.report(behind).get("step", 0)
+        others = [rank for rank in range(len(self._roster.members)) if rank != self._roster.rank]
+        behind = min(others, key=lambda rank: self.pulses.report(rank).get("step", 0), default=self._roster.rank)
+        theirs = self.pulses.report(behind).get("step", 0)
         if oldest.result is None and theirs >= oldest.number and now - oldest.start < self.deadline_s + _COMPILATION_S:
             # Without a result the step is still traced, compiled or handed over here, and nobody is behind it: the
             # compiler may take many minutes, on all workers at once.
             return False
         if theirs > oldest.number:
             # Even the last of the others has begun a later step, so this worker is the one that is behind.
-            behind = self._rank
+            behind = self._roster.rank
         summary = (
-            f"holds up step {oldest.number} of {oldest.name}, which {self._roster.names[self._rank]} has waited "
+            f"holds up step {oldest.number} of {oldest.name}, which {self._roster.names[self._roster.rank]} has waited "
             f"{now - oldest.start:.0f} s for"
         )
         # The worker that is waited for stands first in the message.
         everyone = [behind, *(rank for rank in range(len(self._roster.members)) if rank != behind)]
-        self._fail(Failure(behind, summary, self.whereabouts(everyone), self._rank))
+        self._fail(Failure(behind, summary, self.whereabouts(everyone), self._roster.rank))
         return True
 
     def _is_without(self, step: StepInFlight) -> bool:
         """Ends the program if a worker has ended before a step that all must take part in, or is in another one."""
         for rank, last in self.left.items():
-            if self.report(rank).get("step", 0) < step.number:
-                here = f"{self._roster.names[self._rank]} is in step {step.number} of {step.name}"
+            if self.pulses.report(rank).get("step", 0) < step.number:
+                here = f"{self._roster.names[self._roster.rank]} is in step {step.number} of {step.name}"
                 hint = "HINT: every worker must make the same calls as often as the others."
-                self._fail(Failure(rank, f"ended its program after {last}, while {here}", hint, self._rank))
+                self._fail(Failure(rank, f"ended its program after {last}, while {here}", hint, self._roster.rank))
                 return True
         for rank in range(len(self._roster.members)):
-            if rank != self._rank and self.parted(rank, step.number, step.name):
-                here = f"{self._roster.names[self._rank]} is in step {step.number} of {step.name}"
-                summary = f"is in another call, {described(self.report(rank))}, while {here}"
-                self._fail(Failure(rank, summary, self.whereabouts([rank, self._rank]), self._rank))
+            if rank != self._roster.rank and self.parted(rank, step.number, step.name):
+                here = f"{self._roster.names[self._roster.rank]} is in step {step.number} of {step.name}"
+                summary = f"is in another call, {described(self.pulses.report(rank))}, while {here}"
+                self._fail(Failure(rank, summary, self.whereabouts([rank, self._roster.rank]), self._roster.rank))
                 return True
         return False
 
     def parted(self, rank: int, number: int, name: str) -> bool:
         """True if a worker's step of this number is known to be one of something else."""
-        return name_of(self.report(rank), number) not in (None, name)
+        return name_of(self.pulses.report(rank), number) not in (None, name)
 
     def suspect(self) -> float:
         """Lets a short silence tell which worker is gone, as a collective has broken; returns the seconds to wait."""

@@ -6,7 +6,6 @@ import functools
 import inspect
 import itertools
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,9 +22,11 @@ from jaxtribute import VariableAggregation, VariableSynchronization
 from jaxtribute._src.addons.messaging.transport import Endpoint, Hub, TaskSettings, deadline, end_idle_threads
 from jaxtribute._src.addons.messaging.wire import Header
 from jaxtribute._src.addons.parameter_servers.engines.engine import Engine
-from jaxtribute._src.addons.parameter_servers.partitioners import Partitioner, shard_offsets, shards_of
+from jaxtribute._src.addons.parameter_servers.partitioners import Partitioner
 from jaxtribute._src.addons.parameter_servers.scheduling.closures import Numbers, Worker
 from jaxtribute._src.addons.parameter_servers.scheduling.dispatcher import Dispatcher
+from jaxtribute._src.addons.parameter_servers.scheduling.health import LOST, Health
+from jaxtribute._src.addons.parameter_servers.scheduling.placement import Placement
 from jaxtribute._src.addons.parameter_servers.server import saves
 from jaxtribute._src.addons.parameter_servers.server.client import Client, Request, ServerLostError
 from jaxtribute._src.addons.parameter_servers.server.layout import Layout, Shard
@@ -73,20 +74,13 @@ class Cluster:
     ) -> None:
         self.engine, self._folder, self.timeout_s = engine, folder, timeout_s
         self.servers, self.workers, self._mirrored = servers, workers, bool(replicas)
-        self._partitioner = partitioner
-        self._keys = settings.keys
         self.numbers = Numbers()
-        self.keys = itertools.count(1)
         self.definitions = itertools.count(1)
-        self._turn = itertools.count()
+        self._placement = Placement(servers, partitioner)
         self._code: dict[int, tuple[int, bytes]] = {}
         """For each optimizer and computed initial value: its code, and -1 or the only server that needs it."""
-        self._shards: dict[int, tuple[int, tuple[int, ...], str]] = {}
-        self._lost: set[int] = set()
-        self._state = threading.Condition()
-        self._failure: ClusterError | None = None
+        self._health = Health()
         self._saved: Path | None = None
-        self._directory: Path | None = None
         self.epoch = 1
         self.coordinator: weakref.ref[ClusterCoordinator] | None = None
         """The strategy's one coordinator, if it has been asked for."""
@@ -107,8 +101,7 @@ class Cluster:
             lambda: (self.endpoints, self.epoch),
             timeout_s,
         )
-        self.queue = self.dispatcher.queue
-        self.client = Client(settings.keys, timeout_s, self._check)
+        self.client = Client(settings.keys, timeout_s, self._health.check)
         self.access = Access(
             self.client, self._token, self._persist, lambda header: self.numbers.end(header["once"][0])
         )
@@ -128,7 +121,7 @@ class Cluster:
         self.client.connect(self.endpoints, self.epoch)
         self._activate(range(self.servers))
         self.dispatcher.announce()
-        self.engine.watch(self._on_lost, self._on_back, self.queue.fail)
+        self.engine.watch(self._on_lost, self._on_back, self.dispatcher.queue.fail)
 
     def close(self) -> None:
         """Ends all processes."""
@@ -154,58 +147,25 @@ class Cluster:
             shape = tuple(by_part.keywords["shape"])
             kind = np.dtype(jax.dtypes.canonicalize_dtype(dtype or by_part.keywords.get("dtype", "float32")))
             check(kind)
-            layout = self._layout(shape, kind, beside)
+            layout = self._placement.layout(shape, kind, beside)
             for shard in layout.shards:
                 self._initialize(shard, by_part, kind)
-            self._note(layout)
-            return next(self.keys), layout
+            self._placement.note(layout)
+            return next(self._placement.keys), layout
         value = np.asarray(initial_array(initial, dtype))
         check(value.dtype)
-        layout = self._layout(value.shape, value.dtype, beside)
+        layout = self._placement.layout(value.shape, value.dtype, beside)
         requests: dict[int, Request] = {}
         for shard, piece in layout.pieces(value):
             header, arrays = requests.setdefault(shard.server, ({"t": "create", "keys": []}, []))
             header["keys"].append(shard.key)
             arrays.append(piece)
         self._ask(requests)
-        self._note(layout)
-        return next(self.keys), layout
-
-    def _note(self, layout: Layout) -> None:
-        for shard in layout.shards:
-            self._shards[shard.key] = shard.server, shard.shape, layout.dtype.name
-
-    def _layout(self, shape: tuple[int, ...], dtype: np.dtype[Any], beside: Layout | None) -> Layout:
-        if beside is not None:
-            return self._layout_beside(shape, dtype, beside)
-        count = 1
-        if self._partitioner is not None and shape:
-            # A shard without rows would only cost requests.
-            count = max(1, min(shards_of(self._partitioner, shape, dtype), shape[0]))
-        if count == 1:
-            stop = shape[0] if shape else 0
-            # The next server in turn, over all variables, so that small ones spread as well.
-            return Layout(shape, dtype, (Shard(next(self.keys), next(self._turn) % self.servers, 0, stop, shape),))
-        offsets = shard_offsets(shape[0], count)
-        shards = [
-            Shard(next(self.keys), next(self._turn) % self.servers, start, stop, (stop - start, *shape[1:]))
-            for start, stop in itertools.pairwise(offsets)
-        ]
-        return Layout(shape, dtype, tuple(shards))
-
-    def _layout_beside(self, shape: tuple[int, ...], dtype: np.dtype[Any], other: Layout) -> Layout:
-        """Layout of a variable beside another one: row by row if it has as many, else whole, on its first server."""
-        if other.split and shape[:1] == other.shape[:1]:
-            shards = [
-                replace(shard, key=next(self.keys), shape=(shard.stop - shard.start, *shape[1:]))
-                for shard in other.shards
-            ]
-            return Layout(shape, dtype, tuple(shards))
-        stop = shape[0] if shape else 0
-        return Layout(shape, dtype, (Shard(next(self.keys), other.shards[0].server, 0, stop, shape),))
+        self._placement.note(layout)
+        return next(self._placement.keys), layout
 
     def _initialize(self, shard: Shard, function: functools.partial[Any], dtype: np.dtype[Any]) -> None:
-        id_ = next(self.keys)
+        id_ = next(self._placement.keys)
         self.engine.define("ps", shard.server, id_, cloudpickle.dumps(_PartOf(function)))
         header: Header = {"t": "initialize", "id": id_, "key": shard.key, "start": shard.start}
         self._ask({shard.server: ({**header, "shape": shard.shape, "dtype": dtype.name}, [])})
@@ -220,11 +180,11 @@ class Cluster:
         shards: list[list[Shard]] = [[] for _ in leaves]
         owners: list[int | None] = [None] * len(leaves)
         # A structure cannot be sent, but a nest of that structure.
-        key, code = next(self.keys), cloudpickle.dumps((transform, tree.unflatten(range(len(variables)))))
+        key, code = next(self._placement.keys), cloudpickle.dumps((transform, tree.unflatten(range(len(variables)))))
         self._define(key, code)
         requests: dict[int, Request] = {}
         for part in parts:
-            keys = [next(self.keys) for _ in part.slots]
+            keys = [next(self._placement.keys) for _ in part.slots]
             header = {"t": "optimizer", "id": key, "params": [shard.key for _, shard in part.shards], "slots": keys}
             header |= {"places": [i for i, _ in part.shards], "leaves": [leaf for leaf, _ in part.slots]}
             requests[part.server] = {**header, "owners": [owner for _, owner in part.slots]}, []
@@ -241,10 +201,12 @@ class Cluster:
             # The parts came server by server; a layout lists its shards by rows.
             where.sort(key=lambda shard: shard.start)
             layout = Layout(tuple(leaf.shape), np.dtype(leaf.dtype), tuple(where), copies=owner is None)
-            self._note(layout)
+            self._placement.note(layout)
             kinds = VariableSynchronization.ON_WRITE, VariableAggregation.NONE
             slots.append(
-                ServerVariable.described(VariableDescription(next(self.keys), name, layout, False, *kinds), strategy)
+                ServerVariable.described(
+                    VariableDescription(next(self._placement.keys), name, layout, False, *kinds), strategy
+                )
             )
         made = Slots(tuple(slots), jax.tree.structure(state), tuple(owners), (None,) * len(slots))
         return RemoteOptimizer(key, variables, parts, made)
@@ -276,15 +238,8 @@ class Cluster:
             except ServerLostError as error:
                 # Without a mirror the state is gone, and asking again would meet an empty server.
                 if not self._mirrored or not left():
-                    raise self._failure or error from None
-                with self._state:
-                    self._state.wait_for(lambda: not self._lost, left())
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise ServerLostError(str(self._failure))
-        if self._lost:
-            raise ServerLostError(_LOST.format(", ".join(map(str, sorted(self._lost)))))
+                    raise self._health.failure or error from None
+                self._health.wait(left())
 
     # Failures.
 
@@ -293,15 +248,13 @@ class Cluster:
         if role == "worker":
             self.dispatcher.lost(index)
         elif role == "ps":
-            with self._state:
-                self._lost.add(index)
+            self._health.lose(index)
             if self._mirrored:
                 # With a mirror its work goes on when the successor has loaded it; meanwhile a closure would wait at a
                 # worker.
                 self.dispatcher.pause()
                 return
-            self._failure = ClusterError(_LOST.format(index))
-            self.dispatcher.abort(self._failure)
+            self._fail(ClusterError(LOST.format(index)))
 
     def _on_back(self, role: str, index: int, endpoint: Endpoint | None) -> None:
         """A process runs again, with nothing of what it had."""
@@ -321,12 +274,9 @@ class Cluster:
                 self.client.connect(self.endpoints, self.epoch)
                 self._activate([index], recover=True)
         except ClusterError as error:
-            self._failure = error
-            self.dispatcher.abort(error)
+            self._fail(error)
             return
-        with self._state:
-            self._lost.discard(index)
-            self._state.notify_all()
+        self._health.regain(index)
         if self._mirrored:
             self.dispatcher.announce()
 
@@ -338,7 +288,7 @@ class Cluster:
                 header["mirror"] = self._mirrors[index].plain()
             requests[index] = header, []
         # The shared client's lock may be held by a thread that waits for just this server.
-        own = Client(self._keys, self.timeout_s)
+        own = self.client.another()
         own.connect(self.endpoints, self.epoch)
         try:
             own.call(requests)
@@ -350,12 +300,11 @@ class Cluster:
     def save(self, directory: str | PathLike[str] | None = None) -> Path:
         """Writes what all servers hold, each its own part; returns the folder."""
         # Absolute: servers may have other working directories.
-        given = Path(directory).absolute() if directory else None
-        self._directory = given or self._directory or Path(self._folder.path) / "saved"
-        path = saves.next_folder(self._directory)
+        before = Path(self._folder.path) / "saved" if self._saved is None else self._saved.parent
+        path = saves.next_folder(Path(directory).absolute() if directory else before)
         answers = self._ask(self._about_files("save", path))
         marks = {server: header["mark"] for server, (header, _) in answers.items()}
-        saves.complete(path, saves.SaveDescription.of(self.numbers.last(), self._shards, marks))
+        saves.complete(path, saves.SaveDescription.of(self.numbers.last(), self._placement.shards, marks))
         self._saved = path
         return path
 
@@ -371,16 +320,15 @@ class Cluster:
         chosen = Path(path).absolute() if path else self._saved
         description = saves.described(chosen)
         assert chosen is not None
-        description.check(chosen, self.servers, self._shards)
+        description.check(chosen, self.servers, self._placement.shards)
         self.client.check_open(range(self.servers))
-        with self._state:
-            if not self._state.wait_for(lambda: not self._lost, self.timeout_s):
-                raise DeadlineError(
-                    f"parameter server {sorted(self._lost)} is not back after {self.timeout_s:.0f} s. "
-                    "HINT: does its node still run? See `ray status`."
-                )
+        if not self._health.wait(self.timeout_s):
+            raise DeadlineError(
+                f"parameter server {sorted(self._health.lost)} is not back after {self.timeout_s:.0f} s. "
+                "HINT: does its node still run? See `ray status`."
+            )
         self.epoch += 1
-        self._failure = None
+        self._health.failure = None
         try:
             self._activate(range(self.servers))
             self.client.connect(self.endpoints, self.epoch)
@@ -391,24 +339,23 @@ class Cluster:
         self.numbers.skip(description.number)  # servers take no updates that they take for earlier ones
         if self._mirrored:
             self._activate(range(self.servers))
-        self.queue.mend()
+        self.dispatcher.queue.mend()
         self.dispatcher.announce()
 
     def _disown(self, path: Path, error: BaseException) -> None:
         """Sees to it that nobody goes on with servers some of which hold what was saved, and some what was before."""
-        self._failure = ClusterError(
+        failure = ClusterError(
             f"the servers hold parts of different states, since the restore of {path} has ended with "
             f"{type(error).__name__}: {error}. HINT: call coordinator.restore() once more."
         )
         self.epoch += 1  # of which no server knows: each answers that it has lost its state
         self.client.connect(self.endpoints, self.epoch)
-        self.dispatcher.abort(self._failure)
+        self._fail(failure)
 
-
-_LOST = (
-    "parameter server {} has ended, and what it held is gone. HINT: coordinator.restore() goes on from the last "
-    "coordinator.save(); ParameterServerStrategy(replicas=1) keeps a mirror of each server."
-)
+    def _fail(self, failure: ClusterError) -> None:
+        """Ends what runs and what comes, until a restore."""
+        self._health.failure = failure
+        self.dispatcher.abort(failure)
 
 
 class _PartOf:

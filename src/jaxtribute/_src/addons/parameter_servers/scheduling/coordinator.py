@@ -85,7 +85,7 @@ class ClusterCoordinator:
 
     def _begin(self, strategy: Strategy, cluster: Cluster, max_attempts: int) -> None:
         self._strategy, self._cluster, self._max_attempts = strategy, cluster, max_attempts
-        self._queue = cluster.queue
+        self._queue = cluster.dispatcher.queue
         self._definitions: OrderedDict[Any, tuple[Definition, Any, pickling.Watch]] = OrderedDict()
         self._values: set[int] = set()
         """Numbers of the workers' own values that were passed."""

@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar, cast
 import cloudpickle
 import optax
 
+import jaxtribute
 from jaxtribute import Optimizer, Variable
 from jaxtribute._src.addons.messaging.errors import told
 from jaxtribute._src.addons.parameter_servers.variables.optimizer import RemoteOptimizer
@@ -281,7 +282,7 @@ def _function(function: Function[..., Any], number: int) -> tuple[Any, tuple[Any
 
 
 _LIBRARIES = tuple(Path(path).resolve() for path in set(map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))))
-_OWN = Path(__file__).resolve().parents[3]
+_OWN = Path(jaxtribute.__file__).resolve().parent
 
 
 def _of_user(name: str | None) -> bool:

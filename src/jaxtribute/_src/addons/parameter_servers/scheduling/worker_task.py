@@ -5,33 +5,27 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
-from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
-import optax
 
-from jaxtribute import Optimizer
 from jaxtribute._src.addons.messaging.encoding import NotPlainError, as_sent, decode, encode
 from jaxtribute._src.addons.messaging.errors import pack_error, told, trace_of
-from jaxtribute._src.addons.messaging.transport import Endpoint, Link, TaskSettings, deadline
-from jaxtribute._src.addons.messaging.wire import Frames, Header, pack, unpack
+from jaxtribute._src.addons.messaging.transport import Endpoint, TaskSettings, deadline
+from jaxtribute._src.addons.messaging.wire import Frames, Header, pack
 from jaxtribute._src.addons.parameter_servers.scheduling import pickling
-from jaxtribute._src.addons.parameter_servers.scheduling.closures import AHEAD
+from jaxtribute._src.addons.parameter_servers.scheduling.line import Line, attempt_of
+from jaxtribute._src.addons.parameter_servers.scheduling.worker_home import WorkerHome
 from jaxtribute._src.addons.parameter_servers.server.client import Client, ServerLostError
 from jaxtribute._src.addons.parameter_servers.variables.access import Access
-from jaxtribute._src.addons.parameter_servers.variables.optimizer import RemoteOptimizer
-from jaxtribute._src.addons.parameter_servers.variables.variable import ServerVariable, VariableDescription
 from jaxtribute.errors import ClusterError, DeadlineError, OutOfRangeError
-from jaxtribute.extending import EndOfData, Function, Kinds
-from jaxtribute.typing import Json, Nest
+from jaxtribute.extending import EndOfData, Kinds
+from jaxtribute.typing import Json
 
 _LOG = logging.getLogger(__name__)
 _POLL_S = 0.2
 _ASK_AGAIN_S = 1.0
-_HERE_S = 1.0
 _ENDING = frozenset({"servers", "abort", "stop"})
 """Messages after which a server that is waited for will not answer."""
 
@@ -66,26 +60,15 @@ class WorkerTask:
         self, index: int, settings: TaskSettings, coordinator: Endpoint, staleness: int, timeout_s: float
     ) -> None:
         self._index, self._timeout_s = index, timeout_s
-        self._settings, self._coordinator = settings, coordinator
-        self._staleness = staleness
+        self._settings, self._staleness = settings, staleness
+        self._home = WorkerHome()
+        self._line = Line(index, coordinator, settings.keys)
         self._blobs: dict[int, bytes] = {}
         self._arrived = threading.Condition()
         self._odd: dict[int, bytes] = {}
         self._stopping = threading.Event()
-        self._inbox: deque[tuple[Header, list[Any]]] = deque()
         self._calls: dict[int, Any] = {}
-        self._variables: dict[int, ServerVariable] = {}
-        self._functions: dict[tuple[int, int], Function[..., Any]] = {}
-        self._optimizers: dict[int, Optimizer] = {}
-        self._resources: dict[int, Any] = {}
         self._running: tuple[int, int] = (0, 0)
-        self._process = uuid.uuid4().hex
-        """This process's name, by which the coordinator knows it where its connection is made again."""
-        self._attempt: tuple[int, int] = (0, 0)
-        """The number of the closure that runs, and of how many times it was handed out."""
-        self._replies: OrderedDict[tuple[int, int], Frames] = OrderedDict()
-        """Last answers, which a broken connection may have lost; by `_attempt`."""
-        self._here_at = 0.0
         self._pushes = 0
         self._floor = 0
         # No retry here: a server that is lost ends the closure, which runs again as a whole once the server is back.
@@ -113,121 +96,50 @@ class WorkerTask:
         """Ends `run`, after what is running."""
         self._stopping.set()
 
-    # References of pickled functions.
-
-    def variable(self, description: VariableDescription) -> ServerVariable:
-        """The variable of that description."""
-        found = self._variables.get(description.key)
-        if found is None:
-            found = self._variables[description.key] = ServerVariable.described(description, self.strategy)
-        return found
-
-    def function(
-        self,
-        key: tuple[int, int],
-        kind: type[pickling.F],
-        python_function: Callable[..., Any],
-        signature: Nest,
-        donated: Sequence[int],
-    ) -> pickling.F:
-        """The compiled function of that number."""
-        if key not in self._functions:
-            self._functions[key] = kind(python_function, signature, donated)
-        found = self._functions[key]
-        assert isinstance(found, kind)
-        return found
-
-    def optimizer(self, remote: RemoteOptimizer, transform: optax.GradientTransformation, variables: Nest) -> Optimizer:
-        """The optimizer of that number."""
-        if remote.key not in self._optimizers:
-            self.strategy.parameter_servers.known_optimizer = remote
-            self._optimizers[remote.key] = Optimizer(transform, variables)
-        return self._optimizers[remote.key]
-
-    def resource(self, key: int, blob: bytes) -> Any:
-        """Object that a function makes once on each worker."""
-        if key not in self._resources:
-            self._resources[key] = pickling.loads(blob)()
-        return self._resources[key]
-
     # The loop.
 
     def run(self) -> None:
         """Serves until `stop`."""
         from jaxtribute._src.addons.parameter_servers.strategy import ParameterServerStrategy
 
-        self._link = Link(self._coordinator, self._settings.keys)
+        self._line.open()
         access = Access(self._client, self._token)
         access.staleness, access.next_is = self._staleness, self._next_is
-        self.strategy = ParameterServerStrategy.of_worker(access)
-        pickling.live_here(self)
+        self._home.strategy = ParameterServerStrategy.of_worker(access)
+        pickling.live_here(self._home)
         _here.index = self._index
         try:
-            self._say("hello")
+            self._line.say("hello")
             while not self._stopping.is_set():
-                message = self._next(0) or self._awaited()
+                message = self._line.next(0) or self._awaited()
                 if message is not None:
                     self._handle(*message)
         finally:
             pickling.live_here(None)
             _here.index = None
             self._client.close()
-            self._link.close()
-
-    def _next(self, timeout_s: float) -> tuple[Header, list[Any]] | None:
-        return self._inbox.popleft() if self._inbox else self._receive(timeout_s)
+            self._line.close()
 
     def _awaited(self) -> tuple[Header, list[Any]] | None:
         """The next message, waited for; None if this worker is stopped before it comes."""
         with Kinds.WAIT.during(self, "for the coordinator"):
             while not self._stopping.is_set():
-                message = self._next(_POLL_S)
+                message = self._line.next(_POLL_S)
                 if message is not None:
                     return message
-                self._say_here()
+                self._line.say_here()
         return None
-
-    def _drain(self) -> None:
-        """Takes what has come meanwhile."""
-        while (message := self._receive(0)) is not None:
-            self._inbox.append(message)
-
-    def _receive(self, timeout_s: float) -> tuple[Header, list[Any]] | None:
-        """The next message; None if there is none, or only a closure that is known, sent once more."""
-        frames = self._link.receive(timeout_s)
-        if frames is None:
-            return None
-        header, arrays = unpack(frames)
-        if header["t"] == "run":
-            attempt = _attempt_of(header)
-            # The answer was lost with a connection: it is given again, and the function does not run again.
-            if attempt in self._replies:
-                self._link.send(self._replies[attempt])
-                return None
-            # Sent once more to a connection that was made anew, while this worker has it already.
-            if attempt == self._attempt or any(_attempt_of(other) == attempt for other, _ in self._inbox):
-                return None
-        return header, arrays
-
-    def _say(self, what: str, **more: object) -> None:
-        self._link.send(pack({"t": what, "w": self._index, "p": self._process, **more}))
-
-    def _say_here(self) -> None:
-        """Lets the coordinator know now and then where this worker is: its connection may be another one."""
-        if not self._link.local and time.monotonic() - self._here_at > _HERE_S:
-            self._here_at = time.monotonic()
-            self._say("here")
 
     def _check(self) -> None:
         """Ends a wait for a server that is not there any more."""
-        self._drain()
-        if self._stopping.is_set() or any(header["t"] in _ENDING for header, _ in self._inbox):
+        self._line.drain()
+        if self._stopping.is_set() or any(header["t"] in _ENDING for header, _ in self._line.inbox):
             raise ServerLostError("a parameter server was restarted while it was waited for. HINT: try again.")
 
     def _next_is(self) -> bool:
         """True if the next thing to do is the same function again."""
-        self._drain()
-        return bool(self._inbox) and self._inbox[0][0].get("d") == self._running[1]
+        self._line.drain()
+        return bool(self._line.inbox) and self._line.inbox[0][0].get("d") == self._running[1]
 
     def _token(self) -> Header:
         self._pushes += 1
@@ -239,13 +151,13 @@ class WorkerTask:
         if header["t"] == "stop":
             self._stopping.set()
         elif header["t"] == "who":
-            self._say("hello")
+            self._line.say("hello")
         elif header["t"] == "servers":
             self._client.connect([Endpoint(**server) for server in header["servers"]], header["epoch"])
         elif header["t"] == "forget":
             for key in header["d"]:
                 self._calls.pop(key, None)
-            self._resources.pop(header["r"], None)
+            self._home.resources.pop(header["r"], None)
         elif header["t"] == "run":
             self._run(header, arrays)
 
@@ -253,29 +165,24 @@ class WorkerTask:
         """Runs a closure and sends what it comes to, whatever the user's code does: nothing of it ends this thread."""
         key = header["c"]
         self._running, self._pushes, self._floor = (key, header["d"]), 0, header["f"]
-        self._attempt = _attempt_of(header)
-        reply: Header = {"t": "done", "w": self._index, "p": self._process, "c": key, "n": header["n"]}
+        self._line.attempt = attempt_of(header)
+        reply: Header = {"t": "done", "w": self._index, "p": self._line.process, "c": key, "n": header["n"]}
         try:
             frames = self._result(header, arrays, reply)
         except ServerLostError:
             frames = pack({**reply, "lost": 1})
         except BaseException as error:  # noqa: BLE001 (the coordinator raises it)
             frames = self._failure(key, error, reply)
-        if not self._link.local:
-            self._replies[self._attempt] = frames
-            # As many as may wait here at a time: answers before those have been taken.
-            if len(self._replies) > AHEAD:
-                self._replies.popitem(last=False)
-        self._link.send(frames)
+        self._line.answer(frames)
 
     def _result(self, header: Header, arrays: Sequence[Any], reply: Header) -> Frames:
         start = time.perf_counter()
         if header.get("say"):
-            self._say_begun(*self._attempt)  # before the function is unpickled, as that imports its modules
+            self._say_begun(*self._line.attempt)  # before the function is unpickled, as that imports its modules
         function, arguments = self._call(header["d"])
         given = iter(arrays)
         name = str(getattr(function, "__name__", type(function).__name__))
-        with self.strategy.scope(), Kinds.CLOSURE.during(self, name):
+        with self._home.strategy.scope(), Kinds.CLOSURE.during(self, name):
             args, kwargs = arguments([decode(plain, given, as_sent) for plain in header["v"]])
             result = function(*args, **kwargs)
         values: list[Any] = []
@@ -292,17 +199,17 @@ class WorkerTask:
         """Tells the coordinator that a closure runs, which may end this process before a message has left."""
         # A process that ends at once must be known to have ended with this closure, rather than between two: the
         # message has to be out before the function runs, which only the answer tells.
-        self._say("begun", c=key, n=sent)
+        self._line.say("begun", c=key, n=sent)
         left = deadline(self._timeout_s)
         while left() and not self._stopping.is_set():
-            message = self._receive(_POLL_S)
+            message = self._line.receive(_POLL_S)
             if message is None:
                 continue
             if message[0]["t"] == "go":
                 if message[0]["c"] == key:
                     return
                 continue
-            self._inbox.append(message)
+            self._line.inbox.append(message)
             if message[0]["t"] in _ENDING:
                 return
 
@@ -328,7 +235,7 @@ class WorkerTask:
             left = deadline(self._timeout_s)
             with self._arrived:
                 while not self._arrived.wait_for(lambda: key in self._blobs, _ASK_AGAIN_S) and left():
-                    self._say("need", d=key)  # Ray had no way to us yet
+                    self._line.say("need", d=key)  # Ray had no way to us yet
                 if key not in self._blobs:
                     raise DeadlineError(
                         f"worker {self._index} has waited {self._timeout_s} s for a function that Ray should have "
@@ -340,8 +247,3 @@ class WorkerTask:
                 raise ClusterError(f"{function!r} was scheduled. HINT: schedule a function.")
             self._calls[key] = function, arguments
         return self._calls[key]
-
-
-def _attempt_of(header: Header) -> tuple[int, int]:
-    """The number of the closure in a message, and of how many times it was handed out; zeros where there is none."""
-    return (header["c"], header["n"]) if header["t"] == "run" else (0, 0)

@@ -48,6 +48,10 @@ class Client:
         self.sent_bytes = self.received_bytes = self.pushes = 0
         self.staleness = Staleness()
 
+    def another(self) -> Client:
+        """A client of the same cluster, with connections and a lock of its own."""
+        return Client(self._keys, self._timeout_s)
+
     def connect(self, servers: Sequence[Endpoint], epoch: int) -> None:
         """Takes the servers' addresses; forgets what was pulled if their state is another."""
         with self.lock:
