@@ -26,8 +26,6 @@ def verdicts(file: Path) -> list[Verdict]:
             run_script(file, [])
         else:
             run_page(file)
-    for verdict in watcher.verdicts:
-        verdict.uneven = watcher.uneven
     return watcher.verdicts
 
 

@@ -18,7 +18,7 @@ def test_keras_fit_is_verified_by_a_callback() -> None:
     random = np.random.default_rng(0)
     x, y = (random.normal(size=(40, size)).astype(np.float32) for size in (4, 1))
     with jd.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-        model = keras.Sequential(
+        model: Any = keras.Sequential(
             [
                 keras.Input((4,)),
                 keras.layers.Dense(6, "relu"),

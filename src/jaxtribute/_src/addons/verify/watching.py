@@ -56,8 +56,9 @@ class Watcher(Observer):
         self._verified: dict[Any, Verification] = {}
         self._results: dict[int, tuple[Any, Verification, str]] = {}
         """By the id of a result that each replica has for itself: it, whose it is, and where it stands there."""
-        self.uneven = False
-        """True if the program has given a step a batch that its replicas share unevenly."""
+        self._of: dict[Any, list[Verdict]] = {}
+        self._uneven: set[Any] = set()
+        """The steps that have had a batch that their replicas share unevenly, and by step what came of it."""
         self.verdicts: list[Verdict] = []
 
     def on_start(self, event: Event) -> None:
@@ -65,7 +66,7 @@ class Watcher(Observer):
         if self._busy:
             return
         if event.kind == Kinds.STEP.name:
-            self._look_at(event.arguments)
+            self._look_at(event.arguments, event.subject)
             self._step, self._strategies, self._variables, self._fed = event, dict(self._running), {}, {}
         elif event.kind == Kinds.RUN.name:
             self._strategies[event.subject] = None
@@ -73,6 +74,7 @@ class Watcher(Observer):
                 self._running = {event.subject: None}
             plain = not isinstance(event.arguments[0] if event.arguments else None, Function)
             if self._step is None and plain and type(Context.current().executor) is Eager:
+                self._look_at(event.arguments[1:], (event.subject, event.arguments[0]))
                 self._run_alone(event)
         elif event.kind == Kinds.DISPATCH.name and self._step is not None:
             self._verify(self._step)
@@ -101,22 +103,24 @@ class Watcher(Observer):
             if self._step is None and event.arguments:
                 self._note(event, (event.subject, event.arguments[0]))
         elif event.kind == Kinds.INPUT.name:
-            self._look_at(event.result)
+            self._look_at(event.result, self._step and self._step.subject)
             self._fed.setdefault(id(event.subject), []).append(event.result)
             self._drawn.extend(jax.tree.leaves(event.result))
             del self._drawn[:-_RECENT]
 
-    def _look_at(self, batch: Any) -> None:
-        """Notes whether replicas share a batch unevenly, or batches differ in their rows."""
-        for leaf in Nests.flatten(batch)[0]:
-            if isinstance(leaf, PerReplica):
-                self.uneven = self.uneven or leaf.shapes is not None
+    def _look_at(self, batch: Any, key: Any) -> None:
+        """Notes whether replicas share a batch of a step unevenly."""
+        ragged = (isinstance(leaf, PerReplica) and leaf.shapes is not None for leaf in Nests.flatten(batch)[0])
+        if key is not None and any(ragged):
+            for verdict in self._of.setdefault(key, []):
+                verdict.uneven = True
+            self._uneven.add(key)
 
     def _count(self, subject: Any) -> None:
         if subject in self._seen and self._again is not None:
             self._repeats += 1
             # A mistake that only uneven batches show is one if the program has such batches.
-            waits = any(finding.conditional for one in self.verdicts for finding in one.findings) and not self.uneven
+            waits = any(one.findings and one.right for one in self.verdicts)
             seconds = time.perf_counter() - self._begun
             patient = self._repeats < _PATIENCE and seconds < _PATIENCE_S
             if self._repeats >= self._again and seconds > _QUIET_S and not (waits and patient):
@@ -175,7 +179,7 @@ class Watcher(Observer):
                 self._seen.add(key)
                 verdict = verification.reduced(path, op, axis, place)
                 if verdict.tried:
-                    self._add(verdict)
+                    self._add(verdict, next(key for key, known in self._verified.items() if known is verification))
 
     def _run_alone(self, event: Event) -> None:
         """Verifies a `strategy.run` that no function is around."""
@@ -235,11 +239,13 @@ class Watcher(Observer):
             verdict = Verdict(name, unverified=[f"{type(error).__name__}: {error}"])
         finally:
             self._busy = False
-        verdict.uneven, verdict.asynchronous = self.uneven, scheduled is not None
+        verdict.asynchronous = scheduled is not None
         verdict.seconds = time.perf_counter() - begun
-        self._add(verdict)
+        self._add(verdict, key)
 
-    def _add(self, verdict: Verdict) -> None:
+    def _add(self, verdict: Verdict, key: Any) -> None:
+        verdict.uneven = key in self._uneven
+        self._of.setdefault(key, []).append(verdict)
         self._begun = time.perf_counter()
         self.verdicts.append(verdict)
         self._report(verdict)
@@ -266,6 +272,4 @@ def verify_script(
     watcher = Watcher(report, again)
     with observe(watcher, *KINDS):
         ended = run_script(script, arguments)
-    for verdict in watcher.verdicts:
-        verdict.uneven = watcher.uneven
     return watcher.verdicts, ended
