@@ -107,6 +107,7 @@ def test_means_of_means_are_right_where_the_batch_divides() -> None:
         testing.verify(step, *arrays((ROWS - 1, 4), (ROWS - 1, 2)), strategy=strategy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("right", [True, False])
 def test_a_step_that_draws_its_batches_is_verified_with_them(right: bool) -> None:
     strategy = replicas()

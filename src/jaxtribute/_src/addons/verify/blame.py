@@ -122,7 +122,9 @@ class Suspects:
         leaves, chain = self._leaves()
         if not leaves:
             return self._unreduced() or self._unknown()
-        return self._judged(leaves[0], chain)
+        # What one device computes in a way of its own, as of a synchronized layer, cannot be compared.
+        paired = [leaf for leaf in leaves if all(self._other(index, leaf) for index in range(len(self._pairs)))]
+        return self._judged((paired or leaves)[0], chain)
 
     # The chain of wrong values.
 
