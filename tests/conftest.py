@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import os
 import sys
 import time
 from collections.abc import Generator, Iterator
@@ -17,7 +18,9 @@ import pytest
 
 from jaxtribute import config
 from jaxtribute._src.core.execution import rendezvous
+from longest import dealt
 from namespaces import Machine, NoRightsError, two_machines
+from samples import is_chosen
 
 try:
     from jaxtribute._src.addons.testing import leaks
@@ -33,8 +36,10 @@ config.set_logical_cpu_devices(8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Most of the suite's time would go to LLVM, for programs that run once: they are compiled without optimisations (the
-# marker `optimized` turns them on) and kept for the next run. Processes that tests start, and may kill in the middle of
-# a write, do not share what is kept.
+# marker `optimized` turns them on), also in processes that tests start, and kept for the next run. Those processes may
+# be killed in the middle of a write, so they do not share what is kept.
+_UNOPTIMIZED = "JAX_DISABLE_MOST_OPTIMIZATIONS"
+os.environ[_UNOPTIMIZED] = "1"
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -54,8 +59,17 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_compilation_cache_dir", str(config.rootpath / ".pytest_cache" / "jax"))
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    """Says which tests are slow before `-m "not slow"` chooses, and which come first after that."""
+    _mark(items)
+    left_out = _left_out(items)
+    items[:] = [item for item in items if item not in left_out]
+    yield
+    items[:] = dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), _RAY_PLACES)
+
+
+def _mark(items: list[pytest.Item]) -> None:
     """Leaves a few cases of a test with `quick_cases` in the quick suite, evenly spread, the last among them.
 
     Tests that start Ray are slow, and may wait for others of their kind.
@@ -75,6 +89,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for place, item in enumerate(several):
             if place not in quick:
                 item.add_marker(pytest.mark.slow)
+
+
+def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """The slow cases of large products that are not run."""
+    found: set[pytest.Item] = set()
+    values: dict[tuple[str, str], list[int]] = {}
+    for item in items:
+        marker = item.get_closest_marker("quick_cases")
+        if marker is None or not marker.kwargs.get("half", False):
+            continue
+        places: list[int] = []
+        for name, value in getattr(item, "callspec").params.items():  # noqa: B009 (pytest has no public name for it)
+            known = values.setdefault((item.nodeid.partition("[")[0], name), [])
+            if id(value) not in known:
+                known.append(id(value))
+            places.append(known.index(id(value)))
+        if item.get_closest_marker("slow") is not None and not is_chosen(*places):
+            found.add(item)
+    return found
 
 
 _RAY_WAIT_S = 600
@@ -126,12 +159,14 @@ def collections_stay_fast() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def as_compiled_for_users(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Full optimisation for tests marked `optimized`."""
+    """Full optimisation for tests marked `optimized`, and for the processes that they start."""
     if request.node.get_closest_marker("optimized") is None:
         yield
         return
     jax.config.update("jax_disable_most_optimizations", False)
+    del os.environ[_UNOPTIMIZED]
     yield
+    os.environ[_UNOPTIMIZED] = "1"
     jax.config.update("jax_disable_most_optimizations", True)
 
 
@@ -165,6 +200,9 @@ def only_slow_tests_start_processes(request: pytest.FixtureRequest) -> Iterator[
 def multi_process(multi_process: SharedRunners) -> SharedRunners:
     """Processes that tests share; they are as strict as this one."""
     multi_process.environment.update(
-        JAX_NUMPY_DTYPE_PROMOTION="strict", JAX_NUMPY_RANK_PROMOTION="raise", PYTHONWARNINGS="error"
+        {_UNOPTIMIZED: "1"},
+        JAX_NUMPY_DTYPE_PROMOTION="strict",
+        JAX_NUMPY_RANK_PROMOTION="raise",
+        PYTHONWARNINGS="error",
     )
     return multi_process

@@ -40,6 +40,7 @@ UPWARD = {
     ("context", "execution"): "types: a context holds an executor and a replica",
     ("context", "strategies"): "types: a context holds a strategy",
     ("values", "execution"): "types: reads and writes are asked of an executor",
+    ("values", "strategies"): "types: the strategy of a variable",
     ("execution", "strategies"): "types: the strategy whose replicas run",
     ("drawing", "strategies"): "types: what is drawn",
     ("drawing", "values"): "types: what is drawn",

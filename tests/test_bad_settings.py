@@ -4,6 +4,10 @@ What is wrong for a parameter follows from its annotation: a whole number is no 
 negative; a flag is True or False; and so on. The table only says how to call each function rightly.
 """
 
+# The results are of several replicas, and names of reductions are right or wrong by intent.
+# pyright: reportArgumentType=false
+# pyright: reportCallIssue=false
+
 import importlib
 import inspect
 import re

@@ -13,7 +13,8 @@ RUNNER = ROOT / "tests" / "support" / "documents.py"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CODE = {page: "".join(code for _, _, code in blocks(page.read_text(encoding="utf-8"))) for page in PAGES}
 WITH_RAY = [page for page in PAGES if "ParameterServerStrategy({" in CODE[page]]
-WITH_CODE = [page for page in PAGES if CODE[page] and page not in WITH_RAY]
+WITH_CODE = [page for page in PAGES if CODE[page] and page not in WITH_RAY and not page.with_suffix(".ipynb").exists()]
+"""Those of notebooks are run as notebooks."""
 
 
 @pytest.mark.slow

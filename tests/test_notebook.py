@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import notebook_cells
 from processes import ProcessFailedError, run_python
 
 NOTEBOOK = Path(__file__).parents[1] / "docs" / "first_hour.ipynb"
@@ -33,6 +34,7 @@ def texts(outputs: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_it_runs_and_the_outputs_that_it_holds_are_of_today() -> None:
     """`python tests/support/notebook_cells.py docs/first_hour.ipynb --store` makes them so."""
     printed = run_python(RUNNER, str(NOTEBOOK))
@@ -52,7 +54,7 @@ def test_a_cell_that_raises_is_named(tmp_path: Path) -> None:
         run_python(RUNNER, str(broken))
 
 
-def test_it_can_be_read_without_running_it_and_its_links_lead_somewhere() -> None:
+def test_it_can_be_read_without_running_it_also_as_a_page_and_its_links_lead_somewhere() -> None:
     drawings = 0
     for count, cell in enumerate(code(), 1):
         assert cell["execution_count"] == count
@@ -61,5 +63,6 @@ def test_it_can_be_read_without_running_it_and_its_links_lead_somewhere() -> Non
             assert "<script" not in html  # viewers leave it out
             drawings += "<svg" in html
     assert drawings == 3
+    assert NOTEBOOK.with_suffix(".md").read_text(encoding="utf-8") == notebook_cells.page(cells())
     for target in re.findall(r"\]\(([^)]+)\)", "".join("".join(cell["source"]) for cell in cells())):
         assert (NOTEBOOK.parent / target).exists(), target

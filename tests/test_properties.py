@@ -1,5 +1,9 @@
 """Random nests, shapes, dtypes, axes and operations, by every executor, against NumPy."""
 
+# The results are of several replicas, and names of reductions are right or wrong by intent.
+# pyright: reportArgumentType=false
+# pyright: reportCallIssue=false
+
 from collections.abc import Callable
 from typing import Any
 

@@ -1,14 +1,22 @@
 """Every public name is documented: what it is, what it takes and gives, and where it comes from."""
 
+import doctest
 import enum
 import importlib
 import inspect
+import os
 import pickle
 import pkgutil
+import pydoc
+import tempfile
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
 import jaxtribute as jd
@@ -147,3 +155,43 @@ def test_public_classes_and_functions_are_pickled_by_their_names() -> None:
             value = getattr(module, public_name)
             if inspect.isclass(value) or inspect.isfunction(value):
                 assert pickle.loads(pickle.dumps(value)) is value, f"{name}.{public_name}"
+
+
+def examples() -> Iterator[tuple[str, str]]:
+    """Each public class and function of `jaxtribute` and of modules that it is used with, with its docstring."""
+    for module in (jd, jd.nn, jd.precision, jd.summary, jd.debug):
+        names = getattr(module, "__all__", None) or [name for name in dir(module) if not name.startswith("_")]
+        for name in names:
+            value = getattr(module, name)
+            if inspect.isclass(value) or inspect.isfunction(value):
+                yield f"{module.__name__}.{name}", doc(value)
+
+
+def test_every_public_class_and_function_has_an_example() -> None:
+    without = [name for name, text in examples() if "Examples:\n  >>> " not in text]
+    assert without == []
+
+
+def run_example(name: str, text: str) -> None:
+    names = {"jax": jax, "jd": jd, "jnp": jnp, "np": np, "optax": optax, "os": os, "tempfile": tempfile}
+    said: list[str] = []
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    example = doctest.DocTestParser().get_doctest(text, names, name, None, 0)
+    doctest.DocTestRunner(verbose=False, optionflags=flags).run(example, out=said.append)
+    assert not said, "".join(said)
+
+
+@pytest.mark.slow
+def test_the_examples_of_public_names_run() -> None:
+    for name, text in examples():
+        if name != "jaxtribute.ParameterServerStrategy":
+            run_example(name, text)
+
+
+@pytest.mark.ray
+def test_the_example_of_parameter_servers_runs() -> None:
+    run_example("jaxtribute.ParameterServerStrategy", doc(jd.ParameterServerStrategy))
+
+
+def test_help_shows_no_private_address() -> None:
+    assert "_src" not in pydoc.plain(pydoc.render_doc(jd.Model))

@@ -43,7 +43,7 @@ def demo() -> None:
 
 def page() -> None:
     """Looks at the page of a run in a browser without a window."""
-    sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "tools" / "live")]
+    sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "addons" / "live")]
     import test_page
     from playwright.sync_api import sync_playwright
 

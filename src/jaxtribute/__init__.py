@@ -1,4 +1,8 @@
-"""The programming model of `tf.distribute` on JAX: `import jaxtribute as jd`."""
+"""The programming model of `tf.distribute` on JAX: `import jaxtribute as jd`.
+
+Examples in docstrings are of a process with four devices or more (`jd.config.set_logical_cpu_devices(4)`), and name
+`jnp`, `np` and `optax` as everybody does.
+"""
 
 from importlib import import_module as _import_module
 from os import environ as _environ
@@ -136,12 +140,14 @@ if _TYPE_CHECKING:
 _found, _listed = _lazy_names(__name__, _LAZY, _LAZY_MODULES)
 
 
-def __getattr__(name: str) -> _Any:
-    if name == "__version__":
-        from importlib.metadata import version
+if not _TYPE_CHECKING:  # a checker is to know what is not there
 
-        return version(__name__)
-    return _found(name)
+    def __getattr__(name: str) -> _Any:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version(__name__)
+        return _found(name)
 
 
 def __dir__() -> list[str]:

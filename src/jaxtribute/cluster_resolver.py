@@ -40,6 +40,6 @@ _LAZY = {
     "TPUClusterResolver": "addons.resolvers.tpu",
 }
 
-__getattr__, __dir__ = _lazy_names(__name__, _LAZY)
+_lazy_names(__name__, _LAZY)
 
 _publish(__name__, [name for name in __all__ if name not in _LAZY])

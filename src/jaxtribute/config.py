@@ -37,6 +37,6 @@ if _TYPE_CHECKING:
     from jaxtribute._src.addons.live.starting import record_run
     from jaxtribute._src.core.cluster.ledger import debug_collectives
 
-__getattr__, __dir__ = _lazy_names(__name__, _LAZY)
+_lazy_names(__name__, _LAZY)
 
 _publish(__name__, [name for name in __all__ if name not in _LAZY])

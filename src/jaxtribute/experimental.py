@@ -58,4 +58,4 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.values.automatic import AutomaticLayout as AutomaticLayout
 
 
-__getattr__, __dir__ = _lazy_names(__name__, _LAZY, _LAZY_MODULES)
+_lazy_names(__name__, _LAZY, _LAZY_MODULES)

@@ -291,4 +291,4 @@ __all__ = [
     "whole_number",
 ]
 
-__getattr__, __dir__ = _lazy_names(__name__, _LAZY)
+_lazy_names(__name__, _LAZY)

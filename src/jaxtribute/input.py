@@ -41,6 +41,6 @@ __all__ = [
 
 _LAZY = {"TextLineSource": "addons.sources.file_records"}
 
-__getattr__, __dir__ = _lazy_names(__name__, _LAZY)
+_lazy_names(__name__, _LAZY)
 
 _publish(__name__, [name for name in __all__ if name not in _LAZY])

@@ -3,6 +3,7 @@
 from jaxtribute._src.core.types import (
     Array,
     ArrayLike,
+    Device,
     DType,
     Foreign,
     Function,
@@ -14,11 +15,16 @@ from jaxtribute._src.core.types import (
     Numeric,
     Shape,
 )
+from jaxtribute._src.core.values.distributed import Distributed
+from jaxtribute._src.core.values.enums import AggregationLike, ReduceOpLike, SynchronizationLike
 
 __all__ = [
+    "AggregationLike",
     "Array",
     "ArrayLike",
     "DType",
+    "Device",
+    "Distributed",
     "Foreign",
     "Function",
     "HostArray",
@@ -27,5 +33,7 @@ __all__ = [
     "Nest",
     "Number",
     "Numeric",
+    "ReduceOpLike",
     "Shape",
+    "SynchronizationLike",
 ]

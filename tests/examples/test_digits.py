@@ -7,7 +7,7 @@ import pytest
 
 from processes import run_python
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.optimized]  # as users run it
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "digits.py"
 # Rich wraps at the width of the terminal, of which a test has none.

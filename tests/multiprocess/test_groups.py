@@ -8,11 +8,11 @@ import pytest
 import grouped_programs
 from jaxtribute._src.addons.testing.shared import SharedRunners
 from jaxtribute.errors import ProcessFailedError
+from samples import chosen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["mirrored", "sharded"])
-@pytest.mark.parametrize("each", [2, 4, 8])
+@pytest.mark.parametrize(("each", "kind"), chosen([2, 4, 8], ["mirrored", "sharded"]))
 def test_training_as_on_one_device(kind: str, each: int, multi_process: SharedRunners) -> None:
     workers = multi_process(workers=2, devices=4).run(grouped_programs.on_this_worker, (kind, each, "compiled"))
     for found in workers:

@@ -35,6 +35,11 @@ STEPS = 12
 WORKERS = 2
 
 
+def strategy_of(mirrored: bool) -> jd.ParameterServerStrategy:
+    """The cluster that the launcher has described; its servers may have mirrors."""
+    return jd.ParameterServerStrategy(jd.cluster_resolver.TFConfigClusterResolver(), replicas=int(mirrored))
+
+
 class Unpicklable:
     """Raises where it is pickled."""
 
@@ -65,9 +70,7 @@ class Counting:
 
     def __init__(self, folder: Path, rng: random.Random, *, mirrored: bool) -> None:
         self.folder, self.rng, self.mirrored = folder, rng, mirrored
-        self.strategy = jd.ParameterServerStrategy(
-            jd.cluster_resolver.TFConfigClusterResolver(), replicas=int(mirrored)
-        )
+        self.strategy = strategy_of(mirrored)
         self.coordinator = jd.coordinator.ClusterCoordinator(self.strategy)
         with self.strategy.scope():
             count = self.count = jd.Variable(0, name="count")

@@ -277,7 +277,12 @@ def disturbed(job: Job, faults: list[str], say: Callable[[str], None]) -> None:
 
 def learned(job: Job) -> Learned:
     """What the training has come to."""
-    with np.load(job.folder / "result.npz") as found:
+    return learned_in(job.folder)
+
+
+def learned_in(folder: Path) -> Learned:
+    """What a training has written to its folder."""
+    with np.load(folder / "result.npz") as found:
         return dict(found)
 
 

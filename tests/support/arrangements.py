@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-import jax
-
 import value_behaviours  # adds its rows
-from behaviours import EXECUTORS, ROWS, bundles, error_of
+from behaviours import ROWS, bundles, error_of
 from random_programs import Program, check_in_turn
+from samples import is_chosen
 from worker_programs import strategy
 
 ALONE = ((1, 1), (1, 2), (1, 4))
@@ -20,16 +19,28 @@ WORKERS = ((2, 1), (2, 2))
 assert value_behaviours.VALUES
 
 
-def table_failures(executors: Sequence[str] = EXECUTORS) -> list[str]:
+def rows_of(executors: Sequence[str]) -> dict[str, list[str]]:
+    """The rows that a cluster goes through with each of these executors, of which each row takes every other.
+
+    The rows beside it take the others: processes repeat what the strategies of one process do with all.
+    """
+    found: dict[str, list[str]] = {executor: [] for executor in executors}
+    for number, (name, row) in enumerate(ROWS.items()):
+        taken = [executor for executor in executors if row.takes(executor)]
+        for executor in [one for place, one in enumerate(taken) if is_chosen(number, place)] or taken:
+            found[executor].append(name)
+    return found
+
+
+def table_failures(executors: Sequence[str]) -> list[str]:
     """Goes through the table on a worker of a cluster; returns what fails, each with its row's name.
 
     After each row, or bundle of rows, the workers tell each other whether they have done it. If only some have, the
     others are behind or ahead in what they exchange, and no further row says anything.
     """
-    jax.config.update("jax_disable_most_optimizations", True)
     found: list[str] = []
-    for executor in executors:
-        for bundle in bundles(name for name in ROWS if ROWS[name].takes(executor)):
+    for executor, rows in rows_of(executors).items():
+        for bundle in bundles(rows):
             if _agreed(executor, bundle, error_of(strategy(), executor, bundle)) == {""}:
                 continue
             for name in bundle:

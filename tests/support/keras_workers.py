@@ -93,3 +93,69 @@ def _sources(model: Any, keras: Any, x: Any, y: Any, batch: int) -> dict[str, An
     except ValueError as error:
         found["error"] = str(error)
     return found
+
+
+SAVES = "save", "save_model", "weights", "checkpoint callback", "own callback", "backup"
+"""Ways to save that `save_and_load` tries."""
+
+
+def save_and_load(directory: str) -> dict[str, float]:
+    """Saves and loads in a folder that workers share, and in one of each worker's own, as on disks that are not shared.
+
+    Returns how far what was loaded is from what was saved, by places and ways.
+    """
+    found: dict[str, float] = {}
+    with relaxed():
+        for place in ("shared", f"own-{rank()}"):
+            folder = Path(directory) / place
+            folder.mkdir(exist_ok=True)
+            found |= {f"{place} {way}": off for way, off in _saved_and_loaded(folder).items()}
+    return found
+
+
+def _saved_and_loaded(folder: Path) -> dict[str, float]:
+    from keras_models import BATCH, X, Y, classifier, keras
+
+    s = strategy()
+    with s.scope():
+        model = classifier()
+    fit: dict[str, Any] = {"x": X, "y": Y, "batch_size": BATCH, "shuffle": False, "verbose": 0}
+
+    def off(other: Any) -> float:
+        pairs = zip(model.get_weights(), other.get_weights(), strict=True)
+        return max(float(np.abs(one - two).max()) for one, two in pairs)
+
+    class Own(keras.callbacks.Callback):
+        """Saves, and loads at once."""
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.save(folder / "own.keras")
+            found["own callback"] = off(keras.models.load_model(folder / "own.keras"))
+
+    class Interrupted(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                raise InterruptedError
+
+    found: dict[str, float] = {}
+    model.fit(**fit, callbacks=[keras.callbacks.ModelCheckpoint(folder / "last.keras"), Own()])
+    found["checkpoint callback"] = off(keras.models.load_model(folder / "last.keras"))
+    model.save(folder / "model.keras")
+    found["save"] = off(keras.models.load_model(folder / "model.keras"))
+    keras.saving.save_model(model, folder / "function.keras")
+    with s.scope():
+        loaded = keras.models.load_model(folder / "function.keras")
+    found["save_model"] = off(loaded)
+    model.save_weights(folder / "model.weights.h5")
+    loaded.fit(**fit)
+    loaded.load_weights(folder / "model.weights.h5")
+    found["weights"] = off(loaded)
+    epochs: list[int] = []
+    for callbacks in ([Interrupted()], []):
+        with s.scope():
+            other = classifier()
+        with contextlib.suppress(InterruptedError):
+            backup = keras.callbacks.BackupAndRestore(folder / "backup")
+            epochs = other.fit(**fit, epochs=3, callbacks=[backup, *callbacks]).epoch
+    found["backup"] = float(epochs != [2])
+    return found

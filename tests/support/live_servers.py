@@ -23,7 +23,7 @@ with jd.ParameterServerStrategy({"ps": 2, "worker": 2}) as strategy:
         """Changes both variables."""
         count.assign_add(1)
         table.assign_add(x)
-        return table.read_value().sum()
+        return table.read_value().sum()  # pyright: ignore[reportReturnType]
 
     def train(steps: int) -> None:
         """Schedules steps, and waits for them."""
@@ -37,7 +37,8 @@ with jd.ParameterServerStrategy({"ps": 2, "worker": 2}) as strategy:
     deadline = time.monotonic() + 200
     back = None  # the moment since which the worker is there again
     while back is None or time.monotonic() < back + 3:
-        train(50)
+        train(10)
+        time.sleep(0.1)  # the worker needs the cores to start
         if back is None and strategy.process_of("worker", 1) != killed:
             back = time.monotonic()
         assert time.monotonic() < deadline, "the worker did not come again"

@@ -2,7 +2,8 @@
 
     python tests/support/notebook_cells.py NOTEBOOK [--store]
 
-prints a line of JSON for each cell of code: the list of its outputs. With `--store` they go into the notebook.
+prints a line of JSON for each cell of code: the list of its outputs. With `--store` they go into the notebook, and the
+notebook into a page of Markdown beside it.
 """
 
 from __future__ import annotations
@@ -55,6 +56,26 @@ def lines(text: str) -> list[str]:
     return text.splitlines(keepends=True)
 
 
+def page(cells: list[dict[str, Any]]) -> str:
+    """The notebook as a page of Markdown: its text, its code, and what each cell shows."""
+    parts: list[str] = []
+    for cell in cells:
+        source = "".join(cell["source"])
+        if cell["cell_type"] != "code":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "text/html" in data:
+                # No empty line, which would end a block of HTML.
+                shown = "\n".join(filter(None, "".join(data["text/html"]).splitlines()))
+                parts.append(f'<div class="output">{shown}</div>')
+            else:
+                parts.append(f"```text\n{''.join(output.get('text', data.get('text/plain', ()))).rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
 def main(path: Path, *, store: bool) -> None:
     """Runs a notebook."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
@@ -66,6 +87,7 @@ def main(path: Path, *, store: bool) -> None:
         for count, (cell, outputs) in enumerate(zip(code, found, strict=True), 1):
             cell["outputs"], cell["execution_count"] = outputs, count
         path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.with_suffix(".md").write_text(page(notebook["cells"]), encoding="utf-8")
 
 
 if __name__ == "__main__":

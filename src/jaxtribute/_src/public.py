@@ -29,7 +29,9 @@ def publish(home: str, names: Iterable[str] | None = None) -> None:
 def lazy_names(
     home: str, names: Mapping[str, str], modules: Iterable[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Makes the `__getattr__` and `__dir__` of a public module, some of whose names load much or are rarely used.
+    """Gives a public module, some of whose names load much or are rarely used, `__getattr__` and `__dir__`.
+
+    They are not assigned in the module itself, so that a checker knows what is not there.
 
     Args:
       home: the public module.
@@ -58,6 +60,7 @@ def lazy_names(
     def listed() -> list[str]:
         return sorted({*vars(module), *names, *public})
 
+    vars(module).update(__getattr__=find, __dir__=listed)
     return find, listed
 
 
@@ -82,3 +85,8 @@ def _readdress(value: object, home: str) -> None:
     # The shortest name is the one in the guides: `jaxtribute.X` rather than that of a submodule.
     if now.startswith(_PRIVATE) or (now.startswith("jaxtribute") and len(home) < len(now)):
         value.__module__ = home
+        # `help` says of each method where it is from, unless it is from the class's own module.
+        for member in vars(value).values() if isclass(value) else ():
+            function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+            if isfunction(function) and function.__module__ == now:
+                function.__module__ = home

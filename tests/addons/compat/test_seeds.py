@@ -196,7 +196,7 @@ def execute(source: str, case: Case, folder: Path) -> tuple[dict[str, list[Any]]
 
 
 def shown_now(value: Any) -> Any:
-    return shown(value) if isinstance(value, (jax.Device, str)) else value
+    return shown(value) if isinstance(value, (jax.Device, str)) else value  # pyright: ignore[reportArgumentType]
 
 
 def write_files(folder: Path) -> None:

@@ -121,7 +121,7 @@ def test_what_has_no_value_says_so() -> None:
         with strategy.scope():
             v = jd.Variable(jnp.ones(3))
         double = jd.function(lambda: strategy.run(lambda: v.read_value() * 2))
-        float(double().values[0])
+        float(double().values[0])  # pyright: ignore[reportAttributeAccessIssue]
 
     with pytest.raises(DeviceError, match=r"has no values: .* nothing runs"):
         jd.experimental.compile_for(TOPOLOGY, evaluates_first)

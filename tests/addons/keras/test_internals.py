@@ -228,11 +228,16 @@ def test_datasets_and_callbacks(tmp_path: Any) -> None:
     assert internals.model_of(keras.callbacks.CallbackList([callback], model=model)) is model
     assert parameters(keras.callbacks.CallbackList._async_dispatch) == ["self", "fn", "args"]
     backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
-    assert callable(backup._save_model)
-    internals.writes_nothing(backup)
+    backup.set_model(model)
+    backup.on_epoch_begin(0)
     backup.on_epoch_end(0)
-    assert not list(tmp_path.iterdir())
-    assert backup.delete_checkpoint is False
+    assert '"epoch": 0' in internals.backup_file(backup).read_text(encoding="utf-8")
+
+
+def test_names_are_numbered_as_if_nothing_had_been_made() -> None:
+    with internals.own_names():
+        apart = keras.layers.Dropout(0.1).name
+    assert keras.layers.Dropout(0.1).name == apart
 
 
 def test_classes_that_models_and_optimizers_are_of() -> None:

@@ -30,11 +30,20 @@ def test_training_on_two_workers(multi_process: SharedRunners, tmp_path: Path) -
         assert "workers=2, which would shuffle it in another order on each worker" in found["error"]
     assert "loss" in first["shown"]
     assert second["shown"] == ""
+    # Paths that differ are like disks of their own.
     files = {path.name for path in tmp_path.iterdir()} - {"backup-0", "backup-1"}
-    assert files == {"log-0.csv", "best-0.weights.h5", "model-0.keras"}
+    saved = {f"{name}-{rank}{end}" for name, end in (("best", ".weights.h5"), ("model", ".keras")) for rank in (0, 1)}
+    assert files == {"log-0.csv", *saved}
     model = keras.models.load_model(tmp_path / "model-0.keras")
     for saved, weight in zip(model.get_weights(), first["weights"], strict=True):
         np.testing.assert_array_equal(saved, weight)
+
+
+@pytest.mark.slow
+def test_what_one_worker_saves_all_can_load(multi_process: SharedRunners, tmp_path: Path) -> None:
+    for found in multi_process(workers=2, devices=2).run(keras_workers.save_and_load, (str(tmp_path),)):
+        assert found == dict.fromkeys(found, 0.0), found
+        assert len(found) == 2 * len(keras_workers.SAVES)
 
 
 def test_a_process_that_is_alone_shows_and_writes(four: jd.Strategy) -> None:

@@ -91,7 +91,7 @@ def test_parameter_servers(browser: Any, tmp_path: Path) -> None:
             page, errors = opened(browser, address, size)
             assert errors == []
             assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
-            assert page.locator("#queue").inner_text().startswith("60\nfunctions wait")
+            assert page.locator("#queue").inner_text().startswith("60\nclosures queued")
             assert "not there: worker 3" in page.locator("#coordinator").inner_text()
             assert page.locator("#tasks tbody tr").count() == 2
             assert "3.22 GB" in page.locator("#tasks tbody tr").first.inner_text()

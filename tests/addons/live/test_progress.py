@@ -28,7 +28,7 @@ def test_batches_examples_and_the_end() -> None:
     data = strategy.experimental_make_numpy_dataset(np.arange(100, dtype=np.float32)).batch(32)
     shown, seen = console(), 0
     for batch in jd.progress(strategy.experimental_distribute_dataset(data), console=shown):
-        seen += sum(part.shape[0] for part in batch.values)
+        seen += sum(part.shape[0] for part in batch.values)  # pyright: ignore[reportAttributeAccessIssue]
     assert seen == 100
     assert "4/4" in text(shown)
     assert "examples/s" in text(shown)

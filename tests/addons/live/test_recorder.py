@@ -4,10 +4,13 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import jaxtribute as jd
@@ -163,6 +166,25 @@ def test_the_environment_is_not_handed_on(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_nobody_looks_by_default() -> None:
     assert observed_kinds() == []
+
+
+def test_compiling_is_no_part_of_a_step_time(tmp_path: Path, recording: Recorder) -> None:
+    total = jd.Variable(0.0, name="total")
+    step = jd.function(lambda: total.assign_add(1.0))
+
+    def compiled_slowly() -> Any:
+        time.sleep(0.4)
+        return jnp.zeros(())
+
+    for _ in range(3):
+        step()
+        jax.jit(lambda: compiled_slowly())()  # noqa: PLW0108 (another program each time)
+    for _ in range(40):
+        step()
+    recording.close()
+    longest = Run(tmp_path).state()["step"]["p99"]
+    assert longest is not None
+    assert longest < 0.3
 
 
 def test_events_of_other_threads_and_those_that_raise(tmp_path: Path, recording: Recorder) -> None:

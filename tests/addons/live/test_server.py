@@ -142,10 +142,10 @@ def test_top(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     live_runs.running(tmp_path, 2, 30, host=HOSTILE)
     assert main(["top", str(tmp_path), "--once"]) == 0
     shown = capsys.readouterr().out
-    assert "useful steps" in shown
+    assert "training steps" in shown
     assert "\x1b[2J" not in shown
     # Through a pipe it prints once and ends, without being told.
     assert main(["top", str(tmp_path)]) == 0
-    assert "useful steps" in capsys.readouterr().out
+    assert "training steps" in capsys.readouterr().out
     assert main(["top", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] > 500

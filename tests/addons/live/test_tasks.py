@@ -68,7 +68,7 @@ def test_the_terminal_shows_them(tmp_path: Path) -> None:
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(view(Run(tmp_path).state(now), 160))
     shown = console.export_text()
-    assert "60 functions wait" in shown
+    assert "60 closures queued" in shown
     assert "3.0 GiB" in shown or "3.2 GB" in shown
     assert "waits for the servers" in shown
 

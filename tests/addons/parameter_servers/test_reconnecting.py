@@ -181,7 +181,7 @@ def test_a_connection_that_breaks_while_a_function_runs(broken: bool) -> None:
 
 def _replied(coordinator: ClusterCoordinator) -> bool:
     strategy: Any = coordinator.strategy
-    return bool(strategy.cluster.engine.task("worker", 0)._replies)
+    return bool(strategy.cluster.engine.task("worker", 0)._line._replies)
 
 
 def test_a_connection_that_breaks_while_nothing_runs() -> None:

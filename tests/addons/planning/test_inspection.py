@@ -16,10 +16,10 @@ from jaxtribute.planning import StepCost, cost_of
 from planning.scripts import VARIABLES, write
 
 
-def training(strategy: jd.Strategy, *, dtype: Any = np.float32, rows: int | None = None) -> Any:
+def training(strategy: jd.Strategy, *, dtype: Any = np.float32, rows: int | None = None, width: int = 32) -> Any:
     """A step of one matrix product forward and two back for each example."""
     with strategy.scope():
-        w = jd.Variable(np.zeros((16, 32), dtype), name="w")
+        w = jd.Variable(np.zeros((16, width), dtype), name="w")
         optimizer = jd.Optimizer(optax.sgd(0.1, momentum=0.9), [w])
 
     def update(x: jax.Array) -> Any:
@@ -77,6 +77,20 @@ def test_one_replica_exchanges_nothing_yet() -> None:
     assert (cost.batch, cost.replicas, cost.collectives) == (8, 1, ())
     assert cost.exchanged()[0].nbytes == cost.parameters == 16 * 32 * 2
     assert cost.half
+
+
+def test_slots_that_many_replicas_share_out_are_counted_so_where_the_model_is_planned_alone() -> None:
+    width = 1 << 15
+    alone, shared = (
+        cost_of(training(strategy, width=width), batch_of(strategy, 8))
+        for strategy in (jd.MirroredStrategy(1), jd.MirroredStrategy(8))
+    )
+    momentum = 16 * width * 4
+    assert alone.slots == shared.slots == momentum
+    assert alone.memory.at(1) - alone.memory_on(8, 1) == momentum * 7 / 8
+    assert alone.memory_on(2, 1) == alone.memory.at(1)
+    assert shared.memory_on(8, 1) == shared.memory.at(1)
+    assert shared.memory_on(1, 1) - shared.memory.at(1) == momentum * 7 / 8
 
 
 def test_examples_that_come_from_no_dataset() -> None:

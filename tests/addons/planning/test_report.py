@@ -32,6 +32,7 @@ def test_the_table_has_a_line_for_each_number_of_devices() -> None:
     assert lines[0] == "4 host(s) of 2 device, inner within, outer between"
     assert lines[1] == "devices batch on each compute collectives step examples/s efficiency memory each"
     assert lines[2] == "1 90 90 90.00 s 0.0 us 90.00 s 1 100% 1.0 KB"
+    assert lines[4].startswith("> 8 90 12 ")  # the cluster that was asked for
     assert lines[5].endswith("38 idle")
 
 

@@ -23,14 +23,14 @@ def test_methods_of_the_library_pass_through_points() -> None:
     seen: list[str] = []
     with points.watch({"step", "step:end", "input", "save", "mine"}, seen.append):
         for batch in batches:
-            step(batch)
+            step(batch)  # pyright: ignore[reportArgumentType]
         jd.testing.point("mine")
     assert [name for name in seen if name != "input:end"] == [
         *["input", "step", "step:end"] * 2,
         "input",  # the end of the data
         "mine",
     ]
-    step(next(iter(batches)))
+    step(next(iter(batches)))  # pyright: ignore[reportArgumentType]
     jd.testing.point("mine")
     assert len(seen) == 10
 

@@ -225,7 +225,7 @@ def test_a_variable_is_written_as_it_was(tmp_path: Path) -> None:
     @jd.function
     def step() -> jax.Array:
         count.assign_add(1.0)
-        return variable.assign_add(jnp.ones(4))
+        return variable.assign_add(jnp.ones(4))  # pyright: ignore[reportReturnType]
 
     with summary.Writer(tmp_path, trackers=["jsonl"]) as writer:
         for _ in range(3):

@@ -52,7 +52,7 @@ def step() -> str:
         y = 60 + 130 * row
         canvas.text(16, y + 10, f"replica {replica}", bold=True)
         _chain(canvas, y + 20, replica, ["its part of the batch", "forward, backward", "", "update"])
-    canvas.box(452, 56, 136, 234, COLOURS[3], edge="#9aa5b1")
+    canvas.box(452, 56, 136, 234, COLOURS[3], edge=True)
     canvas.text(520, 170, "all-reduce", bold=True, middle=True)
     canvas.text(520, 190, "gradients", size=12, middle=True)
     canvas.text(
@@ -65,13 +65,13 @@ def _chain(canvas: Canvas, y: float, replica: int, boxes: Sequence[str]) -> None
     for place, text in enumerate(boxes):
         x = 16 + place * 218
         if text:
-            canvas.box(x, y + 10, 168, 44, COLOURS[replica], edge="#9aa5b1")
+            canvas.box(x, y + 10, 168, 44, COLOURS[replica], edge=True)
             canvas.text(x + 84, y + 37, text, size=12, middle=True)
         if place + 1 < len(boxes):
             start = x + 168 if text else x + 136
             canvas.arrow(start + 6, y + 32, 16 + (place + 1) * 218 - 6)
-    canvas.text(16 + 3 * 218 + 84, y + 72, "new variables, loss", size=12, colour="#616e7c", middle=True)
-    canvas.text(16 + 218 + 84, y + 72, "with the variables", size=12, colour="#616e7c", middle=True)
+    canvas.text(16 + 3 * 218 + 84, y + 72, "new variables, loss", size=12, ink=0.7, middle=True)
+    canvas.text(16 + 218 + 84, y + 72, "with the variables", size=12, ink=0.7, middle=True)
 
 
 DRAWINGS: dict[str, Callable[[], str]] = {

@@ -90,6 +90,13 @@ def test_a_drawing_is_valid_and_names_are_escaped() -> None:
     assert {"0:2", "2:4", "a part on each", "GPU:1", "8 B"} <= set(texts(picture))
 
 
+def test_a_drawing_has_the_colours_of_the_page_that_shows_it() -> None:
+    drawn = ET.fromstring(placed(2).svg())
+    assert "color-scheme:light dark" in drawn.get("style", "")
+    assert {text.get("fill") for text in drawn.iter("{http://www.w3.org/2000/svg}text")} == {"currentColor"}
+    assert not [box for box in drawn.iter("{http://www.w3.org/2000/svg}rect") if box.get("width") == "100%"]
+
+
 def test_equal_parts_have_one_colour(strategy: jd.MirroredStrategy) -> None:
     array = strategy.place(jnp.zeros(4))
     copies = strategy.visualize(array)
@@ -102,8 +109,8 @@ def test_two_split_axes_are_drawn_in_both_directions() -> None:
     cells = tuple(Cell(((i, i + 1), (3 * j, 3 * j + 3)), 2 * i + j, 12) for i in range(2) for j in range(2))
     picture = Picture(Placement("", tuple("abcd"), (Row("x", (2, 6), "float32", How.SPLIT, cells),)))
     boxes = ET.fromstring(picture.svg()).findall("{http://www.w3.org/2000/svg}rect")
-    parts = [box for box in boxes if box.get("fill") not in ("#ffffff", "#eef1f4")]
-    frames = [box for box in boxes if box.get("fill") == "#eef1f4"]
+    parts = [box for box in boxes if box.get("fill") != "currentColor"]
+    frames = [box for box in boxes if box.get("fill") == "currentColor"]
     inside = [
         (float(part.get("x", 0)) - float(frame.get("x", 0)) > 1, float(part.get("y", 0)) - float(frame.get("y", 0)) > 1)
         for part, frame in zip(parts, frames, strict=True)

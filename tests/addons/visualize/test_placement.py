@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxtribute as jd
-from jaxtribute._src.addons.visualize.placement import How, Placement, Row
+from jaxtribute._src.addons.visualize.placement import Cell, How, Placement, Row
+from jaxtribute._src.addons.visualize.text import part_text
 
 NAMES = ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
 
@@ -70,6 +71,21 @@ def test_the_slots_of_a_sharded_update_lie_in_slices(mirrored: jd.MirroredStrate
     assert bounds(rows[1]) == [(0, 8), (8, 16), (16, 24), (24, 32)]
     assert rows[1].kind() == "4 x 8 float32, stored flat"
     assert rows[0].kind() == "4 x 8 float32"
+
+
+@pytest.mark.parametrize(
+    ("size", "parts"), [(10, [(0, 3), (3, 6), (6, 9), (9, 10)]), (5, [(0, 2), (2, 4), (4, 5), (5, 5)])]
+)
+def test_no_part_goes_beyond_the_end_of_an_array(
+    mirrored: jd.MirroredStrategy, size: int, parts: list[tuple[int, int]]
+) -> None:
+    with mirrored.scope():
+        variable = jd.Variable(jnp.zeros(size), name="odd")
+        optimizer = jd.Optimizer(optax.sgd(0.1, momentum=0.9), [variable], shard_update=True)
+    (row,) = found(mirrored, optimizer).rows
+    assert row.kind() == f"{size} float32, stored flat"
+    assert bounds(row) == parts
+    assert (part_text(row, cast(Cell, row.cells[3])) == "none") == (size == 5)
 
 
 def test_a_parameter_device_gets_a_column_of_its_own() -> None:
@@ -130,7 +146,7 @@ def test_a_batch_is_drawn_as_it_is_cut(rows: int) -> None:
     assert row.how is How.SPLIT
     cells = [cell for cell in row.cells if cell is not None]
     sizes = [cell.bounds[0][1] - cell.bounds[0][0] for cell in cells]
-    assert sizes == [part.shape[0] for part in batch.values]
+    assert sizes == [part.shape[0] for part in batch.values]  # pyright: ignore[reportAttributeAccessIssue]
     assert sum(cell.nbytes for cell in cells) == rows * 8
     assert [cell.bounds[0][0] for cell in cells] == [sum(sizes[:i]) for i in range(4)]
 

@@ -1,5 +1,9 @@
 """Cross-device operations: algorithms that give equal results, in both executors and by hand."""
 
+# The results are of several replicas, and names of reductions are right or wrong by intent.
+# pyright: reportArgumentType=false
+# pyright: reportCallIssue=false
+
 from typing import Any
 
 import jax

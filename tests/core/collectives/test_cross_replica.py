@@ -1,3 +1,6 @@
+# The results are of several replicas, and names of reductions are right or wrong by intent.
+# pyright: reportArgumentType=false
+# pyright: reportCallIssue=false
 import json
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,9 @@
 """`IndexedSlices` are summed and gathered in replicas; elsewhere, where they would be mixed up, refused by name."""
 
+# The results are of several replicas, and names of reductions are right or wrong by intent.
+# pyright: reportArgumentType=false
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

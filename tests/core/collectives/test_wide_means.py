@@ -20,7 +20,7 @@ def expected_dtype(dtype: str) -> str:
     return dtype if dtype in FLOATS else "float32"
 
 
-@pytest.mark.quick_cases(18)
+@pytest.mark.quick_cases(18, half=True)
 @each_dtype
 @each_executor
 @pytest.mark.parametrize("axis", [None, 0])

@@ -107,7 +107,7 @@ def test_a_compiled_function_in_a_merge_call_is_part_of_the_step() -> None:
     with pytest.raises(BadError):
         strategy.run(fn, (True,))
     assert float(v.numpy()) == 0.0
-    assert strategy.run(fn, (False,)).values == (3.0, 3.0)
+    assert strategy.run(fn, (False,)).values == (3.0, 3.0)  # pyright: ignore[reportAttributeAccessIssue]
     assert float(v.numpy()) == 3.0
 
 

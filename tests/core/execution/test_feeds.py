@@ -1,5 +1,8 @@
 """Distributed iterators inside compiled functions: several steps a call, to the last batch."""
 
+# The results are of several replicas, and names of reductions are right or wrong by intent.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import itertools

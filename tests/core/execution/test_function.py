@@ -1,3 +1,6 @@
+# The results are of several replicas, and names of reductions are right or wrong by intent.
+# pyright: reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false
 import copy
 import gc
 import math

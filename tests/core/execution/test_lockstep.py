@@ -33,8 +33,8 @@ def test_any_python_goes() -> None:
         return {"total": total, "word": words[int(ident())], "host": np.full(2, total)}
 
     result = mirrored(2).run(fn, (["a", "b"],))
-    assert result["total"].values == (2.0, 3.0)
-    assert result["word"].values == ("a", "b")
+    assert result["total"].values == (2.0, 3.0)  # pyright: ignore[reportAttributeAccessIssue]
+    assert result["word"].values == ("a", "b")  # pyright: ignore[reportAttributeAccessIssue]
     assert components(result["host"]) == [[2.0, 2.0], [3.0, 3.0]]
 
 
@@ -78,7 +78,7 @@ def per_replica_value() -> Any:
 
 def test_results_of_different_shapes_are_ragged() -> None:
     result = mirrored(2).run(lambda: jnp.ones(int(ident()) + 1))
-    assert result.is_ragged
+    assert result.is_ragged  # pyright: ignore[reportAttributeAccessIssue]
     assert components(result) == [[1.0], [1.0, 1.0]]
     again = mirrored(2).run(lambda x: x * 2, (result,))
     assert components(again) == [[2.0], [2.0, 2.0]]

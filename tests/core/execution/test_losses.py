@@ -1,5 +1,9 @@
 """Losses that gradients take along: one collective less, and the same numbers whatever is done with the loss."""
 
+# The results are of several replicas, and names of reductions are right or wrong by intent.
+# pyright: reportArgumentType=false
+# pyright: reportCallIssue=false
+
 from typing import Any
 
 import jax

@@ -39,7 +39,7 @@ def captured(place: str, strategy: jd.Strategy, v: jd.Variable) -> Any:
     return jax.device_put(BASE, NamedSharding(mesh, PartitionSpec() if place == "copies" else PartitionSpec(None, "z")))
 
 
-@pytest.mark.quick_cases(10)
+@pytest.mark.quick_cases(10, half=True)
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("place", [*FEW, *(pytest.param(place, marks=pytest.mark.slow) for place in MORE)])
 @pytest.mark.parametrize("executor", EXECUTORS)

@@ -150,8 +150,8 @@ def test_python_results_of_each_shape() -> None:
     for same, count, nothing, word in (kept[0], FOUR.run(fn, (split,))):
         assert same == "same"
         assert nothing is None
-        assert count.values == (2, 2, 1, 0)
-        assert word.values == ("some", "some", "some", "none")
+        assert count.values == (2, 2, 1, 0)  # pyright: ignore[reportAttributeAccessIssue]
+        assert word.values == ("some", "some", "some", "none")  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.quick_cases(1)

@@ -45,7 +45,7 @@ def test_a_read_in_an_inner_trace_is_an_input_of_the_outer_one() -> None:
 
     def body(_: TracedFunction) -> Any:
         one = jax.jit(lambda x: x * v)(1.0)
-        two = jax.lax.scan(lambda c, x: (c + v, x), 0.0, jnp.ones(3))[0]
+        two = jax.lax.scan(lambda c, x: (c + v, x), 0.0, jnp.ones(3))[0]  # pyright: ignore[reportArgumentType]
         three = jax.grad(lambda x: x * v.read_value())(1.0)
         four = jax.vmap(lambda x: x * v)(jnp.ones(2))
         five = jax.lax.cond(v > 0, lambda: v * 2, lambda: v + 1)

@@ -18,7 +18,7 @@ Make = Callable[[], Any]
 
 
 def numbers() -> grain.MapDataset[Any]:
-    return jd.get_strategy().experimental_make_numpy_dataset(np.arange(EXAMPLES))
+    return jd.get_strategy().experimental_make_numpy_dataset(np.arange(EXAMPLES))  # pyright: ignore[reportReturnType]
 
 
 def rows() -> grain.MapDataset[Any]:

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 import jaxtribute as jd
 import layout_models
+from jaxtribute._src.core.layouts import settling
 from jaxtribute._src.core.layouts.judging import laid_out
 from jaxtribute.errors import ArgumentError
 
@@ -197,3 +198,17 @@ def test_jax_is_not_asked_where_replicas_have_one_device() -> None:
     layouts: Any = one.extended.layouts
     assert jax.tree.leaves(layouts.tried) == []
     assert w.policy.layout == ()
+
+
+def test_a_long_search_says_how_far_it_has_come(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = iter([100.0, 104.0, 106.0, 107.0, 112.0])
+    monkeypatch.setattr(settling.time, "monotonic", lambda: next(times))
+    progress = settling.Progress(24)
+    for _ in range(4):
+        progress.compiled()
+    assert capsys.readouterr().err.splitlines() == [
+        "jaxtribute: looking for a layout; 2 of at most 24 programs compiled in 6 s",
+        "jaxtribute: looking for a layout; 4 of at most 24 programs compiled in 12 s",
+    ]

@@ -1,5 +1,9 @@
 """Gradients accumulated over several calls: one synchronisation a cycle, and the update of one large batch."""
 
+# The results are of several replicas, and names of reductions are right or wrong by intent.
+# pyright: reportArgumentType=false
+# pyright: reportAttributeAccessIssue=false
+
 from itertools import pairwise
 from typing import Any
 

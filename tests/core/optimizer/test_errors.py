@@ -63,7 +63,7 @@ def test_gradients(what: str, pair: tuple[jd.Variable, jd.Variable, jd.Optimizer
 
 def test_an_unknown_reduction(pair: tuple[jd.Variable, jd.Variable, jd.Optimizer]) -> None:
     with pytest.raises(ArgumentError, match=r"unknown reduce_op 'max'.*HINT"):
-        pair[2].apply_gradients([A, B], reduce_op="max")
+        pair[2].apply_gradients([A, B], reduce_op="max")  # pyright: ignore[reportArgumentType]
 
 
 def test_variables() -> None:

@@ -1,5 +1,8 @@
 """`CentralStorageStrategy`: what lies where, and the same results as every other strategy."""
 
+# The results are of several replicas, and names of reductions are right or wrong by intent.
+# pyright: reportAttributeAccessIssue=false
+
 from collections.abc import Callable
 from typing import Any
 

@@ -24,7 +24,7 @@ def test_everything_is_on_the_device(name: str, index: int) -> None:
         strategy.place(jnp.ones(2)),
         v.assign_add([1.0, 1.0]).read_value(),
     ):
-        assert result.devices() == {jax.devices()[index]}
+        assert result.devices() == {jax.devices()[index]}  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_jax_device() -> None:

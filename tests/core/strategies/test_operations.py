@@ -302,4 +302,4 @@ class TestLegacyMethods:
         strategy = mirrored(2)
         result = strategy.run(lambda: jnp.ones((4, 4)) @ jnp.ones((4, 4)))
         strategy.group({"a": result, "b": variable(strategy, 1.0), "c": np.ones(2)}, name="all")
-        assert all(part.is_ready() for part in result.values)
+        assert all(part.is_ready() for part in result.values)  # pyright: ignore[reportAttributeAccessIssue]

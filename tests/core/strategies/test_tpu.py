@@ -75,7 +75,7 @@ def test_replicas_of_several_logical_devices() -> None:
         parts = [strategy.experimental_split_to_logical_devices(w * 1, partition) for partition in ([2, 2], [4, 1])]
         parts.append(strategy.experimental_replicate_to_logical_devices(w * 1))
         parts.append(strategy.experimental_assign_to_logical_device(w * 1, 3))
-        places.extend(part.sharding.spec for part in parts)
+        places.extend(part.sharding.spec for part in parts)  # pyright: ignore[reportAttributeAccessIssue]
         return parts
 
     for part in strategy.run(program):

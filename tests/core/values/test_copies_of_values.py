@@ -1,5 +1,8 @@
 """`copy.deepcopy`, `copy.copy` and pickles of variables and distributed values; what they are instances of."""
 
+# The results are of several replicas, and names of reductions are right or wrong by intent.
+# pyright: reportAttributeAccessIssue=false
+
 import copy
 import pickle
 from collections.abc import Callable

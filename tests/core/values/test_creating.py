@@ -1,5 +1,8 @@
 """Variables made within functions: one for all replicas, which ask for the same, and made of what is stored outside."""
 
+# The results are of several replicas, and names of reductions are right or wrong by intent.
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -139,7 +139,7 @@ def test_values_inside_a_trace() -> None:
 def test_mirrored_values_share_nothing_with_their_source() -> None:
     source = jnp.arange(3.0)
     value = mirrored(2).place(source)
-    value.data.delete()
+    value.data.delete()  # pyright: ignore[reportAttributeAccessIssue]
     assert source.tolist() == [0.0, 1.0, 2.0]
 
 

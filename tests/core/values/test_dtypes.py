@@ -31,7 +31,7 @@ def made(make: Callable[[], jd.Strategy], dtype: str, aggregation: str, synchron
 @each_executor
 @pytest.mark.parametrize("synchronization", ["auto", "on_read"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.quick_cases(40)
+@pytest.mark.quick_cases(40, half=True)
 def test_what_replicas_write_has_the_variables_dtype(
     make: Callable[[], jd.Strategy], executor: str, synchronization: str, dtype: str
 ) -> None:

@@ -7,14 +7,14 @@ from jaxtribute.errors import ArgumentError
 
 @pytest.mark.parametrize("value", ["SUM", "sum", "Sum", ReduceOp.SUM])
 def test_parse_takes_members_and_names_in_any_case(value: ReduceOp | str) -> None:
-    assert ReduceOp.parse(value) is jd.ReduceOp.SUM
+    assert ReduceOp.parse(value) is jd.ReduceOp.SUM  # pyright: ignore[reportArgumentType]
     assert ReduceOp.parse("mean") is ReduceOp.MEAN
 
 
 @pytest.mark.parametrize("value", ["MAX", "", None, 0, VariableAggregation.SUM])
 def test_parse_refuses_everything_else(value: str) -> None:
     with pytest.raises(ArgumentError, match=r"unknown reduce_op.*HINT: use jd.ReduceOp.SUM"):
-        ReduceOp.parse(value)
+        ReduceOp.parse(value)  # pyright: ignore[reportArgumentType]
 
 
 def test_from_variable_aggregation() -> None:

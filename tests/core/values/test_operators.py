@@ -99,8 +99,8 @@ def test_arrays_from_values() -> None:
 
 def test_a_mirrored_value_goes_into_jax_functions_as_it_is() -> None:
     value = mirrored(2).place(LEFT)
-    np.testing.assert_array_equal(jnp.sin(value), jnp.sin(LEFT))
-    np.testing.assert_array_equal(jnp.dot(value, RIGHT), jnp.dot(LEFT, RIGHT))
+    np.testing.assert_array_equal(jnp.sin(value), jnp.sin(LEFT))  # pyright: ignore[reportArgumentType]
+    np.testing.assert_array_equal(jnp.dot(value, RIGHT), jnp.dot(LEFT, RIGHT))  # pyright: ignore[reportArgumentType]
 
 
 def test_operand_leaves_everything_else() -> None:

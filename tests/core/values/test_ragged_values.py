@@ -88,8 +88,8 @@ def test_who_is_idle(values: list[Any], idle: tuple[int, ...]) -> None:
 
 def test_results_remember_who_was_idle() -> None:
     count = FOUR.run(lambda x: jnp.float32(x.shape[0]), (split(2, 2, 1, 0),))
-    assert count.idle == (3,)
-    assert not count.is_ragged
+    assert count.idle == (3,)  # pyright: ignore[reportAttributeAccessIssue]
+    assert not count.is_ragged  # pyright: ignore[reportAttributeAccessIssue]
     assert idle_replicas([count]) == (3,)
     assert idle_replicas([count, split(1, 1, 0, 0)]) == (3,)
     assert float(FOUR.reduce("MEAN", count, axis=None)) == pytest.approx(5 / 3)

@@ -1,5 +1,8 @@
 """Two replicas' writes to variables come to what TensorFlow 2.21 makes of them, but for what is listed here."""
 
+# The results are of several replicas, and names of reductions are right or wrong by intent.
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import json

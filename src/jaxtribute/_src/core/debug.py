@@ -38,6 +38,11 @@ def check_replicas(tree: Nest, *, every: int = 1, step: int = 0) -> None:
     Raises:
       ArgumentError: `every` is less than 1, or `step` negative.
       DivergenceError: a value differs; it names the first, the replicas that differ from replica 0, and by how much.
+
+    Examples:
+      >>> with jd.MirroredStrategy(2).scope():
+      ...     w = jd.Variable(jnp.zeros(3))
+      >>> jd.debug.check_replicas([w])  # raises if copies differ
     """
     if settings.whole("step", step) % settings.whole("every", every, 1):
         return

@@ -14,6 +14,7 @@ import jax
 
 from jaxtribute._src.core.allocator import tune_allocator
 from jaxtribute._src.core.backend import prepare_cpu_backend
+from jaxtribute._src.core.types import Device
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeviceError
 
 _LOCAL_JOB, _WORKER_JOB = "localhost", "worker"
@@ -31,7 +32,7 @@ _aliases: dict[str, str] = {}
 
 
 # Set by `described_devices` alone: devices that programs are compiled for, in place of those that strategies name.
-_described: tuple[jax.Device, ...] = ()
+_described: tuple[Device, ...] = ()
 
 
 class DeviceSpec(NamedTuple):
@@ -80,7 +81,7 @@ class DeviceSpec(NamedTuple):
         return self.to_string()
 
 
-def resolve_device(device: str | jax.Device) -> jax.Device:
+def resolve_device(device: str | Device) -> Device:
     """The device of that name; a `jax.Device` is returned as it is.
 
     There is no soft placement: TensorFlow takes `"GPU:7"` on a machine without it, and computes elsewhere.
@@ -93,7 +94,7 @@ def resolve_device(device: str | jax.Device) -> jax.Device:
         ArgumentTypeError: `device` is neither a string nor a device.
         DeviceError: The string is malformed, or no such device exists; the message lists those that do.
     """
-    if isinstance(device, jax.Device):
+    if isinstance(device, Device):
         return device
     spec = DeviceSpec.parse(device)
     _start_backend()
@@ -111,7 +112,7 @@ def resolve_device(device: str | jax.Device) -> jax.Device:
     return devices[index]
 
 
-def device_name(device: jax.Device) -> str:
+def device_name(device: Device) -> str:
     """The canonical name of a device, such as `/job:localhost/replica:0/task:0/device:GPU:0`.
 
     The index counts the devices of that type in their own process.
@@ -134,7 +135,7 @@ def available_devices() -> list[str]:
     return list(map(device_name, [*devices, *others]))
 
 
-def default_devices() -> tuple[jax.Device, ...]:
+def default_devices() -> tuple[Device, ...]:
     """Devices of a strategy that is given none: all accelerators of this process, else all its CPU devices."""
     if _described:
         return _described
@@ -150,7 +151,7 @@ def default_devices() -> tuple[jax.Device, ...]:
     return tuple(jax.local_devices())
 
 
-def first_devices(count: int) -> tuple[jax.Device, ...]:
+def first_devices(count: int) -> tuple[Device, ...]:
     """Returns the first `count` of the default devices, or all that are described.
 
     Raises:
@@ -167,7 +168,7 @@ def first_devices(count: int) -> tuple[jax.Device, ...]:
 
 
 @contextmanager
-def described_devices(devices: Sequence[jax.Device]) -> Generator[None]:
+def described_devices(devices: Sequence[Device]) -> Generator[None]:
     """Gives every strategy made within these devices, whichever it names: they are only described, nothing runs.
 
     Args:
@@ -186,7 +187,7 @@ def are_described() -> bool:
     return bool(_described)
 
 
-def strategy_devices(named: Sequence[str | jax.Device]) -> tuple[jax.Device, ...]:
+def strategy_devices(named: Sequence[str | Device]) -> tuple[Device, ...]:
     """The devices that a strategy is to take: those named, or `described_devices` in their place.
 
     Raises:
@@ -281,7 +282,7 @@ def _parse_part(part: str) -> dict[str, Any]:
     return {"device_type": kind.upper(), "device_index": None if index == "*" else int(index)}
 
 
-def _true_name(device: jax.Device) -> str:
+def _true_name(device: Device) -> str:
     described = device in _described
     known = _described if described else device.client.devices()
     siblings = _of_process(known, device.process_index)
@@ -289,12 +290,12 @@ def _true_name(device: jax.Device) -> str:
     return DeviceSpec(job, 0, device.process_index, device.platform.upper(), siblings.index(device)).to_string()
 
 
-def _of_process(devices: Sequence[jax.Device], process: int | None) -> list[jax.Device]:
+def _of_process(devices: Sequence[Device], process: int | None) -> list[Device]:
     """Those of some devices that a process has, in order; none where there is no such process."""
     return [device for device in devices if device.process_index == process]
 
 
-def _devices_of_type(device_type: str) -> list[jax.Device]:
+def _devices_of_type(device_type: str) -> list[Device]:
     try:
         return jax.devices(device_type.lower())
     except RuntimeError:

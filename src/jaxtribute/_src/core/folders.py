@@ -40,7 +40,7 @@ class Folder:
     def __init__(self) -> None:
         base = short_base((tempfile.gettempdir(), "/tmp", "/var/tmp", os.environ.get("XDG_RUNTIME_DIR"), "/dev/shm"))
         remove_abandoned(base)
-        self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=base)  # readable by this user alone
+        self.path: str = tempfile.mkdtemp(prefix=_PREFIX, dir=base)  # readable by this user alone
         self._lock = _own(Path(self.path))
 
     @staticmethod

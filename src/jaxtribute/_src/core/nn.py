@@ -40,6 +40,10 @@ def compute_average_loss(
         `global_batch_size` that is no count.
       ContextError: called in cross-replica context without `global_batch_size`.
 
+    Examples:
+      >>> jd.nn.compute_average_loss(jnp.array([1.0, 3.0]), global_batch_size=8)  # one of four replicas
+      Array(0.5, dtype=float32)
+
     Source: `tf.nn.compute_average_loss`.
     """
     loss = jnp.asarray(operand(per_example_loss))
@@ -102,6 +106,12 @@ def embedding_lookup(params: Leaf, ids: Numeric) -> jax.Array:
         they are known in compiled functions too.
       TraceError: inside `jax.jit`, `lax.scan` or the like, of a variable on parameter servers.
 
+    Examples:
+      >>> table = jd.Variable([[0.0, 1.0], [2.0, 3.0]])
+      >>> jd.nn.embedding_lookup(table, jnp.array([1, 1]))
+      Array([[2., 3.],
+             [2., 3.]], dtype=float32)
+
     Source: `tf.nn.embedding_lookup`.
     """
     ids = operand(ids)
@@ -126,6 +136,12 @@ def scale_regularization_loss(regularization_loss: ArrayLike) -> jax.Array:
 
     Raises:
       ContextError: called in cross-replica context, where no replica's part is meant.
+
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2)
+      >>> losses = strategy.run(lambda: jd.nn.scale_regularization_loss(jnp.float32(4)))
+      >>> strategy.reduce("SUM", losses, axis=None)  # once, however many replicas there are
+      Array(4., dtype=float32)
 
     Source: `tf.nn.scale_regularization_loss`.
     """

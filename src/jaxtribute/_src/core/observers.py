@@ -89,7 +89,7 @@ class Kind:
     __slots__ = ("_inside", "name", "observers")
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name: str = name
         self.observers: tuple[Observer, ...] = ()
         self._inside = threading.local()
 

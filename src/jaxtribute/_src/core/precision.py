@@ -41,6 +41,11 @@ class Policy:
       compute: of the computation.
       output: of what a step hands on, such as logits for the loss.
 
+    Examples:
+      >>> policy = jd.precision.Policy.parse("compute=bfloat16")
+      >>> policy.to_compute({"w": jnp.ones(2)})["w"].dtype
+      dtype(bfloat16)
+
     Source: `jmp.Policy`.
     """
 
@@ -104,7 +109,13 @@ class Policy:
 
 
 def cast_floating(nest: Nest, dtype: DType) -> Any:
-    """A nest with its floating arrays cast to `dtype`; other leaves stay, and variables become their values."""
+    """A nest with its floating arrays cast to `dtype`; other leaves stay, and variables become their values.
+
+    Examples:
+      >>> nest = jd.precision.cast_floating({"w": jnp.ones(2), "ids": jnp.arange(2)}, jnp.bfloat16)
+      >>> nest["w"].dtype, nest["ids"].dtype
+      (dtype(bfloat16), dtype('int32'))
+    """
 
     def one(leaf: Leaf) -> Any:
         # Numbers of Python have no dtype: they take that of what they meet.
@@ -119,6 +130,13 @@ class LossScale(ABC):
 
     Make it in the strategy's scope and hand it to `jd.Optimizer(..., loss_scale=)`, which leaves out updates by
     gradients that are not finite and adjusts the scale.
+
+    Examples:
+      >>> w = jd.Variable(1.0)
+      >>> scale = jd.precision.StaticLossScale(1024.0)
+      >>> optimizer = jd.Optimizer(optax.sgd(0.1), [w], loss_scale=scale)
+      >>> value, gradients = scale.value_and_grad(lambda: w * w, [w])()
+      >>> optimizer.apply_gradients(gradients)  # unscaled, and left out if they are not finite
     """
 
     @property
@@ -175,6 +193,10 @@ class StaticLossScale(LossScale):
     Args:
       value: the factor; powers of two round nothing.
 
+    Examples:
+      >>> float(jd.precision.StaticLossScale(1024.0).value)
+      1024.0
+
     Source: `jmp.StaticLossScale`.
     """
 
@@ -201,6 +223,10 @@ class DynamicLossScale(LossScale):
 
     Raises:
       ArgumentError: a number that is not positive, or a `factor` of 1 or less.
+
+    Examples:
+      >>> float(jd.precision.DynamicLossScale(2.0**10, period=100).value)
+      1024.0
 
     Source: `jmp.DynamicLossScale`, `tf.keras.mixed_precision.LossScaleOptimizer`.
     """

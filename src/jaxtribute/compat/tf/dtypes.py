@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -35,11 +37,20 @@ __all__ = [
 
 DType = np.dtype
 
-float16 = half = np.dtype("float16")
-float32 = np.dtype("float32")
-float64 = double = np.dtype("float64")
-bfloat16 = np.dtype(jnp.bfloat16)
-int8, int16, int32, int64 = (np.dtype(f"int{bits}") for bits in (8, 16, 32, 64))
-uint8, uint16, uint32, uint64 = (np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64))
-complex64, complex128 = np.dtype("complex64"), np.dtype("complex128")
-bool = np.dtype("bool")
+float16: np.dtype[Any] = np.dtype("float16")
+half: np.dtype[Any] = float16
+float32: np.dtype[Any] = np.dtype("float32")
+float64: np.dtype[Any] = np.dtype("float64")
+double: np.dtype[Any] = float64
+bfloat16: np.dtype[Any] = np.dtype(jnp.bfloat16)
+int8: np.dtype[Any] = np.dtype("int8")
+int16: np.dtype[Any] = np.dtype("int16")
+int32: np.dtype[Any] = np.dtype("int32")
+int64: np.dtype[Any] = np.dtype("int64")
+uint8: np.dtype[Any] = np.dtype("uint8")
+uint16: np.dtype[Any] = np.dtype("uint16")
+uint32: np.dtype[Any] = np.dtype("uint32")
+uint64: np.dtype[Any] = np.dtype("uint64")
+complex64: np.dtype[Any] = np.dtype("complex64")
+complex128: np.dtype[Any] = np.dtype("complex128")
+bool: np.dtype[Any] = np.dtype("bool")

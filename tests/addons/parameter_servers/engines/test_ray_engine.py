@@ -2,10 +2,12 @@
 
 import json
 import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxtribute._src.addons.cli.main import main
@@ -18,6 +20,7 @@ from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
 from processes import free_ports, run_python
 
 HERE = Path(__file__).parents[1]
+KILLED = Path(__file__).parents[3] / "support" / "kill_program.py"
 CLUSTER = {"chief": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"], "worker": ["127.0.0.1:3"]}
 
 
@@ -88,22 +91,39 @@ class Pretended:
     """A Ray node that is none: what `RayNode` gets to start in the tests below."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-        import sys
-
         monkeypatch.setattr(ray_node, "make_token", lambda: None)
         monkeypatch.setattr(ray_node, "_POLL_S", 0.02)
         monkeypatch.setattr(ray_node, "_GONE_S", 0.1)
         monkeypatch.setattr(ray_node, "_COMMAND", [sys.executable, "-I", "-S", "-c", code])
 
 
+LOSES = """
+case "$JAXTRIBUTE_RESTART $TF_CONFIG" in
+"0 "*'"index": 1'*) (until [ -e "$0/checkpoints/ckpt-1" ]; do sleep 0.1; done; kill -9 $PPID) & ;;
+esac
+exec "$@"
+"""
+"""A worker's program; once worker 1 of the first start has saved, its process of Ray's is killed, and so it is."""
+
+
 @pytest.mark.ray
-def test_a_chief_may_have_a_port_that_ray_would_keep_for_its_workers() -> None:
-    port = next(port for port in range(17000, 19999) if _is_free(port))
-    node = ray_node.start_head(f"{LOOPBACK}:{port}")
+def test_a_synchronous_job_on_a_ray_cluster_that_runs_loses_a_worker_and_nothing_else(tmp_path: Path) -> None:
+    # A port that Ray would keep for its workers.
+    address = f"{LOOPBACK}:{next(port for port in range(17000, 19999) if _is_free(port))}"
+    program = ["sh", "-c", LOSES, str(tmp_path), sys.executable, str(KILLED), str(tmp_path), "2", "1", "192"]
+    stalls = json.dumps([{"kind": "stall", "rank": 1, "step": 3}])  # until then it has saved twice
+    arguments = ["launch", "--ray", address, "--workers", "2", "--resources", "CPU=0.5", "--max-restarts", "1"]
+    launch = "from jaxtribute._src.addons.cli.main import main; import sys; sys.exit(main(sys.argv[1:]))"
+    node = ray_node.start_head(address)
     try:
-        assert node.alive
+        around = {"RAY_AUTH_MODE": "token", "JAXTRIBUTE_FAULTS": stalls}
+        said = run_python(launch, *arguments, *program, devices=1, timeout=400, env=around)
     finally:
         node.stop()
+    assert "has lost worker 1's process on Ray" in said
+    result = np.load(tmp_path / "result.npz")
+    assert (result["seen:0"] == 1).all(), said
+    assert result["step:0"] == 6
 
 
 def _is_free(port: int) -> bool:

@@ -156,7 +156,7 @@ def test_an_iterator_goes_on_after_an_error_of_another_function(cluster: Any) ->
 
 
 def resources(coordinator: Any) -> list[int]:
-    return [len(engine_of(coordinator).task("worker", i)._resources) for i in range(WORKERS)]
+    return [len(engine_of(coordinator).task("worker", i)._home.resources) for i in range(WORKERS)]
 
 
 def test_iterators_of_past_epochs_are_dropped_by_the_workers() -> None:

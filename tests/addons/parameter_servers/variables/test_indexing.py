@@ -1,5 +1,8 @@
 """What stands between the brackets of a split variable gives what it gives of the array, and fetches no other rows."""
 
+# The results are of several replicas, and names of reductions are right or wrong by intent.
+# pyright: reportCallIssue=false
+
 from collections.abc import Generator
 from typing import Any
 

@@ -1,5 +1,8 @@
 """Variables on servers: whole and split ones read, write and slice alike."""
 
+# The results are of several replicas, and names of reductions are right or wrong by intent.
+# pyright: reportAttributeAccessIssue=false
+
 import functools
 import importlib
 from typing import Any

@@ -1,5 +1,8 @@
 """A program in two places: where its arrays are, and what travels."""
 
+# The results are of several replicas, and names of reductions are right or wrong by intent.
+# pyright: reportAttributeAccessIssue=false
+
 from typing import Any
 
 import jax

@@ -1,5 +1,8 @@
 """A fully sharded variable is one value to user code, whatever it does with it, as a mirrored one is."""
 
+# The results are of several replicas, and names of reductions are right or wrong by intent.
+# pyright: reportAttributeAccessIssue=false
+
 # ruff: noqa: PLW0108 (what looks like a needless lambda is a function of the variable's value)
 from collections.abc import Callable
 from typing import Any

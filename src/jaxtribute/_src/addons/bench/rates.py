@@ -151,7 +151,8 @@ def measure_input(strategy: Strategy, batch: int, batches: int, rounds: int) -> 
     dataset = strategy.experimental_distribute_dataset(strategy.experimental_make_numpy_dataset(data).batch(batch))
 
     def library() -> Any:
-        return dataset.reduce(None, lambda _, element: element)
+        last: Any = None
+        return dataset.reduce(last, lambda _, element: element)
 
     def bare() -> Any:
         element = None

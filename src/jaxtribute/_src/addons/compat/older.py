@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import jax
-
 import jaxtribute as jd
 from jaxtribute.experimental import CommunicationImplementation, CommunicationOptions, DeviceAssignment
+from jaxtribute.typing import Device
 
 if TYPE_CHECKING:
     from jaxtribute.cluster_resolver import ClusterResolver
@@ -45,6 +44,6 @@ class TPUStrategy(jd.TPUStrategy):
     def __init__(
         self,
         tpu_cluster_resolver: ClusterResolver | None = None,
-        device_assignment: DeviceAssignment | Sequence[str | jax.Device] | None = None,
+        device_assignment: DeviceAssignment | Sequence[str | Device] | None = None,
     ) -> None:
         super().__init__(tpu_cluster_resolver, device_assignment)

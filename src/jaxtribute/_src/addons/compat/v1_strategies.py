@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-import jax
-
 import jaxtribute as jd
 from jaxtribute import ReduceOp, Variable
 from jaxtribute._src.addons.compat import older
 from jaxtribute._src.addons.compat.legacy import warn_deprecated
-from jaxtribute.typing import Nest
+from jaxtribute.typing import Device, Nest, ReduceOpLike
 
 if TYPE_CHECKING:
     from jaxtribute import DistributedDataset, InputContext, InputOptions
@@ -25,7 +23,7 @@ class Strategy(jd.Strategy):
     Source: `tf.compat.v1.distribute.Strategy`.
     """
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Nest, axis: int | tuple[int, ...] | None = None) -> Any:
+    def reduce(self, reduce_op: ReduceOpLike, value: Nest, axis: int | tuple[int, ...] | None = None) -> Any:
         """Reduces distributed values over the replicas; as `jd.Strategy.reduce`, where `axis` has no default.
 
         Source: `tf.compat.v1.distribute.Strategy.reduce`.
@@ -101,7 +99,7 @@ class TPUStrategy(Strategy, older.TPUStrategy):
         self,
         tpu_cluster_resolver: ClusterResolver | None = None,
         steps_per_run: int | None = None,
-        device_assignment: Sequence[str | jax.Device] | None = None,
+        device_assignment: Sequence[str | Device] | None = None,
     ) -> None:
         super().__init__(tpu_cluster_resolver, device_assignment)
         self._steps_per_run = 1 if steps_per_run is None else steps_per_run

@@ -141,11 +141,12 @@ def table(found: Sequence[dict[str, Any]], mine: str) -> Table:
     result = tables.table("Each compiled", headings.split(","))
     for one in found:
         style = "bold" if one["topology"] == mine else ""
+        name = tables.marked(one["topology"], one["topology"] == mine)
         if "refusal" in one:
-            result.add_row(one["topology"], f"{one['devices']:,}", "", one["short"], style=style or "dim")
+            result.add_row(name, f"{one['devices']:,}", "", one["short"], style=style or "dim")
             continue
         result.add_row(
-            one["topology"],
+            name,
             f"{one['devices']:,}",
             f"{one['batch']:,}",
             bytes_text(one["memory"]["total"]),

@@ -17,7 +17,7 @@ from jaxtribute._src.addons.planning.prediction import COMPUTE, MEMORY, collecti
 from jaxtribute._src.addons.tools.hlo.exchanges import Collective, collectives
 from jaxtribute._src.addons.tools.hlo.work import costs, open_loops
 from jaxtribute.errors import ArgumentError, JaxtributeError
-from jaxtribute.typing import Foreign, Leaf
+from jaxtribute.typing import Device, Foreign, Leaf
 
 _ALIASES = re.compile(r"input_output_alias=\{ (?P<pairs>.*?) \}, ")
 _ALIASED = re.compile(r"\{(?P<output>\d+)\}: \(\d+")
@@ -84,7 +84,7 @@ class CompiledStep:
     """
 
     topology: Topology
-    devices: tuple[jax.Device, ...] = field(repr=False)
+    devices: tuple[Device, ...] = field(repr=False)
     replicas: int
     batch: int
     held: Held
@@ -139,7 +139,7 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
       ArgumentError: the step's strategy is not on the topology.
       DoesNotFitError: it needs more memory than a device has.
     """
-    placed: set[jax.Device] = set()
+    placed: set[Device] = set()
     # A variable of no strategy is brought to the program's devices before it runs; the others must lie there.
     for variable in (*step.program.donated, *step.program.kept):
         if variable.policy.mesh is not None or step.program.mesh is None:

@@ -11,13 +11,12 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
-import jax
-
 from jaxtribute._src.addons.compiling import gpus, tpus
 from jaxtribute._src.addons.planning.kinds import Device, Link
 from jaxtribute._src.addons.planning.prediction import Cluster
 from jaxtribute._src.addons.tools.hlo.exchanges import Collective
 from jaxtribute.errors import ArgumentError
+from jaxtribute.typing import Device as JaxDevice
 
 ENVIRONMENT = tpus.ENVIRONMENT | gpus.ENVIRONMENT
 """Environment for the compilers, where there are no such devices."""
@@ -37,7 +36,7 @@ class Topology:
 
     name: str
     chip: Device
-    devices: tuple[jax.Device, ...]
+    devices: tuple[JaxDevice, ...]
     link: Link
     options: Mapping[str, Any]
 
@@ -46,7 +45,7 @@ class Topology:
         """The number of machines that the devices are attached to."""
         return len(set(map(attrgetter("process_index"), self.devices)))
 
-    def among(self, collective: Collective, devices: Sequence[jax.Device]) -> Cluster:
+    def among(self, collective: Collective, devices: Sequence[JaxDevice]) -> Cluster:
         """The devices that exchange data in a collective, as a model of their links takes them.
 
         Args:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxtribute import ReduceOp, ReplicaContext
 from jaxtribute._src.addons.keras.share import Share, entered
@@ -51,3 +53,14 @@ def shapes_of_a_replica(strategy: Strategy) -> Generator[None]:
     # A share of no rows: nothing is weighted, and what layers write is their own.
     with Context.entered(Context(strategy, context, ShapesOnly())), entered(Share(context, 0, 0)):
         yield
+
+
+def as_shapes(batch: Nest) -> Any:
+    """The shapes of a batch, and its dtypes as JAX has them, which warns of labels in 64 bits where it has only 32."""
+
+    def shape_of(leaf: Any) -> Any:
+        dtype = np.dtype(leaf.dtype)
+        known = dtype if dtype.hasobject or dtype.kind in "SU" else jax.dtypes.canonicalize_dtype(dtype)
+        return SimpleNamespace(shape=leaf.shape, dtype=known)
+
+    return jax.tree.map(shape_of, batch)

@@ -8,7 +8,10 @@ the compiled step once for each batch, and its successor, which scans over batch
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import collections
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import keras
@@ -50,6 +53,7 @@ tracked_lists: dict[type[Any], type[Any]] = {TrackedList: list, TrackedSet: set}
 """Containers that tell a layer of what is put in, and what they are besides."""
 
 
+_NUMBERS = "object_name_uids"
 Namespace: Any = backend_utils.DynamicBackend
 """The backend as layers hold it that prepare data."""
 
@@ -240,6 +244,12 @@ def listen(callbacks: Sequence[Any], hook: Callable[..., Any]) -> bool:
     return any(not is_default(getattr(callback, name)) for callback in callbacks for name in names)
 
 
+def first_batch(epoch: Foreign) -> Any:
+    """The first batch of an epoch, as Keras looks at it to build a model."""
+    _, _, batches = next(iter(epoch))
+    return batches[0] if isinstance(batches, (list, tuple)) else next(batches)
+
+
 def has_arrays(adapter: Foreign) -> bool:
     """True if a data adapter cuts its batches from whole arrays, to which nobody writes meanwhile."""
     return isinstance(adapter, ArrayDataAdapter)
@@ -255,7 +265,16 @@ def read_by_threads(adapter: Foreign) -> Any:
     return adapter.py_dataset if getattr(adapter, "enqueuer", None) is not None else None
 
 
-def writes_nothing(backup: Foreign) -> None:
-    """Lets a `BackupAndRestore` restore, but save and delete nothing."""
-    backup._save_model = lambda *_, **__: None
-    backup.delete_checkpoint = False
+@contextmanager
+def own_names() -> Generator[None]:
+    """Numbers the names that Keras gives to new objects as if none were made within: other workers make none."""
+    before = dict(global_state.get_global_attribute(_NUMBERS, {}))
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(_NUMBERS, collections.defaultdict(int, before))
+
+
+def backup_file(backup: Foreign) -> Path:
+    """The file that a `BackupAndRestore` writes last, with the epoch and the batch to go on with."""
+    return Path(backup._training_metadata_path)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxtribute import ReduceOp, ReplicaContext
+from jaxtribute import ReplicaContext
 from jaxtribute._src.addons.keras import share as shares
-from jaxtribute._src.addons.keras.share import Share
+from jaxtribute._src.addons.keras.share import Share, nothing, with_tangent
 from jaxtribute.extending import Context
-from jaxtribute.typing import Array, Leaf, Numeric
+from jaxtribute.typing import Array, Leaf, Numeric, ReduceOpLike
 
 if TYPE_CHECKING:
     from jaxtribute.experimental import CommunicationOptions
@@ -36,11 +36,11 @@ class InStep(ReplicaContext):
         self.share: Share | None = None
         """The replica's part of the batch."""
 
-    def all_reduce(self, reduce_op: ReduceOp | str, value: Numeric, options: CommunicationOptions | None = None) -> Any:
+    def all_reduce(self, reduce_op: ReduceOpLike, value: Numeric, options: CommunicationOptions | None = None) -> Any:
         """Reduces as in any replica function; a replica without examples adds nothing."""
         share = self.share
         if share is not None and not share.rows:
-            value = jax.tree.map(_nothing, value)
+            value = jax.tree.map(nothing, value)
         return self._back(super().all_reduce(reduce_op, self._there(value), options))
 
     def all_gather(self, value: Numeric, axis: int, options: Any = None) -> Any:
@@ -78,23 +78,7 @@ def _with_gradient(value: Numeric, factor: float) -> Any:
 
 
 def _scaled(value: Array, factor: float) -> Any:
-    return _with_tangent(lambda value: value, lambda tangent: tangent * jnp.asarray(factor, tangent.dtype))(value)
-
-
-def _nothing(value: Numeric) -> Any:
-    # Gradients still go through it: all replicas must meet there, backwards too.
-    return _with_tangent(jnp.zeros_like, lambda tangent: 0 * tangent)(jnp.asarray(value))
-
-
-def _with_tangent(fn: Callable[[Any], Any], of_tangent: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A function of an array with a rule of its own for the array's tangent."""
-    whole = jax.custom_jvp(fn)
-
-    @whole.defjvp
-    def rule(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-        return fn(primals[0]), of_tangent(tangents[0])
-
-    return whole
+    return with_tangent(lambda value: value, lambda tangent: tangent * jnp.asarray(factor, tangent.dtype))(value)
 
 
 @contextmanager

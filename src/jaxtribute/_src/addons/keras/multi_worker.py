@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
 import random
 import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,15 +22,9 @@ from jaxtribute.typing import Foreign, Leaf, Nest
 if TYPE_CHECKING:
     from jaxtribute import Strategy
 
-_WRITERS = (
-    callbacks.BackupAndRestore,
-    callbacks.CSVLogger,
-    callbacks.ModelCheckpoint,
-    callbacks.ProgbarLogger,
-    callbacks.RemoteMonitor,
-    callbacks.TensorBoard,
-)
-"""Callbacks that show or write something, and change nothing about the training."""
+_REPORTERS = callbacks.CSVLogger, callbacks.ProgbarLogger, callbacks.RemoteMonitor, callbacks.TensorBoard
+"""Callbacks that show figures or write them down, and nobody reads them during the training."""
+_FILES = "files of Keras"
 
 
 def is_first(strategy: Strategy) -> bool:
@@ -48,15 +44,12 @@ def silenced(method: Callable[..., Any], model: KerasModel, args: Leaf, kwargs: 
     given = bound.arguments.get("callbacks")
     if given is not None and not isinstance(given, callbacks.CallbackList):
         listed = given if isinstance(given, (list, tuple)) else [given]
-        bound.arguments["callbacks"] = [one for one in listed if not _writes(one)]
+        kept = [one for one in listed if not isinstance(one, _REPORTERS)]
+        for one in kept:
+            if isinstance(one, callbacks.ModelCheckpoint):
+                one.verbose = 0
+        bound.arguments["callbacks"] = kept
     return bound.args[1:], bound.kwargs
-
-
-def _writes(callback: Foreign) -> bool:
-    if isinstance(callback, callbacks.BackupAndRestore):
-        internals.writes_nothing(callback)  # it restores on every worker
-        return False
-    return isinstance(callback, _WRITERS)
 
 
 @contextmanager
@@ -67,29 +60,75 @@ def running(strategy: Strategy) -> Generator[None]:
         yield
     finally:
         _state.running = not outermost
-    if outermost:
-        tell_written(strategy)
+    peers = strategy.extended.mesh.peers
+    if outermost and peers is not None:
+        peers.exchange(_FILES, "")
 
 
-def tell_written(strategy: Strategy, failure: str = "") -> None:
-    """Lets the other workers go on once the first one has written its files.
+def once(strategy: Strategy, path: Leaf, write: Callable[[], Any]) -> Any:
+    """Lets the first worker write a file or folder, and the others go on once it is there.
 
-    Within `fit`, whose callbacks run on the first worker alone, nobody waits.
+    A worker that does not see it then, as its disk is one of its own, or its path, writes it too.
+
+    Args:
+      strategy: whose workers they are.
+      path: what is written.
+      write: writes it.
+
+    Returns:
+      What `write` returns; None on a worker that has not written.
 
     Raises:
       CheckpointError: (on the other workers) the first one has failed to.
     """
     peers = strategy.extended.mesh.peers
-    if peers is None or _state.running:
-        return
-    told = peers.exchange("files of Keras", failure)[0]
-    if told and not failure:
-        raise CheckpointError(f"worker 0 could not write a Keras model's file: {told}. HINT: see its own error.")
+    if peers is None or _state.writing:
+        return write()
+    first, result = is_first(strategy), None
+    if first:
+        try:
+            result = _written(write)
+        except Exception as error:
+            peers.exchange(_FILES, json.dumps({"failure": f"{type(error).__name__}: {error}"}))
+            raise
+    told = json.loads(peers.exchange(_FILES, json.dumps({"mark": _mark(path) if first else None}))[0])
+    if "failure" in told:
+        raise CheckpointError(
+            f"worker 0 could not write a Keras model's file: {told['failure']}. HINT: see its own error."
+        )
+    if not first and (told["mark"] is None or told["mark"] != _mark(path)):
+        return _written(write)
+    return result
+
+
+def _written(write: Callable[[], Any]) -> Any:
+    """Writes, as part of which others of Keras's functions may."""
+    _state.writing = True
+    try:
+        with internals.own_names():
+            return write()
+    finally:
+        _state.writing = False
+
+
+def _mark(path: Leaf) -> Any:
+    """What tells a file or folder from all others, whoever looks at it; None if there is none."""
+    if "://" in str(path):
+        return str(path)  # a store that all workers reach
+    try:
+        with suppress(IsADirectoryError):
+            Path(path).open("rb").close()  # a network's file system looks for it anew then
+        found = Path(path).stat()
+    except (OSError, TypeError):
+        return None
+    return [found.st_ino, found.st_size, found.st_mtime_ns]
 
 
 class _State(threading.local):
     running = False
     """True within `fit` and its like."""
+    writing = False
+    """True while this worker writes what it alone writes."""
 
 
 _state = _State()

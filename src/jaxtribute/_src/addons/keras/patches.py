@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import keras
 
-from jaxtribute._src.addons.keras import checks, internals, multi_worker, sending, trainer
+from jaxtribute._src.addons.keras import backups, checks, internals, multi_worker, sending, trainer
 
 # Not used here: Keras must know the operation in it when it loads a model that another process has saved.
 from jaxtribute._src.addons.keras import functions as functions
 from jaxtribute._src.addons.keras.additivity import checked_updates
-from jaxtribute._src.addons.keras.building import shapes_of_a_replica
+from jaxtribute._src.addons.keras.building import as_shapes, shapes_of_a_replica
 from jaxtribute._src.addons.keras.custom_loops import initialized_now
 from jaxtribute._src.addons.keras.data import DistributedAdapter, adapted, readable
 from jaxtribute._src.addons.keras.internals import JAXEpochIterator, JAXTrainer, KerasModel, is_nnx_enabled
@@ -165,17 +166,12 @@ def _called(original: Method, model: KerasModel, *args: Leaf, **kwargs: Leaf) ->
 
 
 def _written_once(original: Method, strategy: Strategy, model: KerasModel, *args: Leaf, **kwargs: Leaf) -> Any:
-    result = None
-    if multi_worker.is_first(strategy):
-        try:
-            # Outside the scope other workers need not take part in what Keras makes for it.
-            with Context.entered(Context.outside()):
-                result = original(model, *args, **kwargs)
-        except Exception as error:
-            multi_worker.tell_written(strategy, f"{type(error).__name__}: {error}")
-            raise
-    multi_worker.tell_written(strategy)
-    return result
+    def write() -> Any:
+        # Outside the scope other workers need not take part in what Keras makes for it.
+        with Context.entered(Context.outside()):
+            return original(model, *args, **kwargs)
+
+    return multi_worker.once(strategy, kwargs.get("filepath", args[0] if args else None), write)
 
 
 def _made(
@@ -195,16 +191,18 @@ def _made(
 def _built_on_sample(
     original: Method, strategy: Strategy, model: KerasModel, iterator: Nest = None, data_batch: Leaf = None
 ) -> None:
+    if not internals.is_unbuilt(model):
+        original(model)
+        return
     # Where workers make the batches, shapes come from the coordinator's own dataset.
     sample = getattr(getattr(iterator, "data_adapter", None), "like_a_batch", None)
     if sample is not None:
-        iterator, data_batch = None, next(sample()) if internals.is_unbuilt(model) else None
-    if on_servers(strategy) or not internals.is_unbuilt(model):
-        original(model, iterator, data_batch)
-        return
+        data_batch = next(sample())
+    elif data_batch is None:
+        data_batch = internals.first_batch(iterator)
     # Losses may meet the other replicas, as they do in a step.
-    with shapes_of_a_replica(strategy):
-        original(model, iterator, data_batch)
+    with nullcontext() if on_servers(strategy) else shapes_of_a_replica(strategy):
+        original(model, data_batch=as_shapes(data_batch))
 
 
 def _no_state(_: Method, __: Strategy, ___: Foreign, **kwargs: bool) -> Any:
@@ -271,6 +269,7 @@ def _on_host(original: Method, epoch: Foreign) -> Iterator[Any]:
 # ---------------------------------------------------------------------------------------------------------- the table
 
 _SHOWN = ("fit", "evaluate", "predict")
+_WRITTEN = "of several workers the first writes, and the others wait"
 _GRADIENTS = "gradients are added up before they are applied"
 _OWN_GRADIENTS = "the same in a replica function of one's own"
 _CALLED = (*_SHOWN, "train_on_batch", "test_on_batch", "predict_on_batch")
@@ -292,9 +291,13 @@ PATCHES = (
         keras.Model,
         ("save", "save_weights", "export"),
         _written_once,
-        "of several workers the first writes",
+        _WRITTEN,
         in_strategy=True,
     ),
+    Patch(keras.saving, ("save_model",), _written_once, _WRITTEN, in_strategy=True),
+    Patch(keras.models, ("save_model",), _written_once, _WRITTEN, in_strategy=True),
+    Patch(keras.callbacks.BackupAndRestore, ("_save_model", "on_train_end"), backups.backed_up, _WRITTEN),
+    Patch(keras.callbacks.BackupAndRestore, ("on_train_begin",), backups.restored, "workers begin alike"),
     *(
         Patch(
             JAXTrainer,

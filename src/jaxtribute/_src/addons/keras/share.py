@@ -21,7 +21,7 @@ from jaxtribute import ReduceOp, ReplicaContext
 from jaxtribute._src.addons.keras.internals import KerasModel, KerasOptimizer
 from jaxtribute.errors import ContextError
 from jaxtribute.extending import Context, Rows
-from jaxtribute.typing import Array, DType, Foreign, Leaf, Nest
+from jaxtribute.typing import Array, DType, Foreign, Leaf, Nest, Numeric
 
 
 @dataclass(slots=True)
@@ -79,9 +79,26 @@ class Share:
         """A nest of arrays, added up over the replicas; one without examples adds nothing."""
         if self.alone:
             return values
-        values = values if self.rows else jax.tree.map(jnp.zeros_like, values)
+        values = values if self.rows else jax.tree.map(nothing, values)
         # Not what the context makes of a user's own sums.
         return ReplicaContext.all_reduce(self.context, ReduceOp.SUM, values)
+
+
+def nothing(value: Numeric) -> Any:
+    """Zeros in place of what a replica without examples would bring to the others."""
+    # Gradients still go through it: all replicas must meet there, backwards too.
+    return with_tangent(jnp.zeros_like, lambda tangent: 0 * tangent)(jnp.asarray(value))
+
+
+def with_tangent(fn: Callable[[Any], Any], of_tangent: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function of an array with a rule of its own for the array's tangent."""
+    whole = jax.custom_jvp(fn)
+
+    @whole.defjvp
+    def rule(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+        return fn(primals[0]), of_tangent(tangents[0])
+
+    return whole
 
 
 class _Current(threading.local):

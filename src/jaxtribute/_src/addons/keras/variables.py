@@ -78,6 +78,10 @@ class StrategyVariable(keras.Variable):
         elif value is not None:
             self._stored = self._made(value)
 
+    def numpy(self) -> Any:
+        """The value on the host; on devices that are only described, the array that describes it."""
+        return self.value if self.strategy.extended.mesh.described else super().numpy()
+
     def send(self, old: Array, new: Array) -> None:
         """Sends parameter servers what a step has made of a value, which other workers may have changed meanwhile."""
         stored: Any = self.stored

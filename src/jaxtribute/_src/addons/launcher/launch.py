@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from jaxtribute._src.addons.launcher.attempt import Signal
@@ -17,6 +18,7 @@ from jaxtribute._src.addons.launcher.leader import Leader
 from jaxtribute._src.addons.launcher.options import Options
 from jaxtribute._src.addons.launcher.terminal import open_terminal
 from jaxtribute._src.addons.resolvers.slurm import COUNTS, TASKS, SlurmClusterResolver, expand_counts
+from jaxtribute.errors import MissingLibraryError
 from jaxtribute.extending import Folder
 
 
@@ -27,6 +29,7 @@ def launch(options: Options) -> int:
       DeadlineError: other machines did not come in time.
       ClusterError: machine 0 cannot be reached in the way that was asked for.
       ArgumentError: there are not enough GPUs.
+      MissingLibraryError: the job is for Ray, which is not installed.
     """
     with _kept_programs(options) as complete:
         return asyncio.run(_launch(complete))
@@ -35,8 +38,8 @@ def launch(options: Options) -> int:
 @contextmanager
 def _kept_programs(options: Options) -> Generator[Options]:
     """Gives a job that may start again a folder for its compiled programs, which goes when the job has ended."""
-    # Where it starts once, nothing is compiled for a second time.
-    if not options.max_restarts and not options.preemptions:
+    # Where it starts once, nothing is compiled for a second time; each worker on Ray makes its own.
+    if options.ray is not None or (not options.max_restarts and not options.preemptions):
         yield options
         return
     with closing(Folder()) as folder:
@@ -44,7 +47,7 @@ def _kept_programs(options: Options) -> Generator[Options]:
 
 
 async def _launch(options: Options) -> int:
-    launcher = Leader(options) if options.node_rank == 0 else Follower(options)
+    launcher = _launcher(options)
     loop = asyncio.get_running_loop()
     async with open_terminal() as terminal:
 
@@ -63,6 +66,18 @@ async def _launch(options: Options) -> int:
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
         return await launcher.run()
+
+
+def _launcher(options: Options) -> Leader | Follower:
+    if options.ray is not None:
+        if find_spec("ray") is None:
+            raise MissingLibraryError(
+                "--ray needs Ray. HINT: pip install 'jaxtribute[ray]', in the version of the cluster."
+            )
+        from jaxtribute._src.addons.launcher.ray_cluster import RayLeader
+
+        return RayLeader(options)
+    return Leader(options) if options.node_rank == 0 else Follower(options)
 
 
 def become(command: tuple[str, ...], environment: dict[str, str]) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter
+from typing import Protocol
 
 from jaxtribute._src.addons.launcher.attempt import CAUSE_S, Kind, Outcome, Signal
 from jaxtribute._src.addons.launcher.node import LOOPBACK, LocalNode, Start
@@ -24,7 +25,19 @@ REJOIN_S = 10.0
 ANSWER_S = 10.0
 """Additional seconds, beyond its own ranks' need, for a machine to say that they have ended."""
 
-Node = LocalNode | RemoteNode
+
+class Node(Protocol):
+    """A machine of the job, or a worker that Ray has placed."""
+
+    async def run(self, start: Start) -> Outcome:
+        """Starts its ranks and waits until they have ended."""
+        ...
+
+    def stop(self) -> None:
+        """Ends them because of a failure elsewhere."""
+
+    def forward(self, number: Signal) -> None:
+        """Hands a signal on to them."""
 
 
 class Leader:
@@ -201,10 +214,14 @@ class Leader:
                     node.stop()
             if time.monotonic() >= give_up_at:
                 for node in tasks.values():
-                    if isinstance(node, RemoteNode) and self._meeting is not None:
-                        self._meeting.drop(node)
+                    self._give_up(node)
                 give_up_at = float("inf")
         return found
+
+    def _give_up(self, node: Node) -> None:
+        """Counts a machine that does not answer as failed."""
+        if isinstance(node, RemoteNode) and self._meeting is not None:
+            self._meeting.drop(node)
 
     def _patience(self, outcome: Outcome) -> float:
         """Seconds that the other machines may go on after this end of one."""

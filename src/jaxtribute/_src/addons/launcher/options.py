@@ -39,6 +39,8 @@ class Options:
       log_dir: where the log files go, one a rank; `None` writes none.
       split: whether only rank 0's output is shown.
       quiet: whether the launcher says nothing of its own, except why a rank failed.
+      ray: address of a Ray cluster that places the workers; `None` starts them on this machine.
+      resources: amounts of the Ray cluster's resources that each worker takes.
       programs: folder for compiled programs, which restarts find there; `None` keeps none.
       variables: environment variables for every rank.
     """
@@ -61,6 +63,8 @@ class Options:
     log_dir: Path | None = None
     split: bool = False
     quiet: bool = False
+    ray: str | None = None
+    resources: Mapping[str, float] = field(default_factory=dict[str, float])
     programs: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
 

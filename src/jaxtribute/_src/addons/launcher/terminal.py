@@ -223,7 +223,14 @@ class Terminal:
         )
 
 
-_terminal: Terminal | None = None
+class _Carrier:
+    """Takes what a terminal would print."""
+
+    def __init__(self, write: Callable[[bytes | None, bytes], None], say: Callable[[str], None]) -> None:
+        self.write, self.say = write, say
+
+
+_terminal: Terminal | _Carrier | None = None
 
 
 @contextlib.asynccontextmanager
@@ -235,6 +242,17 @@ async def open_terminal() -> AsyncGenerator[Terminal]:
         yield terminal
     finally:
         await terminal.finish()
+        _terminal = None
+
+
+@contextlib.contextmanager
+def carried_to(write: Callable[[bytes | None, bytes], None], say: Callable[[str], None]) -> Generator[None]:
+    """Gives what `write` and `say` would print to functions in their place."""
+    global _terminal
+    _terminal = _Carrier(write, say)
+    try:
+        yield
+    finally:
         _terminal = None
 
 

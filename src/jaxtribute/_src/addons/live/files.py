@@ -29,11 +29,11 @@ PLAN = "plan.json"
 BUCKETS = ("step", "input", "collective", "save", "compile", "recovery", "lost", "other")
 """Parts of the time of a run, which add up to all of it."""
 LABELS = {
-    "step": "useful steps",
+    "step": "training steps",
     "input": "input",
     "collective": "waiting for workers",
-    "save": "saves",
-    "compile": "compiling",
+    "save": "checkpoints",
+    "compile": "compilation",
     "recovery": "recovery",
     "lost": "lost work",
     "other": "Python, start-up",

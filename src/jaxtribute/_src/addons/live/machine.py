@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 
-from jaxtribute.typing import Json
+from jaxtribute.typing import Device, Json
 
 _STATM = Path("/proc/self/statm")
 
@@ -30,7 +30,7 @@ def description() -> dict[str, Json]:
     }
 
 
-def usage(devices: Sequence[jax.Device]) -> dict[str, Json]:
+def usage(devices: Sequence[Device]) -> dict[str, Json]:
     """Memory of the process and of each device in bytes, and seconds of all its cores."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     found: dict[str, Json] = {"rss": _resident(used.ru_maxrss), "cpu": round(used.ru_utime + used.ru_stime, 2)}
@@ -49,7 +49,7 @@ def _resident(most_kb: int) -> int:
         return most_kb * 1024
 
 
-def _memory(device: jax.Device) -> list[int] | None:
+def _memory(device: Device) -> list[int] | None:
     """Bytes in use, and all bytes, of a device that tells."""
     stats = device.memory_stats()
     if not stats or "bytes_in_use" not in stats:

@@ -50,6 +50,11 @@ def progress(
     Raises:
       ArgumentError: `total` is less than 0.
       ArgumentTypeError: `total` is no whole number, or `description` no text.
+
+    Examples:
+      >>> from rich.console import Console
+      >>> for batch in jd.progress([1, 2, 3], console=Console(quiet=True)):
+      ...     pass
     """
     count = settings.whole("total", total, 0, optional=True)
     settings.text("description", description)

@@ -27,7 +27,7 @@ from jaxtribute._src.addons.live.looks import OUTSIDE, PARTS, Pace
 from jaxtribute._src.addons.live.noted import OBSERVED, Noted
 from jaxtribute._src.addons.live.windows import Window, wall
 from jaxtribute.extending import Kinds, count, located, subscribe
-from jaxtribute.typing import Foreign, Json
+from jaxtribute.typing import Device, Foreign, Json
 
 _TELL_S, _USE_S = 0.3, 0.9
 _GAP_S = 1.0
@@ -44,7 +44,7 @@ class _Usage:
     """Usage of the machine by the process, asked for at most once in a while."""
 
     def __init__(self) -> None:
-        self._devices: list[jax.Device] = []
+        self._devices: list[Device] = []
         self._used: dict[str, Json] = {}
         self._asked = -_USE_S
 

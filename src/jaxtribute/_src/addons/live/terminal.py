@@ -71,7 +71,7 @@ def _head(state: dict[str, Json]) -> Text:
     text.append(f"  {seconds_text(state['wall'])}, start {state['starts']}, {len(state['workers'])} worker(s)\n")
     text.append(f"{state['steps']:,} steps, {rates.get('steps_now', 0):,.3g} a second; ")
     text.append(f"{rates.get('examples_now', 0):,.0f} examples a second; ")
-    text.append(f"from step to step {seconds_text(step['p50'])} (median), {seconds_text(step['p99'])} (99 %)")
+    text.append(f"step time {seconds_text(step['p50'])} (median), {seconds_text(step['p99'])} (p99)")
     if step["predicted"]:
         text.append(f"; predicted {seconds_text(step['predicted'])}")
     return text
@@ -96,7 +96,7 @@ def bar(parts: dict[str, float], state: dict[str, Json], width: int) -> Text:
 
 
 def _workers(workers: Sequence[dict[str, Json]]) -> Table:
-    table = _table(("worker", "does", "since"), ("step", "median", "99 %", "useful", "memory"))
+    table = _table(("worker", "state", "since"), ("step", "median", "p99", "goodput", "memory"))
     for one in workers:
         total = sum(one["bar"].values()) or 1.0
         memory = sum(used for used, _ in one["memory"]) or one["rss"]
@@ -114,14 +114,14 @@ def _workers(workers: Sequence[dict[str, Json]]) -> Table:
 
 
 def _servers(found: dict[str, Json]) -> list[RenderableType]:
-    """Parameter servers, and how stale the values are that their workers compute with."""
+    """Parameter servers, and the staleness of what their workers compute with."""
     parts: list[RenderableType] = [Text("\nparameter servers", "bold")]
     queue = found["coordinator"]
     if queue is not None:
-        text = f"{queue['waiting']:,.0f} functions wait, {queue['running']:,.0f} are with workers, "
-        text += f"{queue['done']:,.0f} are done, {queue['failed']:,.0f} have failed; the coordinator: {queue['words']}"
+        text = f"{queue['waiting']:,.0f} closures queued, {queue['running']:,.0f} running, "
+        text += f"{queue['done']:,.0f} done, {queue['failed']:,.0f} failed; the coordinator: {queue['words']}"
         parts.append(Text(plain(text), overflow="ellipsis", no_wrap=True))
-    servers = _table(("server", "does"), ("holds", "requests", "per second", "busy", "wait", "restarts"))
+    servers = _table(("server", "state"), ("size", "requests", "per second", "busy", "queued", "restarts"))
     for one in found["servers"]:
         servers.add_row(
             f"{plain(one['name'])} {plain(one['host'])[:_LONGEST]}",
@@ -133,7 +133,7 @@ def _servers(found: dict[str, Json]) -> list[RenderableType]:
             f"{one['waiting']:.0f}",
             f"{one['restarts']}",
         )
-    workers = _table(("worker",), ("pulls", "changes missed", "last", "most", "pushes", "received", "sent"))
+    workers = _table(("worker",), ("pulls", "mean staleness", "last", "max", "pushes", "received", "sent"))
     for one in found["workers"]:
         workers.add_row(
             f"{one['index']}",

@@ -100,7 +100,7 @@ class Hub:
         tcp = ""
         if keys is not None and host is not None:
             tcp = self._listen(keys, host)
-        self.endpoint = Endpoint(path, tcp, Folder.machine_name())
+        self.endpoint: Endpoint = Endpoint(path, tcp, Folder.machine_name())
         # ZeroMQ's sockets belong to one thread, so that another thread ends a `receive` through a pair of sockets only.
         name = f"inproc://{uuid.uuid4().hex}"
         self._waking, self._ringing = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, TypeVarTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jaxtribute._src.addons.models.trees import take_state_apart
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, VariableError
 from jaxtribute.extending import Context
 from jaxtribute.precision import LossScale, Policy
-from jaxtribute.typing import ArrayLike, Leaf, Nest
+from jaxtribute.typing import ArrayLike, Leaf, Nest, ReduceOpLike
 
 if TYPE_CHECKING:
     from jaxtribute import ReplicaContext
@@ -28,7 +28,18 @@ _AGGREGATIONS = {
 }
 
 
-class Model:
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as WithDefault
+
+    M = WithDefault("M", default=Any, covariant=True)
+else:
+    M = TypeVar("M", covariant=True)
+P = ParamSpec("P")
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+
+class Model(Generic[M]):
     """A model of Flax NNX, Equinox or plain nests, its arrays in variables of the strategy in whose scope it is made.
 
     `jd.value_and_grad`, `jd.Optimizer`, `jd.Checkpoint` and `strategy.visualize` take it whole, and a `jd.function`
@@ -37,7 +48,7 @@ class Model:
     Args:
       model: a module of Flax NNX, or a nest of arrays: a module of Equinox, parameters of Flax Linen or Haiku. Its
         arrays are copied. Those of floating dtypes are parameters; of NNX only `nnx.Param`. An abstract one, as
-        `nnx.eval_shape` gives, has zeros until `jaxtribute._src.addons.models.safetensors.load` fills it.
+        `nnx.eval_shape` gives, has zeros until `jaxtribute.integrations.safetensors.load` fills it.
       optimizer: an Optax transformation that trains the parameters; None for a model that is not trained, or by
         an optimizer of its own: `jd.Optimizer(transform, model)`.
       state: a nest of what steps change besides, such as an `equinox.nn.State` or the `batch_stats` of Flax Linen: an
@@ -56,12 +67,21 @@ class Model:
       ArgumentError: a module of Equinox that holds its first state; an abstract model with random keys without `rng`;
         options without an optimizer; `wrt` that selects nothing.
 
+    Examples:
+      >>> with jd.MirroredStrategy(2).scope():
+      ...     model = jd.Model({"w": jnp.zeros(3)}, optax.sgd(0.5))
+      >>> loss = lambda x: jnp.sum((model.value["w"] - x) ** 2)
+      >>> float(model.minimize(loss, jnp.ones(3)))
+      3.0
+      >>> model.value["w"]
+      Array([1., 1., 1.], dtype=float32)
+
     Source: `flax.training.train_state.TrainState`, with variables; `nnx.ModelAndOptimizer`.
     """
 
     def __init__(
         self,
-        model: Nest,
+        model: M,
         optimizer: optax.GradientTransformation | None = None,
         *,
         state: Nest = None,
@@ -133,7 +153,7 @@ class Model:
 
     # Using it.
 
-    def __call__(self, *args: Nest, **kwargs: Nest) -> Any:
+    def __call__(self: Model[Callable[P, R]], *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls the model with its present values, and keeps what the call changes in it.
 
         In a replica function each of several replicas has random keys of its own.
@@ -145,10 +165,10 @@ class Model:
         """
         if self._precision is None:
             return self.apply(_call, *args, **kwargs)
-        args, kwargs = self._precision.to_compute((args, kwargs))
-        return self._precision.to_output(self.apply(_call, *args, **kwargs))
+        given: Any = self._precision.to_compute((args, kwargs))
+        return self._precision.to_output(self.apply(_call, *given[0], **given[1]))
 
-    def apply(self, fn: Callable[..., Any], *args: Nest, **kwargs: Nest) -> Any:
+    def apply(self, fn: Callable[Concatenate[M, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Returns `fn(model, *args, **kwargs)` of the model with its present values, and keeps what `fn` changes in it.
 
         Only modules of NNX can be changed, and of them only the variables are kept: another attribute, such as one that
@@ -164,7 +184,7 @@ class Model:
         return result
 
     @property
-    def value(self) -> Any:
+    def value(self) -> M:
         """A new model with the present values; changes of it are not kept."""
         return self._outline.build(self._values())
 
@@ -227,7 +247,7 @@ class Model:
 
     # Training it.
 
-    def minimize(self, loss: Callable[..., Any], *args: Nest, has_aux: bool = False) -> Any:
+    def minimize(self, loss: Callable[[*Ts], R], *args: *Ts, has_aux: bool = False) -> R:
         """Differentiates `loss(*args)` by the parameters and updates them; returns what `loss` does.
 
         In a replica function the losses of all replicas add up to the loss of the batch, as
@@ -245,7 +265,7 @@ class Model:
         self.apply_gradients(gradients)
         return value
 
-    def apply_gradients(self, gradients: Nest, reduce_op: ReduceOp | str | None = "SUM", **extra: Any) -> None:
+    def apply_gradients(self, gradients: Nest, reduce_op: ReduceOpLike | None = "SUM", **extra: Any) -> None:
         """Reduces gradients over the replicas and updates the parameters; see `jd.Optimizer.apply_gradients`.
 
         Args:

@@ -39,13 +39,13 @@ class ParameterServerExtended(StrategyExtended):
       cluster: the cluster, on its coordinator; None on a worker.
     """
 
-    variable_kind = ServerVariable
+    variable_kind: type[Variable] = ServerVariable
 
     def __init__(self, access: Access, cluster: Cluster | None) -> None:
         mesh = ReplicaMesh((jax.local_devices()[0],))
         super().__init__(mesh)
         self.cluster = cluster
-        self.server_policy = ServerPolicy(mesh, access)
+        self.server_policy: ServerPolicy = ServerPolicy(mesh, access)
         self.known_optimizer: RemoteOptimizer | None = None
         """On a worker, what the optimizer that is being made updates its variables by."""
 
@@ -134,6 +134,19 @@ class ParameterServerStrategy(Strategy):
       ArgumentError: the cluster has no servers or no workers.
       ClusterSpecError: the cluster has other jobs, or several chiefs, or this process is not its chief.
       DeadlineError: a process has not started in time.
+
+    Examples:
+      >>> strategy = jd.ParameterServerStrategy({"worker": 2, "ps": 1})  # starts three processes
+      >>> coordinator = jd.coordinator.ClusterCoordinator(strategy)
+      >>> with strategy.scope():
+      ...     w = jd.Variable(1.0)
+      >>> step = jd.function(lambda: w.assign_add(1.0))
+      >>> for _ in range(3):
+      ...     result = coordinator.schedule(step)
+      >>> coordinator.join()
+      >>> w.numpy()
+      array(4., dtype=float32)
+      >>> strategy.close()
 
     Source: `tf.distribute.ParameterServerStrategy`.
     """

@@ -13,6 +13,8 @@ from jaxtribute.errors import ArgumentError
 from jaxtribute.extending import parse_json
 
 _FORMAT = 2
+_MANY_REPLICAS = 4
+"""From so many on, `jd.Optimizer` shards the update of large variables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class StepCost:
       half: whether the matrix products are of 16-bit numbers.
       exact: whether `fixed` and `each` were told apart; else everything is taken to grow with the examples.
       layout: the table of an automatic layout of the variables; empty where there is none.
+      slots: bytes of the optimizer's slots that `MirroredStrategy` shares out among many replicas.
     """
 
     name: str
@@ -63,6 +66,12 @@ class StepCost:
     half: bool
     exact: bool = True
     layout: str = ""
+    slots: int = 0
+
+    def memory_on(self, replicas: int, rows: float) -> float:
+        """Bytes on each of so many devices, of which four or more share large slots out, as `jd.Optimizer` does."""
+        share, seen = (1 / count if count >= _MANY_REPLICAS else 1.0 for count in (replicas, self.replicas))
+        return self.memory.at(rows) + self.slots * (share - seen)
 
     def exchanged(self) -> tuple[Collective, ...]:
         """The collectives of a step on several devices; where only one was seen, the gradients' all-reduce."""

@@ -116,7 +116,15 @@ class Step:
             half=_HALF.search(lowered.as_text()) is not None,
             exact=exact,
             layout=self.layout,
+            slots=self._slots(),
         )
+
+    def _slots(self) -> int:
+        """Bytes of the slots that more replicas than these would share out, or that these do."""
+        several = self.replicas >= 4
+        slots = [v for v in self.program.donated if v.derived and (v.policy.cut is not None) == several]
+        sizes = [v.size * v.dtype.itemsize for v in slots if not v.policy.layout]
+        return sum(size for size in sizes if size >= 1 << 20)
 
     def wanted(self) -> Wanted:
         """Parts of the step on each device."""

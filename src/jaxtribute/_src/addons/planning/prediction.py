@@ -122,7 +122,7 @@ def predict(
     if weak:
         batch *= cluster.size
     rows = slice_sizes(batch, cluster.size)[0]
-    compute, memory = compute_of(rows), cost.memory.at(rows)
+    compute, memory = compute_of(rows), cost.memory_on(cluster.size, rows)
     exchange = sum(one.times * collective_time(one, cluster) for one in cost.exchanged()) if cluster.size > 1 else 0.0
     return Prediction(
         devices=cluster.size,

@@ -52,7 +52,7 @@ def table(cluster: Cluster, curve: Sequence[Prediction]) -> Table:
         notes += [f"{1 - one.filled:.0%} of the places empty"] if one.filled < 0.995 and not one.idle else []
         mine = one.devices == cluster.size
         result.add_row(
-            f"{one.devices:,}",
+            tables.marked(f"{one.devices:,}", mine),
             f"{one.batch:,}",
             f"{one.rows:,}",
             seconds_text(one.compute),

@@ -13,7 +13,7 @@ from jaxtribute._src.addons.resolvers.gce import make_service, metadata
 from jaxtribute.cluster_resolver import ClusterResolver, Detection, register
 from jaxtribute.errors import ArgumentError, ClusterError, ClusterSpecError
 from jaxtribute.extending import parse_json, shown
-from jaxtribute.typing import Foreign
+from jaxtribute.typing import Device, Foreign
 
 _ENDPOINTS, _NAME, _CONFIG = "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME", "TPU_CONFIG"
 _HOSTS, _ID = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"), "TPU_WORKER_ID"
@@ -37,7 +37,7 @@ class TPUSystemMetadata:
     num_hosts: int
     num_of_cores_per_host: int
     topology: tuple[int, ...] | None
-    devices: tuple[jax.Device, ...]
+    devices: tuple[Device, ...]
 
 
 @register(rank=10)

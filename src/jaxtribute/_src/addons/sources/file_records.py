@@ -24,7 +24,7 @@ class FileRecords:
     """
 
     def __init__(self, paths: Sequence[str | PathLike[str]], find: Callable[[str], tuple[Places, Places]]) -> None:
-        self.paths = [fspath(path) for path in paths]
+        self.paths: list[str] = [fspath(path) for path in paths]
         self._places = [find(path) for path in self.paths]
         self._ends: list[int] = np.cumsum([len(begins) for begins, _ in self._places]).tolist()
 

@@ -118,6 +118,9 @@ class MultiProcessRunner:
     Source: `tf.__internal__.distribute.multi_process_runner.MultiProcessPoolRunner`.
     """
 
+    workers: int
+    devices: int | None
+
     def __init__(
         self,
         workers: int = 2,

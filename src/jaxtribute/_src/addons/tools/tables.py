@@ -29,6 +29,11 @@ def shape_text(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "scalar"
 
 
+def marked(text: str, mine: bool) -> str:
+    """The first cell of a row, with a mark if it is the row that was asked for: files and pipes show no bold."""
+    return f"> {text}" if mine else text
+
+
 def table(
     title: str,
     headings: Sequence[str],

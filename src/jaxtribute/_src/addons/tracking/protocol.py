@@ -18,6 +18,11 @@ class Tracker(Protocol):
 
     All methods are called in one thread of the first worker, never in the one that trains. A method that raises, or
     does not return, costs the figures and nothing else.
+
+    Examples:
+      >>> class Printing(jd.summary.Tracker):
+      ...     def scalars(self, step, values, at):
+      ...         print(step, values)
     """
 
     def scalars(self, values: Mapping[str, float], step: int, time_s: float) -> None:

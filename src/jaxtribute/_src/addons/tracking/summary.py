@@ -41,6 +41,13 @@ class Writer:
       ArgumentError: there is no tracker of a name.
       ArgumentTypeError: an object is neither a name nor a tracker.
 
+    Examples:
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     with jd.summary.Writer(folder, trackers=["csv"]) as writer:
+      ...         writer.write(loss=0.5)
+      ...     os.listdir(folder)
+      ['metrics.csv']
+
     Source: `tf.summary.create_file_writer`.
     """
 
@@ -51,7 +58,7 @@ class Writer:
         *,
         trackers: Sequence[str | Tracker] = ("tensorboard",),
     ) -> None:
-        self.step = step
+        self.step: int = step
         """The step that values belong to where `write` is given none."""
         self._waiting: deque[tuple[str, str, Foreign, int, float]] = deque()
         self._closed = False

@@ -287,7 +287,7 @@ class _Run:
         self._count = stage.found.arrangement.replicas
         Nests.reveal(nest, (jax.Array, PerReplica, Mirrored))
         leaves, self._tree = Nests.flatten(nest)
-        if getattr(fn, "__module__", "").startswith(_OWN) and stage.batch > 1:
+        if getattr(fn, "__globals__", {}).get("__name__", "").startswith(_OWN) and stage.batch > 1:
             rows = stage.found.arrangement.rows
             leaves = [rows if type(leaf) is int and leaf == stage.batch else leaf for leaf in leaves]
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(leaves)):

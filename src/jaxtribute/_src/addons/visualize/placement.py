@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import starmap
 from typing import Any, cast
@@ -15,7 +15,7 @@ from jaxtribute import Mirrored, PerReplica, Variable, VariableSynchronization
 from jaxtribute._src.addons.tools.tables import shape_text
 from jaxtribute.errors import ArgumentTypeError
 from jaxtribute.extending import ReplicaMesh, device_name
-from jaxtribute.typing import Leaf, Nest
+from jaxtribute.typing import Device, Leaf, Nest
 
 Bounds = tuple[tuple[int, int], ...]
 """The elements `[start, stop)` of each axis."""
@@ -101,7 +101,7 @@ class _Found:
     shape: tuple[int, ...]
     dtype: str
     how: How
-    parts: dict[jax.Device, Cell]
+    parts: dict[Device, Cell]
     flat: tuple[int, ...] | None = None
 
 
@@ -117,7 +117,7 @@ def placement(title: str, mesh: ReplicaMesh, nest: Nest) -> Placement:
       ArgumentTypeError: a leaf that holds no array.
     """
     found = list(starmap(_find, _leaves(nest, "")))
-    others: set[jax.Device] = set()
+    others: set[Device] = set()
     for one in found:
         others.update(one.parts)
     others.difference_update(mesh.devices)
@@ -130,7 +130,7 @@ def placement(title: str, mesh: ReplicaMesh, nest: Nest) -> Placement:
     return Placement(title, tuple(map(short_name, devices)), tuple(rows))
 
 
-def short_name(device: jax.Device) -> str:
+def short_name(device: Device) -> str:
     """`CPU:0`, or `worker 1 GPU:0` where there are several processes."""
     long = device_name(device).split("/")
     name = long[-1].removeprefix("device:")
@@ -180,13 +180,20 @@ def _variable(name: str, variable: Variable) -> _Found:
         return _Found(name, variable.shape, variable.dtype.name, How.OWN, parts)
     # Variables that no axis of theirs divides are stored as one line of numbers, in equal pieces.
     stored = _array(name, variable.stored)
-    flat = variable.shape if stored.shape != variable.shape else None
-    return _Found(name, stored.shape, stored.dtype, How.SPLIT, stored.parts, flat)
+    if stored.shape == variable.shape:
+        return _Found(name, stored.shape, stored.dtype, How.SPLIT, stored.parts)
+    # The last piece may end in zeros that are none of the variable's elements.
+    size = _size(variable.shape)
+    parts = {
+        device: replace(cell, bounds=tuple((min(start, size), min(stop, size)) for start, stop in cell.bounds))
+        for device, cell in stored.parts.items()
+    }
+    return _Found(name, (size,), stored.dtype, How.SPLIT, parts, variable.shape)
 
 
 def _array(name: str, array: jax.Array) -> _Found:
     contents: dict[Bounds, int] = {}
-    parts: dict[jax.Device, Cell] = {}
+    parts: dict[Device, Cell] = {}
     for device, index in array.sharding.devices_indices_map(array.shape).items():
         slices = index or ()
         bounds = tuple(piece.indices(size)[:2] for piece, size in zip(slices, array.shape, strict=True))
@@ -203,7 +210,7 @@ def _per_replica(name: str, value: PerReplica) -> _Found:
     local = dict(zip(mesh.local_ids, value.values, strict=True)) if value.shapes is None else {}
     # Components that are no rows of one array: each replica's own.
     if value.is_tuple or value.scalar:
-        cells: dict[jax.Device, Cell] = {}
+        cells: dict[Device, Cell] = {}
         for i, one in local.items():
             cells.update(dict.fromkeys(mesh.devices_of(i), Cell((), i, _nbytes(one))))
         first = next(iter(local.values()))
@@ -211,7 +218,7 @@ def _per_replica(name: str, value: PerReplica) -> _Found:
         return _Found(name, tuple(np.shape(first)), kind, How.OWN, cells)
     rows = value.data.shape[0] // mesh.size
     shapes = value.shapes or ((rows, *value.data.shape[1:]),) * mesh.size
-    parts: dict[jax.Device, Cell] = {}
+    parts: dict[Device, Cell] = {}
     start = 0
     for replica, shape in enumerate(shapes):
         bounds = ((start, start + shape[0]), *_all_of(shape[1:]))

@@ -11,9 +11,11 @@ from jaxtribute._src.addons.visualize.placement import Cell, How, Placement, Row
 from jaxtribute._src.addons.visualize.reading import Bar, Reading
 from jaxtribute._src.addons.visualize.text import part_text, shown, sizes_text
 
-# Told apart by most people who see few colours (after Okabe and Ito), and readable under dark text.
+# Told apart by most people who see few colours (after Okabe and Ito). Half of the page shines through, light or dark,
+# so that text in the page's own colour can be read on them.
 COLOURS = ("#8ecae6", "#f4c95d", "#8fd3a8", "#e8a5c9", "#a9b4e8", "#f0a58f", "#7fd1d1", "#d9c7a0")
-_INK, _FAINT, _EMPTY, _LINE = "#1f2933", "#616e7c", "#eef1f4", "#9aa5b1"
+_INK, _FAINT, _EMPTY, _LINE = 1.0, 0.7, 0.08, 0.45
+"""Shares of the page's colour of text, in what is drawn with it."""
 _MOST = 16
 _BAR = 640
 _FONT = "font-family='ui-sans-serif,system-ui,Helvetica,Arial,sans-serif'"
@@ -31,12 +33,13 @@ class Canvas:
         self._shapes: list[str] = []
         self._width = self._height = 0.0
 
-    def box(self, x: float, y: float, width: float, height: float, fill: str, *, edge: str = "none") -> None:
-        """Draws a rectangle."""
+    def box(self, x: float, y: float, width: float, height: float, fill: str = "", *, edge: bool = False) -> None:
+        """Draws a rectangle; an empty one without a colour."""
         self._grow(x + width, y + height)
+        colour = f"fill='{fill}' fill-opacity='.5'" if fill else f"fill='currentColor' fill-opacity='{_EMPTY}'"
+        line = f" stroke='currentColor' stroke-opacity='{_LINE}'" if edge else ""
         self._shapes.append(
-            f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height:.1f}' rx='2' fill='{fill}' "
-            f"stroke='{edge}'/>"
+            f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height:.1f}' rx='2' {colour}{line}/>"
         )
 
     def text(
@@ -46,7 +49,7 @@ class Canvas:
         text: str,
         *,
         size: int = 13,
-        colour: str = _INK,
+        ink: float = _INK,
         bold: bool = False,
         middle: bool = False,
     ) -> None:
@@ -55,15 +58,18 @@ class Canvas:
         self._grow(x + (width / 2 if middle else width), y + size / 3)
         anchor = " text-anchor='middle'" if middle else ""
         weight = " font-weight='600'" if bold else ""
+        faint = f" fill-opacity='{ink}'" if ink < 1 else ""
+        style = f"{faint}{anchor}{weight}"
         self._shapes.append(
-            f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' fill='{colour}'{anchor}{weight}>{escape(text)}</text>"
+            f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' fill='currentColor'{style}>{escape(text)}</text>"
         )
 
     def arrow(self, x: float, y: float, end: float) -> None:
         """Draws an arrow to the right."""
         self._grow(end, y)
         self._shapes.append(
-            f"<path d='M{x:.1f} {y:.1f}H{end:.1f}m-6 -4l6 4l-6 4' fill='none' stroke='{_FAINT}' stroke-width='1.5'/>"
+            f"<path d='M{x:.1f} {y:.1f}H{end:.1f}m-6 -4l6 4l-6 4' fill='none' stroke='currentColor' "
+            f"stroke-opacity='{_FAINT}' stroke-width='1.5'/>"
         )
 
     def _grow(self, x: float, y: float) -> None:
@@ -74,8 +80,8 @@ class Canvas:
         width, height = self._width + 16, self._height + 16
         return (
             f"<svg xmlns='http://www.w3.org/2000/svg' width='{width:.0f}' height='{height:.0f}' "
-            f"viewBox='0 0 {width:.0f} {height:.0f}' role='img' {_FONT}><title>{escape(self._title)}</title>"
-            f"<rect width='100%' height='100%' fill='#ffffff'/>{''.join(self._shapes)}</svg>"
+            f"viewBox='0 0 {width:.0f} {height:.0f}' role='img' {_FONT} style='color-scheme:light dark'>"
+            f"<title>{escape(self._title)}</title>{''.join(self._shapes)}</svg>"
         )
 
 
@@ -108,14 +114,14 @@ def placement_svg(placement: Placement, limit: int) -> str:
     y = 66.0
     for row in rows:
         canvas.text(16, y + 20, row.name)
-        canvas.text(left, y + 20, row.kind(), size=12, colour=_FAINT)
+        canvas.text(left, y + 20, row.kind(), size=12, ink=_FAINT)
         for place, x in zip(places, xs, strict=True):
             if place is not None:
                 _draw_cell(canvas, row, row.cells[place], (x, y, wide, 28))
-        canvas.text(end, y + 20, row.how.value, size=12, colour=_FAINT)
+        canvas.text(end, y + 20, row.how.value, size=12, ink=_FAINT)
         y += 36
     if len(placement.rows) > limit:
-        canvas.text(16, y + 16, f"… {len(placement.rows) - limit:,} more", colour=_FAINT)
+        canvas.text(16, y + 16, f"… {len(placement.rows) - limit:,} more", ink=_FAINT)
         y += 24
     canvas.text(16, y + 18, "in all", bold=True)
     for place, x in zip(places, xs, strict=True):
@@ -129,9 +135,9 @@ def _draw_cell(canvas: Canvas, row: Row, cell: Cell | None, frame: tuple[float, 
     """The whole array as a frame, and the part that lies here filled; of two split axes the first points downwards."""
     x, y, width, height = frame
     if cell is None:
-        canvas.text(x + width / 2, y + 18, "none", size=12, colour=_LINE, middle=True)
+        canvas.text(x + width / 2, y + 18, "none", size=12, ink=_LINE, middle=True)
         return
-    canvas.box(x, y, width, height, _EMPTY, edge=_LINE)
+    canvas.box(x, y, width, height, edge=True)
     spans = [(0.0, 1.0), (0.0, 1.0)]
     if row.how is How.SPLIT:
         split: list[tuple[float, float]] = []
@@ -143,7 +149,7 @@ def _draw_cell(canvas: Canvas, row: Row, cell: Cell | None, frame: tuple[float, 
     if right > left and bottom > top:
         colour = COLOURS[cell.content % len(COLOURS)]
         canvas.box(
-            x + left * width, y + top * height, (right - left) * width, (bottom - top) * height, colour, edge=_LINE
+            x + left * width, y + top * height, (right - left) * width, (bottom - top) * height, colour, edge=True
         )
     canvas.text(x + width / 2, y + 18, part_text(row, cell), size=12, middle=True)
 
@@ -167,28 +173,28 @@ def reading_svg(reading: Reading) -> str:
             more = f" and {len(worker.files) - 2} more" if len(worker.files) > 2 else ""
             line += f", from {', '.join(worker.files[:2])}{more}"
         y += 20
-        canvas.text(16, y, line, size=12, colour=_FAINT)
+        canvas.text(16, y, line, size=12, ink=_FAINT)
     if len(explanation.workers) > _MOST:
         y += 20
-        canvas.text(16, y, f"… {len(explanation.workers) - _MOST:,} more workers", size=12, colour=_FAINT)
+        canvas.text(16, y, f"… {len(explanation.workers) - _MOST:,} more workers", size=12, ink=_FAINT)
     if explanation.left_over:
         y += 20
-        canvas.text(16, y, f"left over at the end of a pass: {explanation.left_over:,}", size=12, colour=_FAINT)
+        canvas.text(16, y, f"left over at the end of a pass: {explanation.left_over:,}", size=12, ink=_FAINT)
     return canvas.svg()
 
 
 def _draw_bar(canvas: Canvas, bar: Bar, longest: int, y: float) -> float:
     canvas.text(16, y + 20, bar.caption())
-    canvas.box(16, y + 28, _BAR, 30, _EMPTY, edge=_LINE)
+    canvas.box(16, y + 28, _BAR, 30, edge=True)
     for part in bar.parts:
         # A replica without an example would be a line between two others.
         if part.stop == part.start:
             continue
         x, width = 16 + part.start / longest * _BAR, (part.stop - part.start) / longest * _BAR
         # Of a very narrow part the edge would hide the colour.
-        canvas.box(x, y + 28, width, 30, COLOURS[part.replica % len(COLOURS)], edge=_LINE if width > 4 else "none")
+        canvas.box(x, y + 28, width, 30, COLOURS[part.replica % len(COLOURS)], edge=width > 4)
         label = f"{part.start}:{part.stop}"
         if text_width(label, 12) < width:
             canvas.text(x + width / 2, y + 47, label, size=12, middle=True)
-    canvas.text(16, y + 76, sizes_text(bar.sizes), size=12, colour=_FAINT)
+    canvas.text(16, y + 76, sizes_text(bar.sizes), size=12, ink=_FAINT)
     return y + 86

@@ -46,7 +46,7 @@ def part_text(row: Row, cell: Cell) -> str:
     """Text on a cell: the elements of the axes that are split."""
     if row.how is How.OWN:
         return "own"
-    if not cell.nbytes and any(row.shape):
+    if any(start == stop for start, stop in cell.bounds) and any(row.shape):
         return "none"
     parts: list[str] = []
     for (start, stop), size in zip(cell.bounds, row.shape, strict=True):

@@ -35,6 +35,8 @@ class RestoreStatus:
     Source: the status objects of `tf.train.Checkpoint.restore`.
     """
 
+    differences: Differences
+
     def __init__(self, path: Path, differences: Differences) -> None:
         self._path, self.differences = path, differences
 
@@ -80,6 +82,16 @@ class Checkpoint:
 
     Raises:
       ArgumentError: a name that the class itself uses.
+
+    Examples:
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     w = jd.Variable(1.0)
+      ...     checkpoint = jd.Checkpoint(w=w)
+      ...     path = checkpoint.save(f"{folder}/ckpt")
+      ...     changed = w.assign(5.0)
+      ...     status = checkpoint.restore(path)
+      >>> float(w)
+      1.0
 
     Source: `tf.train.Checkpoint`.
     """

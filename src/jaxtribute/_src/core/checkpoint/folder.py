@@ -49,6 +49,14 @@ def latest_checkpoint(directory: str | PathLike[str], checkpoint_name: str = "ck
       CheckpointError: it is no folder; or an earlier version did not note which one was the last.
       ArgumentError: a name or a path that cannot be one.
 
+    Examples:
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     checkpoint = jd.Checkpoint(w=jd.Variable(1.0))
+      ...     path = checkpoint.save(f"{folder}/ckpt")
+      ...     checkpoint.wait()
+      ...     jd.latest_checkpoint(folder) == path
+      True
+
     Source: `tf.train.latest_checkpoint`.
     """
     folder = check_path(directory, "directory")

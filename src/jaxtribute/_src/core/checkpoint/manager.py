@@ -66,6 +66,14 @@ class CheckpointManager:
       ArgumentTypeError: a name or path of another type.
       CheckpointError: a file is where the folder should be.
 
+    Examples:
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     manager = jd.CheckpointManager(jd.Checkpoint(w=jd.Variable(1.0)), folder, max_to_keep=1)
+      ...     paths = [manager.save() for _ in range(2)]
+      ...     manager.sync()
+      ...     [path.rsplit("/", 1)[1] for path in manager.checkpoints]
+      ['ckpt-2']
+
     Source: `tf.train.CheckpointManager`.
     """
 

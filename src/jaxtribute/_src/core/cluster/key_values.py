@@ -24,6 +24,11 @@ class KeyValues:
       steps: what this worker does.
     """
 
+    roster: Roster
+    store: Foreign
+    watch: Watch
+    steps: StepLog
+
     def __init__(self, roster: Roster, store: Foreign, watch: Watch, steps: StepLog) -> None:
         self.roster, self.store, self.watch, self.steps = roster, store, watch, steps
 

@@ -22,6 +22,11 @@ def is_main() -> bool:
     Raises:
       ClusterSpecError: the environment describes a cluster, and does so incompletely or wrongly.
 
+    Examples:
+      >>> if jd.is_main():
+      ...     print("written once, by the first worker")
+      written once, by the first worker
+
     Source: `is_main_process` of Accelerate; `tf.distribute` has programs compare `task_type` and `task_id`.
     """
     cluster = runtime.current()

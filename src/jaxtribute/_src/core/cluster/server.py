@@ -61,6 +61,11 @@ class Server:
       ClusterSpecError: the job or the task is left out and not clear, or the cluster does not have it.
       ConfigError: as from `start`; `DeadlineError` and `ClusterError` too.
 
+    Examples:
+      >>> server = jd.Server({"worker": ["localhost:2222"]}, task_index=0)  # alone, so it starts no service
+      >>> server.target
+      'grpc://localhost:2222'
+
     Source: `tf.distribute.Server`.
     """
 

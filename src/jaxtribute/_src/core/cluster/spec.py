@@ -6,7 +6,7 @@ import copy
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsIndex
 
 from jaxtribute._src.core import settings
 from jaxtribute._src.core.environment import shown, whole_number
@@ -51,6 +51,11 @@ class ClusterSpec:
     Raises:
       ArgumentTypeError: `cluster` is nothing of that, or a name or an address is no string.
       ClusterSpecError: two tasks have one address, or an index is negative or no integer. TensorFlow accepts both.
+
+    Examples:
+      >>> cluster = jd.ClusterSpec({"worker": ["a:2222", "b:2222"], "ps": ["c:2222"]})
+      >>> cluster.num_tasks("worker"), cluster.task_address("ps", 0)
+      (2, 'c:2222')
 
     Source: `tf.train.ClusterSpec`.
     """
@@ -151,7 +156,7 @@ class ClusterSpec:
                 return False
         return self._jobs == other._jobs if isinstance(other, ClusterSpec) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # it equals dicts, which have none
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]  # it equals dicts, which have none
 
     def __repr__(self) -> str:
         jobs = ", ".join(f"{job!r}: {tasks!r}" for job, tasks in sorted(self.as_dict().items()))
@@ -231,6 +236,12 @@ class ClusterDeviceFilters:
 
     It is kept for programs that set it: a process of JAX never places anything on another process's devices by itself,
     so there is nothing to filter.
+
+    Examples:
+      >>> filters = jd.ClusterDeviceFilters()
+      >>> filters.set_device_filters("worker", 0, ["/job:ps"])
+      >>> filters.as_dict()
+      {'worker': {0: ['/job:ps']}}
 
     Source: `tf.config.experimental.ClusterDeviceFilters`.
     """

@@ -61,18 +61,18 @@ class StepLog(Observer):
     """
 
     def __init__(self, clock: RunningClock | None = None) -> None:
-        self.clock = clock or RunningClock()
+        self.clock: RunningClock = clock or RunningClock()
         self._flights: deque[StepInFlight] = deque(maxlen=_KEPT)
         self._entered: StepInFlight | None = None
-        self.number = 0
-        self.name = "start"
+        self.number: int = 0
+        self.name: str = "start"
         self._turns: deque[tuple[int, str]] = deque(maxlen=_TURNS)
         """The last steps that were of something else than the step before, each with its name."""
-        self.last = "no step"
+        self.last: str = "no step"
         """The step that was entered last, and from which line, where the ledger is on."""
-        self.waited_s = 0.0
+        self.waited_s: float = 0.0
         """Seconds spent waiting for the devices, and so for other workers."""
-        self.input_s = 0.0
+        self.input_s: float = 0.0
         """Seconds spent in distributed iterators."""
 
     def on_end(self, event: Event) -> None:

@@ -30,7 +30,7 @@ class RunningClock:
         self._most_s = most_s
         self._lock = threading.Lock()
         self._seen = time.monotonic()
-        self.stopped_s = 0.0
+        self.stopped_s: float = 0.0
         """Seconds for which the process has not run."""
 
     def now(self) -> float:

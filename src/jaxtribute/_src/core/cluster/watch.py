@@ -128,7 +128,7 @@ class Watch:
     ) -> None:
         self._store, self._roster, self._silence_s = store, roster, silence_s
         self._on_failure, self._steps = on_failure, steps
-        self.deadline_s = math.inf
+        self.deadline_s: float = math.inf
         """Seconds after which a step that has not finished is an error."""
         self._stop = threading.Event()
         self._observing = ExitStack()

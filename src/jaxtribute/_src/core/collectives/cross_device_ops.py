@@ -17,9 +17,9 @@ from jaxtribute._src.core.collectives.options import CommunicationOptions
 from jaxtribute._src.core.collectives.summation import AutoSum, OneDeviceSum, PackedSum, Packs, Summation, TreeSum
 from jaxtribute._src.core.devices import resolve_device
 from jaxtribute._src.core.jaxprs.core import Tracer
-from jaxtribute._src.core.types import Leaf, Numeric
+from jaxtribute._src.core.types import Device, Leaf, Numeric
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica
-from jaxtribute._src.core.values.enums import ReduceOp
+from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike
 from jaxtribute._src.core.values.mesh import ReplicaMesh
 from jaxtribute._src.core.values.sparse import refuse_sparse
 from jaxtribute._src.core.values.variable import Variable
@@ -31,6 +31,12 @@ class CrossDeviceOps:
 
     For an algorithm of your own subclass it and write `summation`, which serves compiled programs and eager code
     alike. The other methods may be overridden to change what happens outside compiled programs.
+
+    Examples:
+      >>> class Doubling(jd.CrossDeviceOps):
+      ...     def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
+      ...         return 2 * sum(per_replica_value.values)
+      >>> strategy = jd.MirroredStrategy(2, cross_device_ops=Doubling())
 
     Source: `tf.distribute.CrossDeviceOps`.
     """
@@ -47,7 +53,7 @@ class CrossDeviceOps:
 
     def reduce(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: ReduceOpLike,
         per_replica_value: Leaf,
         destinations: Leaf,
         options: CommunicationOptions | None = None,
@@ -75,7 +81,7 @@ class CrossDeviceOps:
 
     def batch_reduce(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: ReduceOpLike,
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
@@ -165,6 +171,11 @@ class NcclAllReduce(CrossDeviceOps):
     Raises:
       ArgumentError: a negative number.
 
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2, cross_device_ops=jd.NcclAllReduce())
+      >>> strategy.reduce("SUM", strategy.run(lambda: jnp.float32(1)), axis=None)
+      Array(2., dtype=float32)
+
     Source: `tf.distribute.NcclAllReduce`.
     """
 
@@ -188,6 +199,11 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
     Raises:
       ArgumentError: a negative number.
 
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2, cross_device_ops=jd.HierarchicalCopyAllReduce(num_packs=1))
+      >>> strategy.reduce("SUM", strategy.run(lambda: jnp.float32(1)), axis=None)
+      Array(2., dtype=float32)
+
     Source: `tf.distribute.HierarchicalCopyAllReduce`.
     """
 
@@ -208,12 +224,18 @@ class ReductionToOneDevice(CrossDeviceOps):
       accumulation_fn: combines a list of arrays, one a replica, into one; by default their sum. MEAN divides its
         result by the number of replicas.
 
+    Examples:
+      >>> ops = jd.ReductionToOneDevice(reduce_to_device="CPU:0")
+      >>> strategy = jd.MirroredStrategy(2, cross_device_ops=ops)
+      >>> strategy.reduce("SUM", strategy.run(lambda: jnp.float32(1)), axis=None)
+      Array(2., dtype=float32)
+
     Source: `tf.distribute.ReductionToOneDevice`.
     """
 
     def __init__(
         self,
-        reduce_to_device: str | jax.Device | None = None,
+        reduce_to_device: str | Device | None = None,
         accumulation_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self._device = None if reduce_to_device is None else resolve_device(reduce_to_device)

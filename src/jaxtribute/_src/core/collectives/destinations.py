@@ -8,14 +8,14 @@ import jax
 
 from jaxtribute._src.core.devices import resolve_device
 from jaxtribute._src.core.jaxprs.core import Tracer
-from jaxtribute._src.core.types import Leaf, Numeric
+from jaxtribute._src.core.types import Device, Leaf, Numeric
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.core.values.mesh import ReplicaMesh
 from jaxtribute._src.core.values.placing import put as put_on
 from jaxtribute._src.core.values.variable import Variable
 from jaxtribute.errors import ArgumentTypeError
 
-Destination = ReplicaMesh | jax.Device
+Destination = ReplicaMesh | Device
 
 
 def parse_destinations(destinations: Leaf, mesh: ReplicaMesh) -> Destination:
@@ -39,7 +39,7 @@ def parse_destinations(destinations: Leaf, mesh: ReplicaMesh) -> Destination:
         destinations = destinations.stored
     if isinstance(destinations, (PerReplica, Mirrored)):
         return destinations.mesh
-    if isinstance(destinations, (str, jax.Device)):
+    if isinstance(destinations, (str, Device)):
         return resolve_device(destinations)
     # What is traced lies nowhere yet. The program that it belongs to runs on all replicas.
     if isinstance(destinations, Tracer):

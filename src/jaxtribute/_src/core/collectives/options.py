@@ -46,9 +46,11 @@ class CommunicationOptions:
         timeout_seconds: float | None = None,
         implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
     ) -> None:
-        self.bytes_per_pack = settings.whole("bytes_per_pack", bytes_per_pack)
-        self.timeout_seconds = settings.amount("timeout_seconds", timeout_seconds, optional=True)
-        self.implementation = settings.member("implementation", implementation, CommunicationImplementation)
+        self.bytes_per_pack: int = settings.whole("bytes_per_pack", bytes_per_pack)
+        self.timeout_seconds: float | None = settings.amount("timeout_seconds", timeout_seconds, optional=True)
+        self.implementation: CommunicationImplementation = settings.member(
+            "implementation", implementation, CommunicationImplementation
+        )
 
     def __repr__(self) -> str:
         return (

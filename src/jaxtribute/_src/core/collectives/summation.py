@@ -193,6 +193,9 @@ class OneDeviceSum(Summation):
       accumulation_fn: combines a list of one array a replica; None adds them.
     """
 
+    root: int
+    accumulation_fn: Callable[[list[Any]], Any] | None
+
     def __init__(self, root: int = 0, accumulation_fn: Callable[[list[Any]], Any] | None = None) -> None:
         self.root, self.accumulation_fn = root, accumulation_fn
 
@@ -227,8 +230,8 @@ class Packs(_Choice):
     """
 
     def __init__(self, number: int = 1, bytes_per_pack: int = 0) -> None:
-        self.number = settings.whole("number", number)
-        self.bytes_per_pack = settings.whole("bytes_per_pack", bytes_per_pack)
+        self.number: int = settings.whole("number", number)
+        self.bytes_per_pack: int = settings.whole("bytes_per_pack", bytes_per_pack)
 
     def apply(self, collective: Callable[[Any], Any], arrays: Sequence[Any]) -> list[Any]:
         """Applies an elementwise collective to every array, packed; results in the order of `arrays`."""

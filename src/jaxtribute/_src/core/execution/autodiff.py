@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 import jax
 
@@ -15,11 +15,33 @@ from jaxtribute._src.core.execution.nests import flatten, is_array, opened
 from jaxtribute._src.core.execution.overlay import Overlay
 from jaxtribute._src.core.execution.regathering import value_and_grad_regathering
 from jaxtribute._src.core.execution.row_gradients import RowsNeeded, differentiate_by_rows
-from jaxtribute._src.core.types import Function, Nest
+from jaxtribute._src.core.types import Function, K, Nest
 from jaxtribute._src.core.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
+P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A")
 
+
+@overload
+def value_and_grad(
+    fn: Callable[P, R], variables: Variable, *, has_aux: bool = False
+) -> Callable[P, tuple[R, jax.Array]]: ...
+@overload
+def value_and_grad(
+    fn: Callable[P, R], variables: list[Variable], *, has_aux: bool = False
+) -> Callable[P, tuple[R, list[jax.Array]]]: ...
+@overload
+def value_and_grad(
+    fn: Callable[P, R], variables: tuple[Variable, ...], *, has_aux: bool = False
+) -> Callable[P, tuple[R, tuple[jax.Array, ...]]]: ...
+@overload
+def value_and_grad(
+    fn: Callable[P, R], variables: Mapping[K, Variable], *, has_aux: bool = False
+) -> Callable[P, tuple[R, dict[K, jax.Array]]]: ...
+@overload
+def value_and_grad(fn: Callable[P, R], variables: Any, *, has_aux: bool = False) -> Callable[P, tuple[R, Any]]: ...
 def value_and_grad(fn: Function, variables: Any, *, has_aux: bool = False) -> Function:
     """Returns a function that gives `fn`'s value and its gradient with respect to variables.
 
@@ -39,6 +61,12 @@ def value_and_grad(fn: Function, variables: Any, *, has_aux: bool = False) -> Fu
     Raises:
       ArgumentError: there are no variables.
       ArgumentTypeError: something in `variables` is no `jd.Variable`.
+
+    Examples:
+      >>> w = jd.Variable([1.0, 2.0])
+      >>> value, (gradient,) = jd.value_and_grad(lambda x: jnp.sum(w * x), [w])(jnp.float32(3))
+      >>> float(value), gradient
+      (9.0, Array([3., 3.], dtype=float32))
 
     Source: `tf.GradientTape`, as `jax.value_and_grad`.
     """
@@ -93,11 +121,34 @@ def _differentiated(fn: Function, variables: Any, has_aux: bool) -> Function:
     return differentiated
 
 
+@overload
+def grad(fn: Callable[P, Any], variables: Variable, *, has_aux: Literal[False] = False) -> Callable[P, jax.Array]: ...
+@overload
+def grad(
+    fn: Callable[P, Any], variables: list[Variable], *, has_aux: Literal[False] = False
+) -> Callable[P, list[jax.Array]]: ...
+@overload
+def grad(
+    fn: Callable[P, Any], variables: tuple[Variable, ...], *, has_aux: Literal[False] = False
+) -> Callable[P, tuple[jax.Array, ...]]: ...
+@overload
+def grad(
+    fn: Callable[P, Any], variables: Mapping[K, Variable], *, has_aux: Literal[False] = False
+) -> Callable[P, dict[K, jax.Array]]: ...
+@overload
+def grad(fn: Callable[P, tuple[Any, A]], variables: Any, *, has_aux: Literal[True]) -> Callable[P, tuple[Any, A]]: ...
+@overload
+def grad(fn: Callable[P, Any], variables: Any, *, has_aux: bool = False) -> Callable[P, Any]: ...
 def grad(fn: Function, variables: Any, *, has_aux: bool = False) -> Function:
     """Returns a function that gives `fn`'s gradient with respect to variables; see `value_and_grad`.
 
     Returns:
       A function of `fn`'s arguments that returns the gradients, or `(gradients, aux)` with `has_aux`.
+
+    Examples:
+      >>> w = jd.Variable(3.0)
+      >>> jd.grad(lambda: w * w, w)()
+      Array(6., dtype=float32)
 
     Source: `tf.GradientTape`, as `jax.grad`.
     """

@@ -17,7 +17,6 @@ from jaxtribute._src.core.jaxprs.core import kept_beyond
 from jaxtribute._src.core.traced_reads import traced_reads
 from jaxtribute._src.core.types import Function, Numeric
 from jaxtribute._src.core.values import stored
-from jaxtribute._src.core.values.described import DescribedArray
 from jaxtribute._src.core.values.placing import own
 from jaxtribute._src.core.values.stored import StoredArray, lent, release, replace, set_slot, updating
 
@@ -37,7 +36,7 @@ class Eager(Executor):
         Python.
     """
 
-    standpoint = standpoints.PYTHON_ACROSS_REPLICAS
+    standpoint: standpoints.AcrossReplicas = standpoints.PYTHON_ACROSS_REPLICAS
     compiles: Callable[[Function], Function] | None = None
 
     def __init__(self, compiles: Callable[[Function], Function] | None = None) -> None:
@@ -66,8 +65,7 @@ class Eager(Executor):
     def set(self, variable: Variable, value: Numeric) -> None:
         """Stores a copy of `value`, placed as the variable is."""
         check_untraced(variable)
-        if not isinstance(variable.stored, DescribedArray):  # which has no value, new or old
-            variable.bind(_placed(variable, value))
+        variable.bind(_placed(variable, value))
 
     def together(self, operation: Callable[[Executor], R]) -> R:
         """A step of its own for `operation`, so that nobody writes between what it reads and what it writes."""
@@ -104,6 +102,9 @@ class EagerStep(Viewed, Eager):
       uncompiled: whether the step is a `jd.function` that runs as Python.
       op_by_op: whether JAX's loops, conditions and inner jits run as Python too, one operation at a time.
     """
+
+    uncompiled: bool
+    op_by_op: bool
 
     def __init__(self, *, uncompiled: bool = False, op_by_op: bool = False) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 import jax
 import numpy as np
@@ -43,6 +43,7 @@ _PATIENCE = 64
 """Number of such calls after which a function does not expect them to be like any before."""
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
 
 _Again = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -200,6 +201,10 @@ class Function(Generic[P, R]):
         """Drops what runs calls again: they may be of another program now."""
         self._repeated, self._in_turn = None, (None, {})
 
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> Self: ...
+    @overload
+    def __get__(self: Function[Concatenate[Any, Q], R], instance: object, owner: Any = None) -> Function[Q, R]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds the method to `instance`, whose programs are its own."""
         if instance is None:
@@ -504,6 +509,15 @@ def function(func: Any = None, *, input_signature: Any = None, donate_argnums: i
         a module of Flax NNX or Equinox, whose arrays would be constants.
 
     If the function raises, no variable has changed.
+
+    Examples:
+      >>> count = jd.Variable(0)
+      >>> @jd.function
+      ... def step(x):
+      ...     count.assign_add(1)
+      ...     return x * 2
+      >>> step(jnp.float32(3)), int(count)
+      (Array(6., dtype=float32), 1)
 
     Source: `tf.function`; `donate_argnums` as in `jax.jit`.
     """

@@ -34,11 +34,15 @@ class Overlay(InTrace):
 
     differentiating = True
 
+    local: bool
+    traced: bool
+    standpoint: Any
+
     def __init__(self, below: Executor, values: dict[Variable, tuple[Any, Any]]) -> None:
         super().__init__()
         self.local, self.traced, self.standpoint = below.local, below.traced, below.standpoint
-        self.eager_run = below.eager_run
-        self.trace = current_trace()
+        self.eager_run: Any = below.eager_run
+        self.trace: Any = current_trace()
         self.below = below
         self._values: dict[Variable, Any] = {}
         self.written: dict[Variable, Any] = {}

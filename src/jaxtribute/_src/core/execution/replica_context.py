@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,8 @@ from jaxtribute._src.core import settings
 from jaxtribute._src.core.collectives.in_replica import divided
 from jaxtribute._src.core.devices import device_name
 from jaxtribute._src.core.jaxprs.core import Tracer
-from jaxtribute._src.core.types import Function, Leaf, Nest, Numeric
-from jaxtribute._src.core.values.enums import ReduceOp
+from jaxtribute._src.core.types import ArrayLike, Function, Leaf, Nest, Numeric
+from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike
 from jaxtribute._src.core.values.scatter import IndexedSlices
 from jaxtribute._src.core.values.sparse import dense_operand, is_sparse
 from jaxtribute.errors import ArgumentError, ContextError
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from jaxtribute._src.core.collectives.options import CommunicationOptions
     from jaxtribute._src.core.execution.executor import Executor
     from jaxtribute._src.core.strategies.base import Strategy
+    from jaxtribute._src.core.values.distributed import Mirrored
+    from jaxtribute._src.core.values.variable import Variable
+
+N = TypeVar("N")
 
 
 class ReplicaContext:
@@ -31,6 +36,13 @@ class ReplicaContext:
       strategy: the strategy that runs the replica.
       replica_id_in_sync_group: the replica's number, from 0: an int32 scalar (a Python int outside any
         strategy).
+
+    Examples:
+      >>> def replica():
+      ...     context = jd.get_replica_context()
+      ...     return context.all_gather(context.replica_id_in_sync_group[None], axis=0)
+      >>> np.asarray(jd.MirroredStrategy(2).run(replica))
+      array([0, 1], dtype=int32)
 
     Source: `tf.distribute.ReplicaContext`.
     """
@@ -68,7 +80,7 @@ class ReplicaContext:
         return self._strategy.num_replicas_in_sync
 
     @property
-    def replica_id_in_sync_group(self) -> Any:
+    def replica_id_in_sync_group(self) -> jax.Array:
         """This replica's number, from 0 to `num_replicas_in_sync - 1`: an int32 scalar."""
         return self._id
 
@@ -82,7 +94,16 @@ class ReplicaContext:
             devices = mesh.devices_of(int(self._id))
         return tuple(map(device_name, devices))
 
-    def all_reduce(self, reduce_op: ReduceOp | str, value: Numeric, options: CommunicationOptions | None = None) -> Any:
+    @overload
+    def all_reduce(
+        self,
+        reduce_op: ReduceOpLike,
+        value: Variable | Mirrored | ArrayLike,
+        options: CommunicationOptions | None = None,
+    ) -> jax.Array: ...
+    @overload
+    def all_reduce(self, reduce_op: ReduceOpLike, value: N, options: CommunicationOptions | None = None) -> N: ...
+    def all_reduce(self, reduce_op: ReduceOpLike, value: Numeric, options: CommunicationOptions | None = None) -> Any:
         """Reduces `value` over the replicas and gives each the result.
 
         All replicas must call it, in the same order. Small arrays of a nest travel together. It can be
@@ -118,6 +139,10 @@ class ReplicaContext:
 
         return tree.unflatten(map(reduced, leaves))
 
+    @overload
+    def all_gather(self, value: Variable | Mirrored | ArrayLike, axis: int, options: Any = None) -> jax.Array: ...
+    @overload
+    def all_gather(self, value: N, axis: int, options: Any = None) -> N: ...
     def all_gather(self, value: Numeric, axis: int, options: Any = None) -> Any:
         """Concatenates `value` over the replicas along `axis` and gives each the result.
 
@@ -153,7 +178,7 @@ class ReplicaContext:
 
         return tree.unflatten(map(joined, leaves))
 
-    def merge_call(self, merge_fn: Function, args: Nest = (), kwargs: Nest = None) -> Any:
+    def merge_call(self, merge_fn: Callable[..., N], args: Nest = (), kwargs: Nest = None) -> N:
         """Waits for all replicas, then calls `merge_fn(strategy, *args, **kwargs)` once, in cross-replica context.
 
         Args:

@@ -121,7 +121,7 @@ class TracedProgram(InTrace):
 
     def __init__(self) -> None:
         super().__init__()
-        self.trace = current_trace()
+        self.trace: Any = current_trace()
         # Variables, and what else a program takes and gives: rows of variables, arrays of operations on them.
         self.values: dict[Any, Any] = {}
         self.inputs: list[Any] = []
@@ -321,7 +321,7 @@ class TracedReplica(TracedProgram):
     """
 
     local = True
-    standpoint = standpoints.IN_REPLICA
+    standpoint: standpoints.AcrossReplicas = standpoints.IN_REPLICA
 
     def __init__(
         self,
@@ -336,12 +336,12 @@ class TracedReplica(TracedProgram):
         super().__init__()
         self._outer, self._made, self._asked = outer, made, 0
         self._mesh, self._idle, self._uneven = mesh, idle, uneven
-        self.losses = TravellingLosses()
+        self.losses: TravellingLosses = TravellingLosses()
         """The losses that travel with gradients."""
         self.gathers = gathers
-        self.guesses = False
+        self.guesses: bool = False
         """True if the function has seen a gathered array, whose length another replica's shapes may belie."""
-        self.puts_off = False
+        self.puts_off: bool = False
         """True if sums are to be made once the program is whole."""
 
     @property

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grain
 import jax
@@ -13,6 +14,24 @@ from jaxtribute._src.core.input.batches import as_array, lengths_in, shapes_in
 from jaxtribute._src.core.types import Foreign, Leaf, Nest
 from jaxtribute._src.core.values.sparse import is_sparse
 from jaxtribute.errors import InputError
+
+if TYPE_CHECKING:
+    Row = TypeVar("Row")
+
+    class RowDataset(Generic[Row]):
+        """A `grain.MapDataset` as checkers see it: its batches have the structure of its rows, which Grain forgets."""
+
+        def __iter__(self) -> Iterator[Row]: ...
+        def __len__(self) -> int: ...
+        def __getitem__(self, index: int) -> Row: ...
+        def __getattr__(self, name: str) -> Any: ...
+        def batch(self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Any = None) -> RowDataset[Row]: ...
+        def map(self, transform: Any) -> RowDataset[Any]: ...
+        def repeat(self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> RowDataset[Row]: ...
+        def seed(self, seed: int) -> RowDataset[Row]: ...
+        def shuffle(self, seed: int | None = None) -> RowDataset[Row]: ...
+else:
+    RowDataset = grain.MapDataset
 
 _ALIGNMENT = 64
 """XLA uses host memory as a CPU device's buffer, without a copy, if it is aligned to so many bytes."""
@@ -30,6 +49,9 @@ class ArraySource:
     Raises:
       InputError: for a scalar, for no arrays at all, for different numbers of rows, or for sparse or masked arrays.
     """
+
+    leaves: list[Leaf]
+    structure: Any
 
     def __init__(self, arrays: Nest) -> None:
         tree = jax.tree.map(_dense, arrays, is_leaf=lambda node: isinstance(node, list) or is_sparse(node))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from jaxtribute._src.core.input.agreement import Agreements, StepAgreement, StepRows, alone
 from jaxtribute._src.core.input.batches import replica_spec
@@ -17,18 +17,26 @@ from jaxtribute._src.core.input.prefetch import Threads
 from jaxtribute._src.core.input.sources import Source, adapt
 from jaxtribute._src.core.input.splitting import Shard
 from jaxtribute._src.core.input.worker_steps import FunctionSteps, GlobalSteps, LocalSteps, WorkerSteps
-from jaxtribute._src.core.types import Foreign, Nest
+from jaxtribute._src.core.types import E, Foreign, Nest
 from jaxtribute._src.core.values.mesh import ReplicaMesh
 from jaxtribute.errors import InputError
 
 S = TypeVar("S")
 
 
-class DistributedDataset:
+class DistributedDataset(Generic[E]):
     """A dataset whose elements are spread over the replicas of a strategy.
 
     Iterate over it with `for`, or with `iter` and `next`. Elements are trees with `PerReplica` leaves, or with plain
     arrays for a strategy of one replica.
+
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2)
+      >>> rows = strategy.experimental_make_numpy_dataset(np.arange(6))
+      >>> for batch in strategy.experimental_distribute_dataset(rows.batch(4)):
+      ...     print([part.tolist() for part in batch.values])
+      [[0, 1], [2, 3]]
+      [[4], [5]]
 
     Source: `tf.distribute.DistributedDataset`.
     """
@@ -45,7 +53,7 @@ class DistributedDataset:
         self._passes = 0
         self._reshuffles = True
 
-    def __iter__(self) -> DistributedIterator:
+    def __iter__(self) -> DistributedIterator[E]:
         return DistributedIterator(
             self._pass,
             self._passes if self._reshuffles else 0,
@@ -69,7 +77,7 @@ class DistributedDataset:
     def _steps(self, epoch: int) -> WorkerSteps:
         raise NotImplementedError
 
-    def in_one_order(self) -> DistributedDataset:
+    def in_one_order(self) -> Self:
         """Gives every pass the order of the first; for libraries that know datasets so."""
         self._reshuffles = False
         return self
@@ -97,7 +105,7 @@ class DistributedDataset:
     def _element_spec(self) -> Nest:
         raise NotImplementedError
 
-    def reduce(self, initial_state: S, reduce_func: Callable[[S, Nest], S]) -> S:
+    def reduce(self, initial_state: S, reduce_func: Callable[[S, E], S]) -> S:
         """Combines all elements: `state = reduce_func(state, element)`, from `initial_state` on.
 
         Source: `tf.distribute.DistributedDataset.reduce`.
@@ -128,7 +136,7 @@ def _nobody() -> StepAgreement:
     return agree
 
 
-class _Rebatched(DistributedDataset):
+class _Rebatched(DistributedDataset[Any]):
     """A dataset batched by the global batch size, cut for the replicas."""
 
     def __init__(
@@ -171,7 +179,7 @@ class _Rebatched(DistributedDataset):
         return explain(self._original, self._sharding, self._shard)
 
 
-class _FromFunction(DistributedDataset):
+class _FromFunction(DistributedDataset[Any]):
     """Datasets that a function makes, one for this worker or one for each of its replicas."""
 
     def __init__(
@@ -238,7 +246,7 @@ def distribute_dataset(
     options: InputOptions | None,
     context: InputContext,
     agree: Agreements | None = None,
-) -> DistributedDataset:
+) -> DistributedDataset[Any]:
     """Spreads a dataset that is batched by the global batch size over the replicas.
 
     Args:
@@ -271,7 +279,7 @@ def distribute_from_function(
     options: InputOptions | None,
     context: InputContext,
     agree: Agreements | None = None,
-) -> DistributedDataset:
+) -> DistributedDataset[Any]:
     """Spreads datasets that are batched by the replicas' batch size, and sharded, by the function that makes them.
 
     Args:

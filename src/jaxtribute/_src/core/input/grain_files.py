@@ -93,6 +93,14 @@ def shard_hint(dataset: Node) -> Any:
     Args:
       dataset: a `grain.MapDataset`.
 
+    Examples:
+      >>> import grain
+      >>> dataset = grain.MapDataset.source(range(4)).pipe(jd.shard_hint).map(lambda path: path * 10).batch(2)
+      >>> options = jd.InputOptions(auto_shard_policy=jd.AutoShardPolicy.HINT)
+      >>> batches = jd.MirroredStrategy(1).experimental_distribute_dataset(dataset, options)
+      >>> [batch.tolist() for batch in batches]  # one worker reads all
+      [[0, 10], [20, 30]]
+
     Source: `tf.data.experimental.SHARD_HINT`.
     """
     return ShardHint(dataset)

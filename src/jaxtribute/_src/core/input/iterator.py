@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Self, cast
 
 import jax
 
@@ -18,16 +18,25 @@ from jaxtribute._src.core.input.prefetch import Prefetcher, Threads
 from jaxtribute._src.core.input.splitting import Shard
 from jaxtribute._src.core.input.worker_steps import WorkerSteps
 from jaxtribute._src.core.observers import INPUT, observed
-from jaxtribute._src.core.types import Foreign, Nest
+from jaxtribute._src.core.types import E, Foreign, Nest
 from jaxtribute.errors import InputError, OutOfRangeError, TraceError
 
 _FORMAT = 1
 
 
-class DistributedIterator(Feed):
+class DistributedIterator(Feed, Generic[E]):
     """Iterates over a distributed dataset, preparing elements ahead of their use.
 
     Made by `iter(distributed_dataset)`. Dropping it at any point, or `close()`, ends its thread.
+
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2)
+      >>> batches = strategy.experimental_distribute_dataset([np.arange(4), np.arange(4, 8)])
+      >>> iterator = iter(batches)
+      >>> first = next(iterator)
+      >>> iterator.get_next_as_optional().has_value()
+      True
+      >>> iterator.close()
 
     Source: `tf.distribute.DistributedIterator`.
     """
@@ -56,16 +65,16 @@ class DistributedIterator(Feed):
         self._closed = False
         self._returned: deque[Drawn] = deque()
 
-    def __iter__(self) -> DistributedIterator:
+    def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Nest:
+    def __next__(self) -> E:
         if contexts.current().executor.traced:
             raise TraceError(
                 f"next(iterator) at step {self._step()} in a jd.function to which the iterator was not passed: its "
                 "batch would become a constant of the program. HINT: pass the iterator as an argument of jd.function."
             )
-        return self._advance()
+        return cast("E", self._advance())
 
     @observed(INPUT)
     def _advance(self) -> Nest:
@@ -104,7 +113,7 @@ class DistributedIterator(Feed):
             self._returned.extendleft(reversed(batches))
             self._position = batches[0].before
 
-    def get_next(self) -> Nest:
+    def get_next(self) -> E:
         """Returns the next element: a tree of `PerReplica` values, or of plain arrays for one replica.
 
         Raises:
@@ -119,7 +128,7 @@ class DistributedIterator(Feed):
                 f"end of the data after step {self._step()}. HINT: use `for`, or get_next_as_optional()."
             ) from None
 
-    def get_next_as_optional(self) -> Optional[Nest]:
+    def get_next_as_optional(self) -> Optional[E]:
         """Returns the next element as an `Optional`, without a value at the end of the data.
 
         In a `jd.function` that is given the iterator `has_value()` is True or False, as Python's `if` needs it: the
@@ -130,7 +139,7 @@ class DistributedIterator(Feed):
         try:
             return Optional(next(self))
         except StopIteration:
-            return Optional[Nest]()
+            return Optional[E]()
 
     @property
     def element_spec(self) -> Nest:

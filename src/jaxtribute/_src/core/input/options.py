@@ -14,6 +14,13 @@ from jaxtribute.errors import ArgumentError, ArgumentTypeError, InputError
 class InputReplicationMode(enum.Enum):
     """Number of pipelines that an input function makes.
 
+    Examples:
+      >>> options = jd.InputOptions(experimental_replication_mode=jd.InputReplicationMode.PER_REPLICA)
+      >>> strategy = jd.MirroredStrategy(2)
+      >>> batches = strategy.distribute_datasets_from_function(lambda context: [np.ones(3)], options)
+      >>> [part.shape for part in next(iter(batches)).values]
+      [(3,), (3,)]
+
     Source: `tf.distribute.InputReplicationMode`.
     """
 
@@ -25,6 +32,12 @@ class InputReplicationMode(enum.Enum):
 
 class AutoShardPolicy(enum.IntEnum):
     """Division of a dataset among the workers.
+
+    Examples:
+      >>> options = jd.InputOptions(auto_shard_policy=jd.AutoShardPolicy.DATA)
+      >>> batches = jd.MirroredStrategy(2).experimental_distribute_dataset([np.arange(4)], options)
+      >>> len(list(batches))
+      1
 
     Source: `tf.data.experimental.AutoShardPolicy`, with its values.
     """
@@ -61,6 +74,12 @@ class InputOptions:
       ArgumentError: for a negative buffer size, two names of one option that disagree, or a mode or a policy that
         its enum does not have; strings name members.
       ArgumentTypeError: for what is no number, no truth, or neither a member nor a string.
+
+    Examples:
+      >>> options = jd.InputOptions(experimental_fetch_to_device=False)
+      >>> batches = jd.MirroredStrategy(2).experimental_distribute_dataset([np.arange(4)], options)
+      >>> type(next(iter(batches)).values[0])
+      <class 'numpy.ndarray'>
 
     Source: `tf.distribute.InputOptions`; `auto_shard_policy` is `tf.data.experimental.DistributeOptions`.
     """
@@ -106,6 +125,11 @@ class InputContext:
 
     Raises:
       ArgumentError: for an id outside its range, or a count below 1.
+
+    Examples:
+      >>> context = jd.InputContext(num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=4)
+      >>> context.get_per_replica_batch_size(64)
+      16
 
     Source: `tf.distribute.InputContext`.
     """
@@ -164,6 +188,9 @@ class DatasetCreator:
 
     Source: `tf.keras.utils.experimental.DatasetCreator`.
     """
+
+    dataset_fn: Callable[[InputContext], Iterable[Any]]
+    input_options: InputOptions | None
 
     def __init__(
         self, dataset_fn: Callable[[InputContext], Iterable[Any]], input_options: InputOptions | None = None

@@ -97,7 +97,7 @@ class Rows:
     """The kinds of values."""
     Part: TypeAlias = _PART
     """The way in which a replica's value is part of that of the whole batch."""
-    MEAN = mean_p
+    MEAN: Any = mean_p
     """Marks a replica's number as a mean."""
     FACTOR = _FACTOR
     """The second program has so many times the rows of the first."""
@@ -110,7 +110,7 @@ class Rows:
         """The lengths in both programs of axes along the rows of all replicas."""
         self._caller: JaxprEqn | None = None
         """The outermost operation under way that calls a program."""
-        self.picked = 0
+        self.picked: int = 0
         """The highest number by which a program takes one row of the batch: `x[1]` takes row 1."""
         self.meetings: list[tuple[str, JaxprEqn]] = []
         """Uses of rows by their places, or together with others: in words, and the operation that the user wrote."""

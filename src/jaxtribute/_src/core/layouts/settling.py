@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +31,8 @@ from jaxtribute._src.core.values.variable import Variable
 from jaxtribute.errors import ArgumentError
 
 _LOG = logging.getLogger(__name__)
+_QUIET_S = 5.0
+"""Seconds of a search without a word."""
 
 
 class Choice:
@@ -68,9 +72,12 @@ class Choice:
 
     def make(self, memory_limit: int | None, tries: int) -> None:
         """Searches for the best plan; all workers agree on the first one's."""
+        progress = Progress(tries)
 
         def judge(name: str, plan: Plan) -> Candidate:
-            return self.judge(name, self.layouts(plan))
+            judged = self.judge(name, self.layouts(plan))
+            progress.compiled()
+            return judged
 
         search = Search(self.clusters, judge, memory_limit, _memory_of(self._mesh), tries)
         plan = search.best(self.plan)
@@ -100,6 +107,29 @@ class Choice:
                 flat = variable.policy.cut is not None
                 add(variable, variable.policy.layout, reasons.IN_PIECES if flat else reasons.AS_MADE)
         return made
+
+
+class Progress:
+    """Tells on the first worker's standard error how far a search has come, if it takes long.
+
+    Args:
+      tries: the most programs that are compiled.
+    """
+
+    def __init__(self, tries: int) -> None:
+        self._tries, self._count = tries, 0
+        self._begun = self._told = time.monotonic()
+
+    def compiled(self) -> None:
+        """Counts a program."""
+        self._count += 1
+        now = time.monotonic()
+        if now - self._told >= _QUIET_S and jax.process_index() == 0:
+            self._told = now
+            sys.stderr.write(
+                f"jaxtribute: looking for a layout; {self._count} of at most {self._tries} programs compiled in "
+                f"{now - self._begun:.0f} s\n"
+            )
 
 
 def settle(chosen: AutomaticLayout, mesh: ReplicaMesh, traced: Capture, leaves: Sequence[Any]) -> None:

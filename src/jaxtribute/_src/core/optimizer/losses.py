@@ -75,7 +75,7 @@ def _summed(own: Function, executor: Executor, op: ReduceOp, replicas: int) -> F
     return total
 
 
-def reduced_in_python(fn: Function | PerReplica, op: ReduceOp, mesh: ReplicaMesh, idle: Sequence[int]) -> Function:
+def reduced_in_python(fn: Function | PerReplica[Any], op: ReduceOp, mesh: ReplicaMesh, idle: Sequence[int]) -> Function:
     """The function over all replicas of functions of each one's data, for code of all that runs as Python.
 
     Args:

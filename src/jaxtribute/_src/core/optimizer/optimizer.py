@@ -26,7 +26,7 @@ from jaxtribute._src.core.optimizer.slots import Slots, make_slots
 from jaxtribute._src.core.optimizer.updates import guarded_update, reduce_to_slices, sliced_update, whole_update
 from jaxtribute._src.core.traced_reads import traced_reads
 from jaxtribute._src.core.types import Nest
-from jaxtribute._src.core.values.enums import ReduceOp
+from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike
 from jaxtribute._src.core.values.slices import Cut
 from jaxtribute._src.core.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, StrategyMixError
@@ -75,6 +75,18 @@ class Optimizer:
       ArgumentTypeError: `transform` is no Optax transformation.
       StrategyMixError: variables of different strategies.
 
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2)
+      >>> with strategy.scope():
+      ...     w = jd.Variable(1.0)
+      ...     optimizer = jd.Optimizer(optax.sgd(0.1), [w])
+      >>> def step():
+      ...     gradients = jd.grad(lambda: w * w, [w])()
+      ...     optimizer.apply_gradients(gradients, reduce_op="MEAN")
+      >>> strategy.run(step)
+      >>> round(float(w), 6)
+      0.8
+
     Source: `tf.keras.optimizers.Optimizer`.
     """
 
@@ -104,7 +116,7 @@ class Optimizer:
         self._sliced: dict[int, Cut]
         self._accumulation: Accumulation | None = None
         cycle = _checked_cycle(accumulate_steps, accumulate_op)
-        self.remote = self._strategy.extended.remote_optimizer(transform, self.nest)
+        self.remote: Any = self._strategy.extended.remote_optimizer(transform, self.nest)
         """The updater of variables of other processes; None where this object updates the variables."""
         if self.remote is not None:
             self._slots, self._sliced = self.remote.slots, {}
@@ -182,7 +194,7 @@ class Optimizer:
         slots = len(self._slots.variables)
         return f"<jd.Optimizer of {names}; {slots} slots, {len(self._sliced)} variables sharded{cycle}>"
 
-    def apply_gradients(self, grads_and_vars: Any, reduce_op: ReduceOp | str | None = "SUM", **extra: Any) -> None:
+    def apply_gradients(self, grads_and_vars: Any, reduce_op: ReduceOpLike | None = "SUM", **extra: Any) -> None:
         """Reduces gradients over the replicas and updates the variables; with `accumulate_steps`, now and then.
 
         All replicas must call it. In cross-replica context per-replica gradients are reduced and all others

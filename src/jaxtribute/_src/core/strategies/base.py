@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Never, cast, overload
 
+import jax
 import numpy as np
 
 from jaxtribute._src.core import context as contexts
@@ -19,9 +20,9 @@ from jaxtribute._src.core.observers import REDUCE, RUN, observed
 from jaxtribute._src.core.points import PICTURES
 from jaxtribute._src.core.strategies.older_methods import OlderMethods
 from jaxtribute._src.core.strategies.scope import Scope, require_cross_replica
-from jaxtribute._src.core.types import Function, Leaf, Nest, Numeric
-from jaxtribute._src.core.values.distributed import Mirrored, ReplicaValues
-from jaxtribute._src.core.values.enums import ReduceOp
+from jaxtribute._src.core.types import ArrayLike, Foreign, Function, K, L, Leaf, Nest, Numeric, T
+from jaxtribute._src.core.values.distributed import Distributed, DistributedValues, Mirrored, PerReplica, ReplicaValues
+from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike
 from jaxtribute._src.core.values.numbers import check_cut
 from jaxtribute._src.core.values.operators import operand
 from jaxtribute._src.core.values.variable import Variable
@@ -29,6 +30,7 @@ from jaxtribute.errors import ArgumentTypeError
 
 if TYPE_CHECKING:
     from jaxtribute._src.core.execution.step_loops import StepLoops
+    from jaxtribute._src.core.input.array_source import RowDataset
     from jaxtribute._src.core.input.dataset import DistributedDataset
     from jaxtribute._src.core.input.options import InputContext, InputOptions
     from jaxtribute._src.core.strategies.extended import StrategyExtended
@@ -66,6 +68,11 @@ class ValueContext:
 class RunOptions(NamedTuple):
     """Options of `Strategy.run`. All are accepted for compatibility; JAX needs none of them.
 
+    Examples:
+      >>> options = jd.RunOptions(experimental_enable_dynamic_batch_size=False)
+      >>> jd.MirroredStrategy(1).run(lambda: jnp.float32(1), options=options)
+      Array(1., dtype=float32)
+
     Source: `tf.distribute.RunOptions`.
     """
 
@@ -79,6 +86,14 @@ class Strategy(OlderMethods):
 
     Args:
       extended: what the strategy places where.
+
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2)
+      >>> with strategy.scope():
+      ...     w = jd.Variable(3.0)
+      >>> results = strategy.run(lambda x: x * w, args=(jnp.float32(2),))
+      >>> strategy.reduce("SUM", results, axis=None)
+      Array(12., dtype=float32)
 
     Source: `tf.distribute.Strategy`.
     """
@@ -117,6 +132,34 @@ class Strategy(OlderMethods):
         """
         return Scope(self)
 
+    # Of a nest, the results that checkers can follow: of arrays, and of tuples, lists and dictionaries of them.
+    # The first is for functions of which a checker knows no result.
+    @overload
+    def run(
+        self, fn: Callable[..., Never], args: Nest = (), kwargs: Nest = None, options: RunOptions | None = None
+    ) -> Any: ...
+    @overload
+    def run(
+        self, fn: Callable[..., L], args: Nest = (), kwargs: Nest = None, options: RunOptions | None = None
+    ) -> Distributed[L]: ...
+    @overload
+    def run(
+        self, fn: Callable[..., tuple[L, ...]], args: Nest = (), kwargs: Nest = None, options: RunOptions | None = None
+    ) -> tuple[Distributed[L], ...]: ...
+    @overload
+    def run(
+        self, fn: Callable[..., list[L]], args: Nest = (), kwargs: Nest = None, options: RunOptions | None = None
+    ) -> list[Distributed[L]]: ...
+    @overload
+    def run(
+        self, fn: Callable[..., dict[K, L]], args: Nest = (), kwargs: Nest = None, options: RunOptions | None = None
+    ) -> dict[K, Distributed[L]]: ...
+    @overload
+    def run(
+        self, fn: Callable[..., None], args: Nest = (), kwargs: Nest = None, options: RunOptions | None = None
+    ) -> None: ...
+    @overload
+    def run(self, fn: Function, args: Nest = (), kwargs: Nest = None, options: RunOptions | None = None) -> Any: ...
     @observed(RUN)
     def run(self, fn: Function, args: Nest = (), kwargs: Nest = None, options: RunOptions | None = None) -> Any:
         """Calls `fn` on every replica, in replica context.
@@ -197,8 +240,29 @@ class Strategy(OlderMethods):
             self._step_loops = StepLoops()
         return self._step_loops.run(step, iterator, n, steps_per_call)
 
+    @overload
+    def reduce(
+        self, reduce_op: ReduceOpLike, value: DistributedValues | ArrayLike, axis: int | tuple[int, ...] | None
+    ) -> jax.Array: ...
+    @overload
+    def reduce(
+        self,
+        reduce_op: ReduceOpLike,
+        value: tuple[DistributedValues | ArrayLike, ...],
+        axis: int | tuple[int, ...] | None,
+    ) -> tuple[jax.Array, ...]: ...
+    @overload
+    def reduce(
+        self, reduce_op: ReduceOpLike, value: list[Distributed[L]], axis: int | tuple[int, ...] | None
+    ) -> list[jax.Array]: ...
+    @overload
+    def reduce(
+        self, reduce_op: ReduceOpLike, value: Mapping[K, Distributed[L]], axis: int | tuple[int, ...] | None
+    ) -> dict[K, jax.Array]: ...
+    @overload
+    def reduce(self, reduce_op: ReduceOpLike, value: Numeric, axis: int | tuple[int, ...] | None) -> Any: ...
     @observed(REDUCE)
-    def reduce(self, reduce_op: ReduceOp | str, value: Numeric, axis: int | tuple[int, ...] | None) -> Any:
+    def reduce(self, reduce_op: ReduceOpLike, value: Numeric, axis: int | tuple[int, ...] | None) -> Any:
         """Reduces distributed values over the replicas, and along `axis` within each.
 
         Args:
@@ -225,6 +289,16 @@ class Strategy(OlderMethods):
         # All go to the executor in one call: small values can share a message.
         return tree.unflatten(context.executor.reduce(self, leaves, op, axis))
 
+    @overload
+    def gather(self, value: DistributedValues | ArrayLike, axis: int) -> jax.Array: ...
+    @overload
+    def gather(self, value: tuple[DistributedValues | ArrayLike, ...], axis: int) -> tuple[jax.Array, ...]: ...
+    @overload
+    def gather(self, value: list[Distributed[L]], axis: int) -> list[jax.Array]: ...
+    @overload
+    def gather(self, value: Mapping[K, Distributed[L]], axis: int) -> dict[K, jax.Array]: ...
+    @overload
+    def gather(self, value: Numeric, axis: int) -> Any: ...
     def gather(self, value: Numeric, axis: int) -> Any:
         """Concatenates distributed values over the replicas along `axis`.
 
@@ -247,6 +321,10 @@ class Strategy(OlderMethods):
         components_of = partial(self._extended.components_of, usable=True)
         return tree.unflatten([executor.gather(components_of(leaf), axis) for leaf in leaves])
 
+    @overload
+    def place(self, nest: ArrayLike) -> Mirrored | jax.Array: ...
+    @overload
+    def place(self, nest: Nest) -> Any: ...
     def place(self, nest: Nest) -> Any:
         """Puts a nest of arrays where this strategy puts variables: a copy on every replica's device.
 
@@ -272,6 +350,14 @@ class Strategy(OlderMethods):
 
         return map_leaves(one, nest)
 
+    @overload
+    def experimental_local_results(self, value: PerReplica[T]) -> tuple[T, ...]: ...
+    @overload
+    def experimental_local_results(self, value: Mirrored | Variable | jax.Array) -> tuple[jax.Array, ...]: ...
+    @overload
+    def experimental_local_results(self, value: Distributed[L]) -> tuple[L, ...]: ...
+    @overload
+    def experimental_local_results(self, value: Numeric) -> tuple[Any, ...]: ...
     def experimental_local_results(self, value: Numeric) -> tuple[Any, ...]:
         """Returns the components of `value` on this worker, in replica order.
 
@@ -293,6 +379,10 @@ class Strategy(OlderMethods):
         columns = [leaf.values if is_distributed(leaf) else (leaf,) * len(local) for leaf in leaves]
         return tuple(map(tree.unflatten, zip(*columns, strict=True)))
 
+    @overload
+    def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], L]) -> PerReplica[L]: ...
+    @overload
+    def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any: ...
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Makes a distributed value out of what `value_fn` returns for each replica.
 
@@ -312,7 +402,25 @@ class Strategy(OlderMethods):
         results = [value_fn(ValueContext(i, mesh.size)) for i in replicas]
         return self._extended.regroup(results, always=True)
 
-    def experimental_distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> DistributedDataset:
+    @overload
+    def experimental_distribute_dataset(
+        self, dataset: Iterable[np.ndarray[Any, Any] | jax.Array], options: InputOptions | None = None
+    ) -> DistributedDataset[PerReplica[jax.Array] | jax.Array]: ...
+    @overload
+    def experimental_distribute_dataset(
+        self, dataset: Iterable[tuple[np.ndarray[Any, Any] | jax.Array, ...]], options: InputOptions | None = None
+    ) -> DistributedDataset[tuple[PerReplica[jax.Array] | jax.Array, ...]]: ...
+    @overload
+    def experimental_distribute_dataset(
+        self, dataset: Iterable[Mapping[K, np.ndarray[Any, Any] | jax.Array]], options: InputOptions | None = None
+    ) -> DistributedDataset[dict[K, PerReplica[jax.Array] | jax.Array]]: ...
+    @overload
+    def experimental_distribute_dataset(
+        self, dataset: Foreign, options: InputOptions | None = None
+    ) -> DistributedDataset[Any]: ...
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None
+    ) -> DistributedDataset[Any]:
         """Splits a dataset batched by the *global* batch size over workers and replicas.
 
         Args:
@@ -331,7 +439,7 @@ class Strategy(OlderMethods):
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Iterable[Any]], options: InputOptions | None = None
-    ) -> DistributedDataset:
+    ) -> DistributedDataset[Any]:
         """Distributes datasets that `dataset_fn` makes, already sharded and batched by the per-replica batch size.
 
         Args:
@@ -351,7 +459,7 @@ class Strategy(OlderMethods):
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
 
-    def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Any:
+    def experimental_make_numpy_dataset(self, numpy_input: T, session: Any = None) -> RowDataset[T]:
         """Makes a Grain dataset of the rows of a nest of NumPy arrays; batch it before distributing it.
 
         Source: `tf.distribute.Strategy.experimental_make_numpy_dataset`.
@@ -359,7 +467,7 @@ class Strategy(OlderMethods):
         from jaxtribute._src.core.input.array_source import make_numpy_dataset
 
         del session  # of TensorFlow 1
-        return make_numpy_dataset(numpy_input)
+        return cast("RowDataset[T]", make_numpy_dataset(numpy_input))
 
     def visualize(self, what: Leaf, *, limit: int = 40) -> Any:
         """Draws which device holds which part of which array, or which replica reads which examples.

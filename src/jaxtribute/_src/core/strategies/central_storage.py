@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.devices import device_name, resolve_device
 from jaxtribute._src.core.execution import compiled
@@ -16,7 +14,7 @@ from jaxtribute._src.core.jaxprs.core import is_traced
 from jaxtribute._src.core.strategies.base import Strategy
 from jaxtribute._src.core.strategies.extended import StrategyExtended
 from jaxtribute._src.core.strategies.mirrored import chosen_devices
-from jaxtribute._src.core.types import Numeric
+from jaxtribute._src.core.types import Device, Numeric
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.core.values.enums import VariableSynchronization
 from jaxtribute._src.core.values.mesh import ReplicaMesh
@@ -34,7 +32,7 @@ class CentralStorageExtended(StrategyExtended):
       parameter_device: the device of all variables.
     """
 
-    def __init__(self, mesh: ReplicaMesh, parameter_device: jax.Device) -> None:
+    def __init__(self, mesh: ReplicaMesh, parameter_device: Device) -> None:
         super().__init__(mesh)
         self._parameter_device = parameter_device
 
@@ -80,13 +78,18 @@ class CentralStorageStrategy(Strategy):
       DeviceError: a device that does not exist, or one that is named twice.
       ArgumentTypeError: a single string instead of a list of compute devices.
 
+    Examples:
+      >>> strategy = jd.CentralStorageStrategy(["CPU:0", "CPU:1"], parameter_device="CPU:0")
+      >>> strategy.extended.parameter_devices
+      ('/job:localhost/replica:0/task:0/device:CPU:0',)
+
     Source: `tf.distribute.experimental.CentralStorageStrategy`.
     """
 
     def __init__(
         self,
-        compute_devices: Sequence[str | jax.Device] | int | None = None,
-        parameter_device: str | jax.Device | None = None,
+        compute_devices: Sequence[str | Device] | int | None = None,
+        parameter_device: str | Device | None = None,
     ) -> None:
         chosen = chosen_devices("compute_devices", compute_devices)
         mesh = ReplicaMesh(chosen)
@@ -98,7 +101,7 @@ class CentralStorageStrategy(Strategy):
         super().__init__(CentralStorageExtended(mesh, _parameter_device(chosen, parameter_device)))
 
 
-def _parameter_device(compute: Sequence[jax.Device], given: str | jax.Device | None) -> jax.Device:
+def _parameter_device(compute: Sequence[Device], given: str | Device | None) -> Device:
     if given is not None:
         return resolve_device(given)
     return compute[0] if len(compute) == 1 and compute[0].platform != "cpu" else resolve_device("CPU:0")

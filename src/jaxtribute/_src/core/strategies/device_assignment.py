@@ -7,13 +7,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import jax
 import numpy as np
 
 from jaxtribute._src.core import settings
 from jaxtribute._src.core.devices import default_devices, device_name, resolve_device
 from jaxtribute._src.core.strategies.groups import MODEL_AXIS
-from jaxtribute._src.core.types import Foreign, HostArray
+from jaxtribute._src.core.types import Device, Foreign, HostArray
 from jaxtribute.errors import ArgumentTypeError, DeviceError, ShapeError
 
 _AXES = ("x", "y", "z", "core")
@@ -35,8 +34,8 @@ class Topology:
     Source: `tf.tpu.experimental.Topology`.
     """
 
-    def __init__(self, devices: Sequence[str | jax.Device]) -> None:
-        found: list[jax.Device] = list(map(_device, settings.sequence("devices", devices)))
+    def __init__(self, devices: Sequence[str | Device]) -> None:
+        found: list[Device] = list(map(_device, settings.sequence("devices", devices)))
         if not found:
             raise DeviceError("a topology of no devices. HINT: pass jax.devices().")
         # For devices without coordinates, as CPUs that stand in for TPUs: chips of two cores, where they come out even.
@@ -46,7 +45,7 @@ class Topology:
             raise DeviceError(f"{found} share coordinates. HINT: list each device once.")
 
     @property
-    def devices(self) -> Mapping[tuple[int, int, int, int], jax.Device]:
+    def devices(self) -> Mapping[tuple[int, int, int, int], Device]:
         """The device at each of the coordinates `(x, y, z, core)`."""
         return dict(self._by_place)
 
@@ -173,7 +172,7 @@ class DeviceAssignment:
         return self._places.copy()
 
     @property
-    def devices(self) -> tuple[jax.Device, ...]:
+    def devices(self) -> tuple[Device, ...]:
         """The devices, those of a replica behind each other."""
         return self._devices
 
@@ -203,7 +202,7 @@ def _device(device: Any) -> Any:
     return device
 
 
-def _coordinates(device: jax.Device, number: int, cores: int) -> tuple[int, int, int, int]:
+def _coordinates(device: Device, number: int, cores: int) -> tuple[int, int, int, int]:
     coords = getattr(device, "coords", None)
     if coords is None:
         return (number // cores, 0, 0, number % cores)
@@ -219,12 +218,12 @@ def _four(name: str, value: Sequence[int] | None) -> tuple[int, ...]:
     return tuple(settings.whole(f"{name}[{i}]", one, 1) for i, one in enumerate(given))
 
 
-def is_tpu(device: jax.Device) -> bool:
+def is_tpu(device: Device) -> bool:
     """True if a device is a TPU, or stands in for one."""
     return device.platform == "tpu" or "device:TPU:" in device_name(device)
 
 
-def tpu_devices(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
+def tpu_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
     """Finds the TPUs among devices.
 
     Raises:

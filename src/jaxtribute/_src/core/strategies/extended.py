@@ -47,6 +47,11 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
       cross_device_ops: how values are reduced between devices; by default what XLA does best.
       layouts: how variables that say nothing themselves lie on the devices of a replica.
 
+    Examples:
+      >>> extended = jd.MirroredStrategy(2).extended
+      >>> extended.worker_devices
+      ('/job:localhost/replica:0/task:0/device:CPU:0', '/job:localhost/replica:0/task:0/device:CPU:1')
+
     Source: `tf.distribute.StrategyExtended`.
     """
 

@@ -14,6 +14,7 @@ from jaxtribute._src.core.strategies.base import Strategy
 from jaxtribute._src.core.strategies.groups import groups_of
 from jaxtribute._src.core.strategies.mirrored import local_mesh
 from jaxtribute._src.core.strategies.multi_worker import MultiWorkerExtended, join, worker_mesh
+from jaxtribute._src.core.types import Device
 from jaxtribute._src.core.values.automatic import SMALL_BYTES, AutomaticLayout
 from jaxtribute._src.core.values.enums import VariableSynchronization
 from jaxtribute._src.core.values.layouts import LayoutMap
@@ -99,12 +100,19 @@ class FullyShardedStrategy(Strategy):
       ClusterSpecError: the cluster is described wrongly, or this process is none of its workers.
       DeadlineError: workers did not come in time; it names them.
 
+    Examples:
+      >>> strategy = jd.FullyShardedStrategy(4, min_bytes=0)
+      >>> with strategy.scope():
+      ...     w = jd.Variable(jnp.zeros((8, 2)))
+      >>> [shard.data.shape for shard in w.stored.addressable_shards]  # flat slices of 16 numbers
+      [(4,), (4,), (4,), (4,)]
+
     Source: ZeRO (Rajbhandari et al., 2020); `tf.distribute.MultiWorkerMirroredStrategy` for the rest.
     """
 
     def __init__(
         self,
-        devices: Sequence[str | jax.Device] | int | None = None,
+        devices: Sequence[str | Device] | int | None = None,
         cluster_resolver: ClusterResolver | None = None,
         *,
         min_bytes: int = SHARDED_BYTES,

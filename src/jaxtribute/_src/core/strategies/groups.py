@@ -6,10 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-import jax
-
 from jaxtribute._src.core import settings
-from jaxtribute._src.core.types import Foreign
+from jaxtribute._src.core.types import Device, Foreign
 from jaxtribute._src.core.values.layouts import LayoutMap, check_names
 from jaxtribute._src.core.values.mesh import AXIS, Peers, ReplicaMesh
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeviceError
@@ -29,7 +27,7 @@ class Groups(NamedTuple):
     shape: Mapping[str, int]
     layouts: LayoutMap | None
 
-    def mesh(self, devices: Sequence[jax.Device], peers: Peers | None = None) -> ReplicaMesh:
+    def mesh(self, devices: Sequence[Device], peers: Peers | None = None) -> ReplicaMesh:
         """Makes the mesh of devices in the order of replicas.
 
         Raises:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-
 from jaxtribute._src.core import settings
 from jaxtribute._src.core.backend import prepare_cpu_backend
 from jaxtribute._src.core.collectives.cross_device_ops import CrossDeviceOps
@@ -14,6 +12,7 @@ from jaxtribute._src.core.devices import default_devices, first_devices, strateg
 from jaxtribute._src.core.strategies.base import Strategy
 from jaxtribute._src.core.strategies.extended import StrategyExtended
 from jaxtribute._src.core.strategies.groups import ALONE, Groups, groups_of
+from jaxtribute._src.core.types import Device
 from jaxtribute._src.core.values.layouts import LayoutMap
 from jaxtribute._src.core.values.mesh import ReplicaMesh
 from jaxtribute.errors import ArgumentTypeError, DeviceError
@@ -39,12 +38,17 @@ class MirroredStrategy(Strategy):
       ArgumentError: a replica shape that contradicts itself.
       ArgumentTypeError: a single string instead of a list, or `cross_device_ops` that are none.
 
+    Examples:
+      >>> strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+      >>> strategy.num_replicas_in_sync
+      2
+
     Source: `tf.distribute.MirroredStrategy`.
     """
 
     def __init__(
         self,
-        devices: Sequence[str | jax.Device] | int | None = None,
+        devices: Sequence[str | Device] | int | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
         *,
         devices_per_replica: int | None = None,
@@ -57,7 +61,7 @@ class MirroredStrategy(Strategy):
 
 
 def local_mesh(
-    devices: Sequence[str | jax.Device] | int | None,
+    devices: Sequence[str | Device] | int | None,
     cross_device_ops: CrossDeviceOps | None = None,
     groups: Groups = ALONE,
 ) -> ReplicaMesh:
@@ -71,7 +75,7 @@ def local_mesh(
     return groups.mesh(chosen)
 
 
-def chosen_devices(setting: str, devices: Sequence[str | jax.Device] | int | None) -> tuple[jax.Device, ...]:
+def chosen_devices(setting: str, devices: Sequence[str | Device] | int | None) -> tuple[Device, ...]:
     """Returns the devices that a strategy's setting names or counts, by default all.
 
     Raises:
@@ -87,7 +91,7 @@ def chosen_devices(setting: str, devices: Sequence[str | jax.Device] | int | Non
     return distinct_devices(named) if named else default_devices()
 
 
-def distinct_devices(devices: Sequence[str | jax.Device]) -> tuple[jax.Device, ...]:
+def distinct_devices(devices: Sequence[str | Device]) -> tuple[Device, ...]:
     """The JAX devices that `devices` names, one replica each.
 
     Raises:

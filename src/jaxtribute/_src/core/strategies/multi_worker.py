@@ -20,6 +20,7 @@ from jaxtribute._src.core.devices import default_devices
 from jaxtribute._src.core.strategies.base import Strategy
 from jaxtribute._src.core.strategies.extended import StrategyExtended
 from jaxtribute._src.core.strategies.groups import ALONE, Groups, groups_of
+from jaxtribute._src.core.types import Device
 from jaxtribute._src.core.values.layouts import LayoutMap
 from jaxtribute._src.core.values.mesh import AXIS, ReplicaMesh
 from jaxtribute._src.core.values.placing import put
@@ -160,6 +161,11 @@ class MultiWorkerMirroredStrategy(Strategy):
       DeadlineError: workers did not come in time; it names them.
       ClusterError: the workers have different numbers of devices.
 
+    Examples:
+      >>> strategy = jd.MultiWorkerMirroredStrategy()  # without a cluster, this process is the only worker
+      >>> strategy.cluster_resolver.cluster_spec().as_dict()
+      {}
+
     Source: `tf.distribute.MultiWorkerMirroredStrategy`.
     """
 
@@ -215,7 +221,7 @@ def join(resolver: ClusterResolver, timeout_s: float | None) -> Cluster | None:
     return cluster
 
 
-def worker_mesh(cluster: Cluster | None, devices: Sequence[jax.Device], groups: Groups = ALONE) -> ReplicaMesh:
+def worker_mesh(cluster: Cluster | None, devices: Sequence[Device], groups: Groups = ALONE) -> ReplicaMesh:
     """The mesh of all workers' devices, in the order of ranks.
 
     Raises:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import jax
-
 from jaxtribute._src.core.backend import prepare_cpu_backend
 from jaxtribute._src.core.devices import strategy_devices
 from jaxtribute._src.core.strategies.base import Strategy
 from jaxtribute._src.core.strategies.extended import StrategyExtended
+from jaxtribute._src.core.types import Device
 from jaxtribute._src.core.values.mesh import ReplicaMesh
 
 
@@ -23,10 +22,15 @@ class OneDeviceStrategy(Strategy):
     Raises:
       DeviceError: no such device, or no such name.
 
+    Examples:
+      >>> strategy = jd.OneDeviceStrategy("CPU:0")
+      >>> strategy.run(lambda: jnp.ones(2))
+      Array([1., 1.], dtype=float32)
+
     Source: `tf.distribute.OneDeviceStrategy`.
     """
 
-    def __init__(self, device: str | jax.Device) -> None:
+    def __init__(self, device: str | Device) -> None:
         prepare_cpu_backend()
         # Where devices are described in place of those named there may be many: the first stands for all.
         super().__init__(StrategyExtended(ReplicaMesh(strategy_devices([device])[:1])))

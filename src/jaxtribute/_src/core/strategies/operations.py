@@ -24,9 +24,9 @@ from jaxtribute._src.core.execution.executor import LocalPerReplica
 from jaxtribute._src.core.execution.nests import flatten, map_leaves
 from jaxtribute._src.core.execution.replica_context import ReplicaContext
 from jaxtribute._src.core.strategies.scope import require_cross_replica
-from jaxtribute._src.core.types import Function, Leaf, Nest, Numeric
+from jaxtribute._src.core.types import Device, Function, Leaf, Nest, Numeric
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica, ReplicaValues
-from jaxtribute._src.core.values.enums import ReduceOp
+from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike
 from jaxtribute._src.core.values.mesh import AXIS
 from jaxtribute._src.core.values.operators import operand
 from jaxtribute._src.core.values.sparse import refuse_sparse
@@ -81,7 +81,7 @@ class ExtendedOperations(ABC):
         return False
 
     def reduce_to(
-        self, reduce_op: ReduceOp | str, value: Numeric, destinations: Leaf, options: CommunicationOptions | None = None
+        self, reduce_op: ReduceOpLike, value: Numeric, destinations: Leaf, options: CommunicationOptions | None = None
     ) -> Any:
         """Reduces a value over the replicas and puts the result where it is wanted, in cross-replica context.
 
@@ -106,7 +106,7 @@ class ExtendedOperations(ABC):
 
     def batch_reduce_to(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: ReduceOpLike,
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
@@ -139,7 +139,7 @@ class ExtendedOperations(ABC):
                 together.setdefault(None, []).append(place)
             elif isinstance(value, ReplicaValues):
                 # What is wanted on the host alone needs no all-reduce, which would leave a copy on every device.
-                on_cpu = isinstance(target, jax.Device) and target.platform == "cpu"
+                on_cpu = isinstance(target, Device) and target.platform == "cpu"
                 ops = _TO_ONE_DEVICE if on_cpu else self._cross_device_ops
                 together.setdefault(ops, []).append(place)
             else:

@@ -69,6 +69,11 @@ class Scope:
 def get_strategy() -> Strategy:
     """Returns the strategy whose scope or `run` the calling thread is in, or the default strategy.
 
+    Examples:
+      >>> with jd.MirroredStrategy(2).scope():
+      ...     jd.get_strategy()
+      <MirroredStrategy with 2 replica(s)>
+
     Source: `tf.distribute.get_strategy`.
     """
     return _asked().strategy
@@ -77,6 +82,13 @@ def get_strategy() -> Strategy:
 def has_strategy() -> bool:
     """Returns whether a strategy other than the default one is in force in the calling thread.
 
+    Examples:
+      >>> jd.has_strategy()
+      False
+      >>> with jd.MirroredStrategy(1).scope():
+      ...     jd.has_strategy()
+      True
+
     Source: `tf.distribute.has_strategy`.
     """
     return not _asked().strategy.is_default
@@ -84,6 +96,11 @@ def has_strategy() -> bool:
 
 def in_cross_replica_context() -> bool:
     """Returns whether the code runs once for all replicas: in a scope, but in no replica function.
+
+    Examples:
+      >>> with jd.MirroredStrategy(1).scope():
+      ...     jd.in_cross_replica_context()
+      True
 
     Source: `tf.distribute.in_cross_replica_context`.
     """
@@ -94,6 +111,13 @@ def get_replica_context() -> ReplicaContext | None:
     """Returns the context of the replica whose function runs, or None in cross-replica context.
 
     Outside every scope that is the default strategy's, with one replica.
+
+    Examples:
+      >>> def replica():
+      ...     context = jd.get_replica_context()
+      ...     return context.all_reduce("SUM", jnp.float32(1))
+      >>> float(jd.MirroredStrategy(2).run(replica))
+      2.0
 
     Source: `tf.distribute.get_replica_context`.
     """
@@ -114,6 +138,12 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
 
     Raises:
       ContextError: inside a scope or a replica function.
+
+    Examples:
+      >>> jd.experimental_set_strategy(jd.MirroredStrategy(2))
+      >>> jd.get_strategy().num_replicas_in_sync
+      2
+      >>> jd.experimental_set_strategy(None)
 
     Source: `tf.distribute.experimental_set_strategy`.
     """

@@ -17,7 +17,7 @@ from jaxtribute._src.core.strategies.device_assignment import DeviceAssignment, 
 from jaxtribute._src.core.strategies.groups import Groups, groups_of
 from jaxtribute._src.core.strategies.mirrored import distinct_devices
 from jaxtribute._src.core.strategies.multi_worker import MultiWorkerExtended, join, worker_mesh
-from jaxtribute._src.core.types import Foreign
+from jaxtribute._src.core.types import Device, Foreign
 from jaxtribute._src.core.values.layouts import LayoutMap, with_layout
 from jaxtribute._src.core.values.mesh import ReplicaMesh
 from jaxtribute.errors import ArgumentError, DeviceError
@@ -52,13 +52,18 @@ class TPUStrategy(Strategy):
       ClusterError: the hosts have different numbers of devices.
       DeadlineError: hosts did not come in time; it names them.
 
+    Examples:
+      >>> strategy = jd.TPUStrategy()  # on a machine without TPUs
+      Traceback (most recent call last):
+      jaxtribute.errors.DeviceError: ...
+
     Source: `tf.distribute.TPUStrategy`.
     """
 
     def __init__(
         self,
         tpu_cluster_resolver: ClusterResolver | None = None,
-        experimental_device_assignment: DeviceAssignment | Sequence[str | jax.Device] | None = None,
+        experimental_device_assignment: DeviceAssignment | Sequence[str | Device] | None = None,
         experimental_spmd_xla_partitioning: bool = False,
         *,
         devices_per_replica: int | None = None,

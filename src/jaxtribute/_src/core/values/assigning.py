@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from jaxtribute._src.core.types import Numeric
 from jaxtribute._src.core.values.policies.base import Update
 
 if TYPE_CHECKING:
+    import jax
+
     from jaxtribute._src.core.values.variable import Variable
 
 
@@ -50,11 +52,11 @@ class AssignMethods:
         del use_locking, name, read_value
         return self._update(value, Update.SUB)
 
-    def value(self) -> Any:
+    def value(self) -> jax.Array:
         """Reads like `Variable.read_value`. Source: `tf.Variable.value`."""
         return cast("Variable", self).read_value()
 
-    def initialized_value(self) -> Any:
+    def initialized_value(self) -> jax.Array:
         """Reads like `Variable.read_value`: a variable is initialised when it is made. Source: `tf.Variable`."""
         return cast("Variable", self).read_value()
 

@@ -54,8 +54,8 @@ class AutomaticLayout(LayoutMap):
 
     def __init__(self, *, memory_limit: int | None = None, tries: int = 24) -> None:
         super().__init__()
-        self.memory_limit = settings.whole("memory_limit", memory_limit, 1, optional=True)
-        self.tries = settings.whole("tries", tries, 1)
+        self.memory_limit: int | None = settings.whole("memory_limit", memory_limit, 1, optional=True)
+        self.tries: int = settings.whole("tries", tries, 1)
         self.tried: tuple[Candidate, ...] = ()
         self._pending: weakref.WeakSet[Variable] = weakref.WeakSet()
 

@@ -15,6 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from jaxtribute._src.core.types import Device
+
 Host = np.ndarray[Any, Any]
 
 _PIECE_BYTES = 4 << 20
@@ -70,7 +72,7 @@ class HostCopy:
 
     shape: tuple[int, ...]
     sharding: Sharding
-    parts: Sequence[tuple[jax.Device, Host]]
+    parts: Sequence[tuple[Device, Host]]
     memory: Sequence[mmap.mmap]
     spare: SpareMemory
 
@@ -99,7 +101,7 @@ def copied(arrays: Sequence[jax.Array], spares: Sequence[SpareMemory] = ()) -> l
     for array, spare in zip(arrays, spares, strict=True):
         parts: dict[Any, Host] = {}
         memory: list[mmap.mmap] = []
-        places: list[tuple[jax.Device, Host]] = []
+        places: list[tuple[Device, Host]] = []
         for shard in array.addressable_shards:
             index = tuple((part.start, part.stop) for part in shard.index)
             # Devices that hold the same part share one copy of it.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from jaxtribute._src.core.jaxprs.core import ArrayImpl, Tracer, is_traced
-from jaxtribute._src.core.types import DType, Leaf, Nest, Numeric
+from jaxtribute._src.core.types import Device, DType, Leaf, Nest, Numeric, T
 from jaxtribute._src.core.values.agreement import Signature, all_parts, all_signatures
 from jaxtribute._src.core.values.mesh import ReplicaMesh
 from jaxtribute._src.core.values.numbers import check_cut
@@ -33,6 +33,11 @@ _ARRAYS = (jax.Array, *_HOSTED)
 
 class DistributedValues:
     """Base of what has one component a replica: `PerReplica` and `Mirrored` values, and variables.
+
+    Examples:
+      >>> value = jd.MirroredStrategy(2).run(lambda: jd.get_replica_context().replica_id_in_sync_group)
+      >>> isinstance(value, jd.DistributedValues), value.values
+      (True, (Array(0, dtype=int32), Array(1, dtype=int32)))
 
     Source: `tf.distribute.DistributedValues`.
     """
@@ -66,8 +71,8 @@ class ReplicaValues(DistributedValues):
 
 @partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=["mesh", "scalar", "shapes", "idle"])
 @dataclass(slots=True, repr=False, eq=False, init=True)
-class PerReplica(ReplicaValues):
-    """A value that may differ from replica to replica.
+class PerReplica(ReplicaValues, Generic[T]):
+    """A value that may differ from replica to replica; `PerReplica[T]` has components of type `T`.
 
     While the replicas agree on shape and dtype it is one global array: components of shape `s` are slices
     of axis 0 of an array of shape `(replicas * s[0], *s[1:])`, and scalars the elements of a vector. When
@@ -76,6 +81,12 @@ class PerReplica(ReplicaValues):
     rank, are kept as they are in a tuple, one a local replica.
 
     Made by strategies and datasets; a pytree whose leaves are those arrays.
+
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2)
+      >>> value = strategy.run(lambda: jd.get_replica_context().replica_id_in_sync_group)
+      >>> type(value), value.values
+      (<class 'jaxtribute.PerReplica'>, (Array(0, dtype=int32), Array(1, dtype=int32)))
 
     Source: `tf.distribute.DistributedValues` (the results of `Strategy.run`).
     """
@@ -91,14 +102,14 @@ class PerReplica(ReplicaValues):
     """The sum over the replicas, where a program knows it already; it is not part of the pytree."""
 
     @classmethod
-    def from_split(cls, array: Numeric, mesh: ReplicaMesh) -> PerReplica:
+    def from_split(cls, array: Numeric, mesh: ReplicaMesh) -> PerReplica[Any]:
         """Wraps a global array of rank 1 or more whose axis 0 holds the replicas' equal slices in order."""
         return cls(array, mesh)
 
     @classmethod
     def from_parts(
         cls, parts: Sequence[Any], mesh: ReplicaMesh, signatures: Sequence[Signature] | None = None
-    ) -> PerReplica:
+    ) -> PerReplica[Any]:
         """Wraps one value a local replica: one global array if all agree in rank and dtype, else a tuple.
 
         Args:
@@ -132,7 +143,7 @@ class PerReplica(ReplicaValues):
         return cls(mesh.assemble([_padded(part, largest) for part in parts]), mesh, shapes=shapes)
 
     @classmethod
-    def _constant(cls, parts: Sequence[Any], mesh: ReplicaMesh) -> PerReplica:
+    def _constant(cls, parts: Sequence[Any], mesh: ReplicaMesh) -> PerReplica[Any]:
         """Wraps arrays of the host in a program that is traced, in which nothing lies on a device yet."""
         # The program is one for all workers: their arrays are constants of it, each worker's alike.
         whole = all_parts(parts, mesh)
@@ -149,7 +160,7 @@ class PerReplica(ReplicaValues):
         return cls(data, mesh) if len(set(shapes)) == 1 else cls(data, mesh, shapes=shapes)
 
     @classmethod
-    def from_host(cls, parts: Sequence[np.ndarray[Any, Any]], mesh: ReplicaMesh) -> PerReplica:
+    def from_host(cls, parts: Sequence[np.ndarray[Any, Any]], mesh: ReplicaMesh) -> PerReplica[Any]:
         """Puts one host array for each replica on its device, all in one transfer.
 
         Args:
@@ -185,7 +196,7 @@ class PerReplica(ReplicaValues):
         return 0 if self.scalar else self.data.ndim
 
     @property
-    def values(self) -> tuple[Any, ...]:
+    def values(self) -> tuple[T, ...]:
         """The components of this process's replicas: arrays on their devices, without a copy."""
         if isinstance(self.data, tuple):
             return cast("tuple[Any, ...]", self.data)
@@ -199,18 +210,18 @@ class PerReplica(ReplicaValues):
         if self.shapes is not None:
             ids = range(self.mesh.size) if isinstance(self.data, Tracer) else self.mesh.local_ids
             return tuple(without_padding(part, self.shapes[i]) for part, i in zip(parts, ids, strict=True))
-        return tuple(part.reshape(()) for part in parts) if self.scalar else tuple(parts)
+        return cast("tuple[T, ...]", tuple(part.reshape(()) for part in parts) if self.scalar else tuple(parts))
 
     def _replica_ids(self) -> Sequence[int]:
         return self.mesh.local_ids
 
-    def _no_operand(self, *_: Nest) -> Any:
+    def _no_operand(self, *_: Nest) -> NoReturn:
         raise ArgumentTypeError(
             f"a PerReplica value of {self.mesh.size} replicas is no single array to compute with here. "
             "HINT: compute in the function passed to strategy.run, or reduce the value first."
         )
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PerReplica:
+    def __deepcopy__(self, memo: dict[int, Any]) -> PerReplica[T]:
         return replace(self, data=deepcopy(self.data, memo))
 
     def __reduce__(self) -> Any:
@@ -230,9 +241,6 @@ class PerReplica(ReplicaValues):
         if isinstance(other, (DistributedValues, ArrayOperators)) and Asking(sys._getframe(1)).searches():
             return self is not other
         return self._compared(operator.ne, other)
-
-    # A class that defines `==` loses its hash. Values are keys by identity.
-    __hash__ = object.__hash__
 
     def _compared(self, function: Callable[[Any, Any], Any], other: Numeric) -> Any:
         """`function` of each component and of `other`, or of its component."""
@@ -261,11 +269,40 @@ class PerReplica(ReplicaValues):
         whole = jnp.broadcast_to(other, (rows, *self.data.shape[1:]))
         return jnp.tile(whole, (self.mesh.size, *[1] * (self.component_ndim - 1)))
 
-    __array_priority__ = ArrayOperators.__array_priority__
+    __array_priority__: ClassVar[int] = ArrayOperators.__array_priority__
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _no_operand
-    __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __floordiv__ = __mod__ = __neg__ = _no_operand
-    __lt__ = __le__ = __gt__ = __ge__ = __float__ = __int__ = __bool__ = __getitem__ = _no_operand
+    if TYPE_CHECKING:
+
+        def __hash__(self) -> int: ...
+        def __add__(self, *_: Any) -> NoReturn: ...
+        def __radd__(self, *_: Any) -> NoReturn: ...
+        def __sub__(self, *_: Any) -> NoReturn: ...
+        def __rsub__(self, *_: Any) -> NoReturn: ...
+        def __mul__(self, *_: Any) -> NoReturn: ...
+        def __rmul__(self, *_: Any) -> NoReturn: ...
+        def __truediv__(self, *_: Any) -> NoReturn: ...
+        def __rtruediv__(self, *_: Any) -> NoReturn: ...
+        def __matmul__(self, *_: Any) -> NoReturn: ...
+        def __rmatmul__(self, *_: Any) -> NoReturn: ...
+        def __pow__(self, *_: Any) -> NoReturn: ...
+        def __rpow__(self, *_: Any) -> NoReturn: ...
+        def __floordiv__(self, *_: Any) -> NoReturn: ...
+        def __mod__(self, *_: Any) -> NoReturn: ...
+        def __neg__(self, *_: Any) -> NoReturn: ...
+        def __lt__(self, *_: Any) -> NoReturn: ...
+        def __le__(self, *_: Any) -> NoReturn: ...
+        def __gt__(self, *_: Any) -> NoReturn: ...
+        def __ge__(self, *_: Any) -> NoReturn: ...
+        def __float__(self, *_: Any) -> NoReturn: ...
+        def __int__(self, *_: Any) -> NoReturn: ...
+        def __bool__(self, *_: Any) -> NoReturn: ...
+        def __getitem__(self, *_: Any) -> NoReturn: ...
+    else:
+        # A class that defines `==` loses its hash. Values are keys by identity.
+        __hash__ = object.__hash__
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _no_operand
+        __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __floordiv__ = __mod__ = __neg__ = _no_operand
+        __lt__ = __le__ = __gt__ = __ge__ = __float__ = __int__ = __bool__ = __getitem__ = _no_operand
 
     def __array__(self, dtype: DType = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         raise ArgumentTypeError(
@@ -286,6 +323,12 @@ class Mirrored(ArrayOperators, ReplicaValues):
     It can be used wherever an array can: in operators, `jax.numpy`, `float()` and `numpy()`. A pytree with
     the global array as its leaf.
 
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2)
+      >>> value = strategy.run(lambda: jd.get_replica_context().all_reduce("SUM", jnp.float32(1)))
+      >>> type(value), value + 1
+      (<class 'jaxtribute.Mirrored'>, Array(3., dtype=float32))
+
     Source: `tf.distribute.DistributedValues` (the results of `Strategy.run` that are kept in sync).
     """
 
@@ -293,7 +336,7 @@ class Mirrored(ArrayOperators, ReplicaValues):
     mesh: ReplicaMesh = field(metadata={"static": True})
 
     @property
-    def values(self) -> tuple[Any, ...]:
+    def values(self) -> tuple[jax.Array, ...]:
         """The copies of this process's replicas: arrays on their devices, without a copy."""
         if isinstance(self.data, Tracer):
             return (self.data,) * len(self.mesh.local_ids)
@@ -313,7 +356,11 @@ class Mirrored(ArrayOperators, ReplicaValues):
         return _mirrored_again, (_on_host(self), self.mesh)
 
 
-def _on_host(value: PerReplica | Mirrored) -> np.ndarray[Any, Any]:
+Distributed: TypeAlias = PerReplica[T] | Mirrored | T
+"""Form of an array that a strategy returns: a value for each replica, the same value on all, or itself with one."""
+
+
+def _on_host(value: PerReplica[Any] | Mirrored) -> np.ndarray[Any, Any]:
     """The global array, for a pickle.
 
     Raises:
@@ -327,7 +374,7 @@ def _on_host(value: PerReplica | Mirrored) -> np.ndarray[Any, Any]:
     return np.asarray(value.data)
 
 
-def _split_again(data: Leaf, mesh: ReplicaMesh, *layout: Nest) -> PerReplica:
+def _split_again(data: Leaf, mesh: ReplicaMesh, *layout: Nest) -> PerReplica[Any]:
     return PerReplica(jax.device_put(data, mesh.split), mesh, *layout)
 
 
@@ -378,7 +425,7 @@ def without_padding(part: Numeric, shape: tuple[int, ...]) -> Any:
     return part if part.shape == shape else part[_corner(shape)]
 
 
-def _on_device(value: Numeric, place: jax.Device | Sharding) -> Any:
+def _on_device(value: Numeric, place: Device | Sharding) -> Any:
     """`value` in `place` if it is an array, else as it is."""
     # Objects, strings and times are no arrays to JAX, and stay what they are.
     if isinstance(value, _HOSTED) and value.dtype.kind not in "OSUMm":
@@ -386,7 +433,7 @@ def _on_device(value: Numeric, place: jax.Device | Sharding) -> Any:
         return own(value, place)
     if isinstance(value, Tracer):
         return value
-    devices = {place} if isinstance(place, jax.Device) else place.device_set
+    devices = {place} if isinstance(place, Device) else place.device_set
     if not isinstance(value, jax.Array) or (value.committed and value.devices() == devices):
         return value
     plain = type(value) is ArrayImpl and type(value.sharding) is SingleDeviceSharding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Literal, TypeAlias
 
 from jaxtribute.errors import ArgumentError
 
@@ -13,6 +14,13 @@ class VariableSynchronization(Enum):
     `AUTO` lets the strategy choose (ON_WRITE under strategies that mirror). `ON_WRITE` keeps the copies equal
     by aggregating each write. `ON_READ` keeps one local value a replica and aggregates when it is read in
     cross-replica context. `NONE` asks for a single unsynchronized copy.
+
+    Examples:
+      >>> with jd.MirroredStrategy(2).scope():
+      ...     seen = jd.Variable(0, synchronization=jd.VariableSynchronization.ON_READ, aggregation="SUM")
+      >>> results = jd.MirroredStrategy(2).run(lambda: seen.assign_add(1))
+      >>> int(seen.read_value())  # each replica counts for itself; a reader gets the sum
+      2
 
     Source: `tf.VariableSynchronization`.
     """
@@ -26,6 +34,15 @@ class VariableSynchronization(Enum):
 class VariableAggregation(Enum):
     """Combination of the replicas' values when a variable is written or read across replicas.
 
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2)
+      >>> with strategy.scope():
+      ...     mean = jd.Variable(0.0, aggregation=jd.VariableAggregation.MEAN)
+      >>> ids = lambda: jd.get_replica_context().replica_id_in_sync_group
+      >>> results = strategy.run(lambda: mean.assign(ids().astype("float32")))
+      >>> float(mean)
+      0.5
+
     Source: `tf.VariableAggregation`.
     """
 
@@ -37,6 +54,11 @@ class VariableAggregation(Enum):
 
 class ReduceOp(Enum):
     """Combination of values over replicas: `SUM` or `MEAN`.
+
+    Examples:
+      >>> strategy = jd.MirroredStrategy(2)
+      >>> strategy.reduce(jd.ReduceOp.MEAN, strategy.run(lambda: jnp.float32(3)), axis=None)
+      Array(3., dtype=float32)
 
     Source: `tf.distribute.ReduceOp`.
     """
@@ -58,7 +80,7 @@ class ReduceOp(Enum):
         raise ArgumentError(f"{aggregation} is no reduction. HINT: use VariableAggregation.SUM or MEAN.")
 
     @staticmethod
-    def parse(value: ReduceOp | str) -> ReduceOp:
+    def parse(value: ReduceOpLike) -> ReduceOp:
         """Returns the `ReduceOp` that `value`, an enum member or its name in any case, means.
 
         Raises:
@@ -71,3 +93,19 @@ class ReduceOp(Enum):
         raise ArgumentError(
             f'unknown reduce_op {value!r}. HINT: use jd.ReduceOp.SUM, jd.ReduceOp.MEAN, "SUM" or "MEAN".'
         )
+
+
+ReduceOpLike: TypeAlias = ReduceOp | Literal["SUM", "MEAN", "sum", "mean"]
+"""A reduction, or its name in any case."""
+SynchronizationLike: TypeAlias = (
+    VariableSynchronization
+    | Literal["AUTO", "NONE", "ON_WRITE", "ON_READ"]
+    | Literal["auto", "none", "on_write", "on_read"]
+)
+"""A member, or its name in any case."""
+AggregationLike: TypeAlias = (
+    VariableAggregation
+    | Literal["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"]
+    | Literal["none", "sum", "mean", "only_first_replica"]
+)
+"""A member, or its name in any case."""

@@ -135,6 +135,14 @@ def with_layout(value: Numeric, layout: Foreign) -> Any:
       ArgumentError: an axis that the replicas do not have.
       ShapeError: more axes than the array has, or one that cannot be divided equally.
 
+    Examples:
+      >>> strategy = jd.MirroredStrategy(4, devices_per_replica=2)
+      >>> @jd.function
+      ... def step():
+      ...     return strategy.run(lambda: jd.with_layout(jnp.ones((2, 4)), (None, "model")).sum())
+      >>> strategy.reduce("SUM", step(), axis=None)
+      Array(16., dtype=float32)
+
     Source: `jax.lax.with_sharding_constraint`; `keras.distribution.distribute_tensor`.
     """
     context = contexts.current()
@@ -171,6 +179,11 @@ class LayoutMap(MutableMapping[str, Any]):
     Raises:
       ArgumentError: a key that is no regular expression; (on a look-up) a name that several keys fit.
       ArgumentTypeError: keys or layouts of another type.
+
+    Examples:
+      >>> layouts = jd.LayoutMap({r"kernel": (None, "model"), r"bias": ("model",)})
+      >>> layouts.find("dense_1/kernel")
+      (None, 'model')
 
     Source: `keras.distribution.LayoutMap`, which strategies take as well.
     """

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding, use_abstract_mesh
 
 from jaxtribute._src.core.jaxprs.core import ArrayImpl, Tracer
-from jaxtribute._src.core.types import Function, Nest, Numeric
+from jaxtribute._src.core.types import Device, Function, Nest, Numeric
 from jaxtribute._src.core.values.agreement import first_workers
 from jaxtribute._src.core.values.described import DescribedArray
 from jaxtribute._src.core.values.placing import is_described, own, put
@@ -98,7 +98,7 @@ def _mesh_again(devices: Sequence[tuple[str, int]], group: Mapping[str, int]) ->
     Raises:
       DeviceError: it has not as many.
     """
-    here: dict[tuple[str, int], jax.Device] = {}
+    here: dict[tuple[str, int], Device] = {}
     for platform, _ in devices:
         for device in jax.devices(platform):
             here[_key(device)] = device
@@ -127,20 +127,20 @@ class ReplicaMesh:
     """
 
     def __init__(
-        self, devices: Sequence[jax.Device], peers: Peers | None = None, group: Mapping[str, int] | None = None
+        self, devices: Sequence[Device], peers: Peers | None = None, group: Mapping[str, int] | None = None
     ) -> None:
-        self.devices = tuple(devices)
-        self.group = dict(group or {})
+        self.devices: tuple[Device, ...] = tuple(devices)
+        self.group: dict[str, int] = dict(group or {})
         """The axes within a replica, and their lengths; empty where a replica has one device."""
-        self.group_size = math.prod(self.group.values())
+        self.group_size: int = math.prod(self.group.values())
         """Number of devices of each replica."""
-        self.size = len(self.devices) // self.group_size
+        self.size: int = len(self.devices) // self.group_size
         """Number of replicas."""
         self.peers = peers
         # Several threads may count: to take the next number is one call of C.
         self._calls = itertools.count(1)
         # XLA's CPU collectives starve its thread pool when too many steps are in flight.
-        self.described = is_described(self.devices[0])
+        self.described: bool = is_described(self.devices[0])
         """True if programs for the devices are compiled and not run; what lies on them are `DescribedArray`s."""
         self._bounded = len(self.devices) > 1 and self.devices[0].platform == "cpu"
 
@@ -229,12 +229,12 @@ class ReplicaMesh:
         return tuple(filter(self._own_devices, range(self.size)))
 
     @cached_property
-    def local_devices(self) -> tuple[jax.Device, ...]:
+    def local_devices(self) -> tuple[Device, ...]:
         """The first device that this process has of each of `local_ids`, in order."""
         return tuple(self._own_devices(replica)[0] for replica in self.local_ids)
 
     @cached_property
-    def local_places(self) -> tuple[jax.Device | Sharding, ...]:
+    def local_places(self) -> tuple[Device | Sharding, ...]:
         """The places of the arrays of `local_ids`: a device, or a copy on each of a replica's devices."""
         if not self.group:
             return self.local_devices
@@ -249,11 +249,11 @@ class ReplicaMesh:
         """The place of an array of one of `local_ids` that is split over axes within the replica."""
         return NamedSharding(self._local_meshes[index], PartitionSpec(*layout))
 
-    def devices_of(self, replica: int) -> tuple[jax.Device, ...]:
+    def devices_of(self, replica: int) -> tuple[Device, ...]:
         """The devices of one replica."""
         return self.devices[replica * self.group_size : (replica + 1) * self.group_size]
 
-    def _own_devices(self, replica: int) -> Sequence[jax.Device]:
+    def _own_devices(self, replica: int) -> Sequence[Device]:
         """The devices of one replica that this process has; of a mesh that is only described, all."""
         devices = self.devices_of(replica)
         if self.described:
@@ -395,7 +395,7 @@ class ReplicaMesh:
         shape, within = array.shape, layout
         if layout[:1] == (AXIS,):
             shape, within = (array.shape[0] // self.size, *array.shape[1:]), (None, *layout[1:])
-        pieces: dict[jax.Device, Any] = {shard.device: shard.data for shard in array.addressable_shards}
+        pieces: dict[Device, Any] = {shard.device: shard.data for shard in array.addressable_shards}
         found: list[jax.Array] = []
         for index, replica in enumerate(self.local_ids):
             own_pieces = list(map(pieces.__getitem__, self._own_devices(replica)))

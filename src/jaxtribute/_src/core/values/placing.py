@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from jaxtribute._src.core.jaxprs.core import Tracer, batched_device_put, explicit_device_put_scope
-from jaxtribute._src.core.types import Numeric
+from jaxtribute._src.core.types import Device, Numeric
 from jaxtribute._src.core.values.described import DescribedArray
 
 _SMALL_BYTES = 1 << 20
@@ -26,7 +26,7 @@ _PLANS = 256
 """Number of shapes whose plans are kept."""
 
 
-def own(value: Numeric, where: Sharding | jax.Device | None = None) -> jax.Array:
+def own(value: Numeric, where: Sharding | Device | None = None) -> jax.Array:
     """A copy of an array or number in device memory of its own, so that it can be donated.
 
     Neither `jax.device_put` alone does it (it keeps what is in place already, and may use a host array's memory,
@@ -45,7 +45,7 @@ def own(value: Numeric, where: Sharding | jax.Device | None = None) -> jax.Array
     return array if isinstance(value, jax.Array) else jax.block_until_ready(array)
 
 
-def _small_host(value: Numeric, where: Sharding | jax.Device | None) -> np.ndarray[Any, Any] | None:
+def _small_host(value: Numeric, where: Sharding | Device | None) -> np.ndarray[Any, Any] | None:
     """A copy of `value` at an address whose memory JAX cannot use; None for what is large or has to be cut.
 
     What JAX copies by itself needs no program: many small variables of many shapes would compile one for each.
@@ -78,16 +78,16 @@ def _canonical(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
 
 
-def put(value: Numeric, where: Sharding | jax.Device) -> jax.Array:
+def put(value: Numeric, where: Sharding | Device) -> jax.Array:
     """`value` on the devices of `where`, of which other processes may have some; it may share memory with `value`.
 
     Every process gives the same value, and puts its own part. `jax.device_put` would compare them over all
     processes, which costs a collective, and cannot be done in a thread beside others.
     """
     if _only_described(where):
-        sharding = SingleDeviceSharding(where) if isinstance(where, jax.Device) else where
-        return DescribedArray(np.shape(value), jax.dtypes.canonicalize_dtype(jnp.result_type(value)), sharding)
-    if isinstance(where, jax.Device) or where.is_fully_addressable:
+        sharding = SingleDeviceSharding(where) if isinstance(where, Device) else where
+        return DescribedArray.of(value, jax.dtypes.canonicalize_dtype(jnp.result_type(value)), sharding)
+    if isinstance(where, Device) or where.is_fully_addressable:
         # Most calls are of small arrays, with placements that there have been before.
         return _transfer(where)(value) if type(value) is np.ndarray else jax.device_put(value, where)
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
@@ -97,17 +97,17 @@ def put(value: Numeric, where: Sharding | jax.Device) -> jax.Array:
 
 
 @lru_cache(maxsize=256)
-def _transfer(where: Sharding | jax.Device) -> Transfer:
-    return Transfer(SingleDeviceSharding(where) if isinstance(where, jax.Device) else where)
+def _transfer(where: Sharding | Device) -> Transfer:
+    return Transfer(SingleDeviceSharding(where) if isinstance(where, Device) else where)
 
 
-def is_described(device: jax.Device) -> bool:
+def is_described(device: Device) -> bool:
     """True if programs can be compiled for the device, and none can run on it."""
     return type(device.client).__name__ == "CompileOnlyPyClient"
 
 
-def _only_described(where: Sharding | jax.Device) -> bool:
-    return is_described(where if isinstance(where, jax.Device) else next(iter(where.device_set)))
+def _only_described(where: Sharding | Device) -> bool:
+    return is_described(where if isinstance(where, Device) else next(iter(where.device_set)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class _Plan:
 
     aval: Any
     """JAX's description of the array on devices."""
-    devices: list[jax.Device]
+    devices: list[Device]
     pieces: Sequence[Any]
     """The index of each device's piece; none if there is one device, which gets the whole."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import jax.numpy as jnp
 from jax import lax
@@ -32,6 +32,13 @@ class IndexedSlices:
       values: an array of shape `(rows, *rest)`.
       indices: an integer array of shape `(rows,)`; a row may come several times.
       dense_shape: the shape of the whole array, accepted for compatibility.
+
+    Examples:
+      >>> w = jd.Variable(jnp.zeros((3, 2)))
+      >>> w.scatter_add(jd.IndexedSlices(values=jnp.ones((1, 2)), indices=jnp.array([2]))).numpy()
+      array([[0., 0.],
+             [0., 0.],
+             [1., 1.]], dtype=float32)
 
     Source: `tf.IndexedSlices`.
     """
@@ -79,7 +86,7 @@ class ScatterMethods:
     compiled function they are ignored, whatever the strategy.
     """
 
-    def scatter_add(self, sparse_delta: IndexedSlices) -> Any:
+    def scatter_add(self, sparse_delta: IndexedSlices) -> Self:
         """Adds `sparse_delta.values` to the rows at its indices. Returns the variable.
 
         Raises:
@@ -92,27 +99,27 @@ class ScatterMethods:
         """
         return self._scatter(sparse_delta, Scatter.ADD)
 
-    def scatter_sub(self, sparse_delta: IndexedSlices) -> Any:
+    def scatter_sub(self, sparse_delta: IndexedSlices) -> Self:
         """Subtracts rows; otherwise as `scatter_add`."""
         return self._scatter(sparse_delta, Scatter.SUB)
 
-    def scatter_mul(self, sparse_delta: IndexedSlices) -> Any:
+    def scatter_mul(self, sparse_delta: IndexedSlices) -> Self:
         """Multiplies rows; otherwise as `scatter_add`."""
         return self._scatter(sparse_delta, Scatter.MUL)
 
-    def scatter_div(self, sparse_delta: IndexedSlices) -> Any:
+    def scatter_div(self, sparse_delta: IndexedSlices) -> Self:
         """Divides rows; otherwise as `scatter_add`."""
         return self._scatter(sparse_delta, Scatter.DIV)
 
-    def scatter_min(self, sparse_delta: IndexedSlices) -> Any:
+    def scatter_min(self, sparse_delta: IndexedSlices) -> Self:
         """Keeps the smaller of old and new rows, element by element; otherwise as `scatter_add`."""
         return self._scatter(sparse_delta, Scatter.MIN)
 
-    def scatter_max(self, sparse_delta: IndexedSlices) -> Any:
+    def scatter_max(self, sparse_delta: IndexedSlices) -> Self:
         """Keeps the larger of old and new rows, element by element; otherwise as `scatter_add`."""
         return self._scatter(sparse_delta, Scatter.MAX)
 
-    def scatter_update(self, sparse_delta: IndexedSlices) -> Any:
+    def scatter_update(self, sparse_delta: IndexedSlices) -> Self:
         """Replaces rows, each of which must come once; otherwise as `scatter_add`."""
         return self._scatter(sparse_delta, Scatter.UPDATE)
 
@@ -120,7 +127,7 @@ class ScatterMethods:
         """The indices and rows of `delta`, which fit the variable."""
         return checked_rows(cast("Variable", self), delta)
 
-    def _scatter(self, delta: IndexedSlices, how: Scatter) -> Any:
+    def _scatter(self, delta: IndexedSlices, how: Scatter) -> Self:
         variable = cast("Variable", self)
         contexts.current().strategy.extended.check_variable(variable)
         if how is not Scatter.UPDATE:

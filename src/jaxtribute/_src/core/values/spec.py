@@ -25,6 +25,12 @@ class ArraySpec:
 
     Raises:
       ArgumentTypeError: a length is no whole number from 0 up, or `dtype` names no dtype.
+
+    Examples:
+      >>> spec = jd.ArraySpec((None, 3), jnp.float32)
+      >>> step = jd.function(lambda x: x.sum(), input_signature=[spec])
+      >>> float(step(np.ones((5, 3), "float32")))
+      15.0
     """
 
     shape: tuple[int | None, ...]

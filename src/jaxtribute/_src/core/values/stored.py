@@ -18,7 +18,7 @@ from jaxtribute._src.core.traced_reads import traced_reads
 if TYPE_CHECKING:
     from jaxtribute._src.core.values.copies import HostCopy, SpareMemory
 
-updating = threading.RLock()
+updating: threading.RLock = threading.RLock()
 """Held while a step gives up variables' arrays and puts new ones in place: no other thread may read in between."""
 
 
@@ -188,6 +188,10 @@ class Lease:
       array: the array.
       key: the variable's id; without it the array is nobody else's.
     """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    nbytes: int
 
     def __init__(self, array: jax.Array, key: int = 0) -> None:
         self.shape, self.dtype, self.nbytes = array.shape, array.dtype, array.nbytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
@@ -15,8 +15,13 @@ from jaxtribute._src.core.devices import device_name
 from jaxtribute._src.core.types import DType, Foreign, Nest, Numeric
 from jaxtribute._src.core.values.assigning import AssignMethods
 from jaxtribute._src.core.values.creating import Making
-from jaxtribute._src.core.values.distributed import DistributedValues, ReplicaValues
-from jaxtribute._src.core.values.enums import VariableAggregation, VariableSynchronization
+from jaxtribute._src.core.values.distributed import DistributedValues, Mirrored, PerReplica, ReplicaValues
+from jaxtribute._src.core.values.enums import (
+    AggregationLike,
+    SynchronizationLike,
+    VariableAggregation,
+    VariableSynchronization,
+)
 from jaxtribute._src.core.values.layouts import check_layout, parse_layout
 from jaxtribute._src.core.values.numbers import initial_array, initial_shape, row_ids
 from jaxtribute._src.core.values.operators import ArrayOperators
@@ -26,12 +31,15 @@ from jaxtribute._src.core.values.scatter import ScatterMethods
 from jaxtribute._src.core.values.stored import StoredArray
 from jaxtribute.errors import ArgumentError, VariableError
 
+if TYPE_CHECKING:
+    from jaxtribute._src.core.strategies.base import Strategy
+
 
 def checked_arguments(
     trainable: bool | None,
     name: str | None,
-    synchronization: VariableSynchronization | str,
-    aggregation: VariableAggregation | str,
+    synchronization: SynchronizationLike,
+    aggregation: AggregationLike,
 ) -> tuple[VariableSynchronization, VariableAggregation]:
     """Checks a new variable's arguments; returns the members that the last two name.
 
@@ -64,10 +72,12 @@ def check_aggregation(aggregation: VariableAggregation, dtype: np.dtype[Any]) ->
 class _Creation(type):
     """Lets the current context make the variable: replicas that create one in step must share it."""
 
-    def __call__(cls, *args: Nest, **kwargs: Nest) -> Any:
-        context = contexts.current()
-        kind = context.strategy.extended.variable_kind if cls is Variable else cls
-        return context.executor.create(Making(kind, args, kwargs))
+    if not TYPE_CHECKING:  # `Variable.__init__` tells the types
+
+        def __call__(cls, *args: Nest, **kwargs: Nest) -> Any:
+            context = contexts.current()
+            kind = context.strategy.extended.variable_kind if cls is Variable else cls
+            return context.executor.create(Making(kind, args, kwargs))
 
 
 class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues, StoredArray, metaclass=_Creation):
@@ -92,6 +102,15 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
       ArgumentTypeError: an initial value that is no array of numbers, or another argument of a wrong type.
       VariableError: the initial value is computed inside a trace, where it has no value yet.
 
+    Examples:
+      >>> with jd.MirroredStrategy(2).scope():
+      ...     w = jd.Variable(jnp.zeros(3), name="w")
+      ...     total = jd.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+      >>> w.assign_add(jnp.ones(3)).numpy()
+      array([1., 1., 1.], dtype=float32)
+      >>> w @ w
+      Array(3., dtype=float32)
+
     Source: `tf.Variable`.
     """
 
@@ -112,8 +131,8 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         name: str | None = None,
         dtype: DType = None,
         *,
-        synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
-        aggregation: VariableAggregation | str = VariableAggregation.NONE,
+        synchronization: SynchronizationLike = VariableSynchronization.AUTO,
+        aggregation: AggregationLike = VariableAggregation.NONE,
         layout: Foreign = None,
     ) -> None:
         synchronization, aggregation = checked_arguments(trainable, name, synchronization, aggregation)
@@ -226,7 +245,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         return self._aggregation
 
     @property
-    def distribute_strategy(self) -> Any:
+    def distribute_strategy(self) -> Strategy:
         """The strategy in whose scope the variable was made."""
         return self._strategy
 
@@ -237,7 +256,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
 
     # Reading.
 
-    def read_value(self) -> Any:
+    def read_value(self) -> jax.Array:
         """Returns the value as the current context sees it, an array of shape `shape`.
 
         In replica context that is this replica's value; elsewhere that of all, which ON_READ variables reduce.
@@ -250,7 +269,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
 
     _operand = read_value
 
-    def sparse_read(self, indices: Numeric) -> Any:
+    def sparse_read(self, indices: Numeric) -> jax.Array:
         """Returns the rows at `indices`, of shape `(*indices.shape, *shape[1:])`.
 
         Raises:
@@ -262,7 +281,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         return jax.numpy.take(self.read_value(), ids, axis=0)
 
     @property
-    def values(self) -> tuple[Any, ...]:
+    def values(self) -> tuple[jax.Array, ...]:
         """This process's copies, one for each of its replicas, each on its device; in replica context its own."""
         context = self._context()
         if context.replica is not None and context.executor.local:
@@ -277,7 +296,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
             self._policy = policy
             self.bind(put(self.stored, policy.where))
 
-    def distributed(self) -> Any:
+    def distributed(self) -> PerReplica[jax.Array] | Mirrored | jax.Array:
         """The variable as a `Mirrored` or `PerReplica` value, or as an array where there is one copy."""
         executor = self._context().executor
         return executor.standpoint.distributed(executor, self)
@@ -343,10 +362,8 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         return f"{self._policy.label}:{{\n" + ",\n".join(lines) + "\n}"
 
 
-def _made_again(
-    kind: type[Variable], value: Numeric, trainable: bool, name: str, synchronization: str, aggregation: str
-) -> Variable:
-    return kind(value, trainable, name, synchronization=synchronization, aggregation=aggregation)
+def _made_again(kind: type[Variable], value: Numeric, trainable: bool, name: str, *how: Any) -> Variable:
+    return kind(value, trainable, name, synchronization=how[0], aggregation=how[1])
 
 
 def _shown(variable: Variable, suffix: str, value: Numeric) -> str:

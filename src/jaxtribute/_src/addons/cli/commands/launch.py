@@ -54,6 +54,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--join-timeout", type=_seconds, default=300.0, metavar="S", help="seconds to wait for all (300)"
     )
     several.add_argument("--key", type=Path, metavar="FILE", help="a secret by which the launchers know each other")
+    on_ray = parser.add_argument_group(
+        "a Ray cluster that runs already", "Ray places the workers, in place of machines"
+    )
+    on_ray.add_argument(
+        "--ray", metavar="ADDRESS", help="of the cluster; `auto` on one of its nodes, and in `ray job submit`"
+    )
+    on_ray.add_argument(
+        "--resources",
+        action="append",
+        default=[],
+        type=_resource,
+        metavar="NAME=N",
+        help="what each worker takes of it, such as CPU=8 (1) or TPU=4; may be repeated",
+    )
     again = parser.add_argument_group("failures")
     again.add_argument("--max-restarts", type=_number, default=0, metavar="N", help="start again so often (0)")
     again.add_argument(
@@ -83,10 +97,13 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         options = _options(arguments)
         # srun has started each worker already: this process becomes one, and supervises none.
-        if arguments.nodes is None and rank_set_by_slurm():
+        _refuse_for_ray(arguments)
+        if arguments.nodes is None and arguments.ray is None and rank_set_by_slurm():
             _refuse_for_slurm(arguments)
             become(options.command, slurm_environment() | dict(options.variables))
-        complete_options = complete(options, arguments.nodes, arguments.node_rank)
+        # Neither Slurm's nor Kubernetes's machines are those of the job.
+        nodes = 1 if arguments.ray is not None else arguments.nodes
+        complete_options = complete(options, nodes, arguments.node_rank)
         # Machine 0 starts the job and starts it again, so its launcher keeps the record.
         if arguments.run is None or complete_options.node_rank:
             return launch(complete_options)
@@ -119,6 +136,8 @@ def _options(arguments: argparse.Namespace) -> Options:
         log_dir=arguments.log_dir or (LOGS if arguments.split else None),
         split=arguments.split,
         quiet=arguments.quiet,
+        ray=arguments.ray,
+        resources=dict(arguments.resources),
         variables=_variables(arguments.run, arguments.track or ()),
     )
 
@@ -185,6 +204,35 @@ def _refuse_for_slurm(arguments: argparse.Namespace) -> None:
         )
 
 
+def _refuse_for_ray(arguments: argparse.Namespace) -> None:
+    from jaxtribute.errors import ArgumentError
+
+    if arguments.ray is None:
+        if arguments.resources:
+            raise ArgumentError("--resources without --ray. HINT: name the Ray cluster that has them, --ray auto.")
+        return
+    given = {
+        "--nodes": arguments.nodes,
+        "--node-rank": arguments.node_rank,
+        "--coordinator": arguments.coordinator,
+        "--key": arguments.key,
+        "--min-workers": arguments.min_workers,
+    }
+    wrong = [name for name, value in given.items() if value is not None]
+    if wrong:
+        raise ArgumentError(
+            f"{', '.join(wrong)} with --ray, where Ray says which machines there are. HINT: leave them out; --workers "
+            "counts the workers of the whole cluster."
+        )
+
+
+def _resource(text: str) -> tuple[str, float]:
+    name, _, amount = text.partition("=")
+    if not name or not amount:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no NAME=N, such as CPU=8")
+    return name, _amount(amount)
+
+
 def _count(text: str) -> int:
     number = _number(text)
     if number < 1:
@@ -200,11 +248,15 @@ def _number(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
+    return _amount(text, " of seconds")
+
+
+def _amount(text: str, of: str = "") -> float:
     try:
-        seconds = float(text)
+        amount = float(text)
     except ValueError:
-        seconds = math.nan
+        amount = math.nan
     # NaN is neither less nor more than anything; an infinite time is one that never comes.
-    if not 0 <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is no number of seconds from 0 on")
-    return seconds
+    if not 0 <= amount < math.inf:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no number{of} from 0 on")
+    return amount

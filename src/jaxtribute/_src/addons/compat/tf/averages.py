@@ -65,7 +65,7 @@ class ExponentialMovingAverage:
             average.assign_sub((average.read_value() - variable.read_value()) * self._rate(average.dtype))
 
     def _made(self, variable: Variable) -> Variable:
-        return Variable(variable.read_value, trainable=False, name=self.average_name(variable), aggregation="mean")
+        return Variable(variable.read_value, trainable=False, name=self.average_name(variable), aggregation="MEAN")
 
     def _rate(self, dtype: Any) -> Any:
         decay = jnp.asarray(self._decay, dtype)

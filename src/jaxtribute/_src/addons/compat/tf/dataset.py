@@ -39,7 +39,7 @@ class Options:
     """
 
     def __init__(self) -> None:
-        self.experimental_distribute = DistributeOptions()
+        self.experimental_distribute: DistributeOptions = DistributeOptions()
         self.threading: Any = _Anything()
         self.experimental_optimization: Any = _Anything()
         self.deterministic: bool | None = None

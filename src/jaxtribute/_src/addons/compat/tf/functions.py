@@ -19,7 +19,7 @@ from jaxtribute import DistributedDataset
 from jaxtribute._src.addons.compat.tf.dataset import Dataset
 from jaxtribute._src.addons.compat.tf.tensors import as_tensor
 from jaxtribute.extending import Context, Eager, Function, Nests, Tracer, operand, resolve_device
-from jaxtribute.typing import Array, ArrayLike, Leaf, Nest
+from jaxtribute.typing import Array, ArrayLike, Device, Leaf, Nest
 
 __all__ = [
     "cond",
@@ -129,7 +129,7 @@ _OPTIONS = {
 }
 
 
-def device(device_name: str | jax.Device | None) -> AbstractContextManager[Any]:
+def device(device_name: str | Device | None) -> AbstractContextManager[Any]:
     """Makes arrays that nothing else places lie on a device, within a `with` block.
 
     Raises:

@@ -15,7 +15,7 @@ from jaxtribute.typing import DType, Leaf
 Shape: TypeAlias = "Iterable[int | None] | int | None"
 """Lengths of axes, with None for any; or None for any number of them."""
 
-string = np.dtype(object)
+string: np.dtype[Any] = np.dtype(object)
 """Bytes, in NumPy arrays on the host: a device holds numbers only."""
 
 

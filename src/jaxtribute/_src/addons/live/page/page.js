@@ -67,14 +67,15 @@ function showFigures(state) {
   const total = Object.values(state.goodput).reduce((sum, value) => sum + value, 0) || 1;
   const rates = state.rates;
   const shown = [
-    [percent(state.goodput.step / total), "useful steps"],
+    [percent(state.goodput.step / total), "goodput"],
     [count(state.steps), "steps"],
     [count(rates.examples_now), "examples per second"],
-    [seconds(state.step.p50), "from step to step, median"],
-    [seconds(state.step.p99), "99 % of steps"],
+    [seconds(state.step.p50), "step time, median"],
+    [seconds(state.step.p99), "step time, 99th percentile"],
+    [seconds(state.goodput.compile), "compilation, not in step times"],
   ];
   if (state.step.predicted) {
-    shown.push([`${seconds(state.step.predicted)}`, `predicted; measured is ${(state.step.p50 / state.step.predicted).toFixed(2)} of it`]);
+    shown.push([`${seconds(state.step.predicted)}`, `predicted step time; measured is ${(state.step.p50 / state.step.predicted).toFixed(2)} of it`]);
   }
   const workers = state.workers.length === 1 ? "worker" : "workers";
   shown.push([count(state.workers.length), state.starts > 1 ? `${workers}, start ${state.starts}` : workers]);
@@ -94,27 +95,42 @@ function showBar(state) {
   ])));
 }
 
+// Round values that divide a range into about so many parts.
+function ticks(low, high, parts) {
+  const wide = (high - low) / parts;
+  const power = 10 ** Math.floor(Math.log10(wide));
+  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= 0.999 * wide);
+  const from = Math.ceil(low / step - 1e-6);
+  return Array.from({ length: Math.floor(high / step + 1e-6) - from + 1 }, (_, i) => (from + i) * step);
+}
+
+function shape(kind, attributes) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", kind);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
 function chart(title, points, format) {
   const values = points.map((point) => point[1]);
-  const low = Math.min(...values), high = Math.max(...values);
+  const room = Math.max(...values) - Math.min(...values) || Math.abs(values[0]) || 1;
+  const low = Math.min(...values) - (room > 0 && Math.min(...values) >= 0 ? Math.min(0.05 * room, Math.min(...values)) : 0.05 * room);
+  const high = Math.max(...values) + 0.05 * room;
   const first = points[0][0], last = points[points.length - 1][0];
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("viewBox", "0 0 300 100");
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("role", "img");
-  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-  const x = (moment) => (last > first ? (300 * (moment - first)) / (last - first) : 150);
-  const y = (value) => (high > low ? 96 - (92 * (value - low)) / (high - low) : 50);
-  path.setAttribute("d", points.map((point, i) => `${i ? "L" : "M"}${x(point[0]).toFixed(1)} ${y(point[1]).toFixed(1)}`).join(""));
-  svg.append(path);
-  const now = values[values.length - 1];
+  const x = (moment) => (last > first ? (100 * (moment - first)) / (last - first) : 50);
+  const y = (value) => 100 - (100 * (value - low)) / (high - low);
+  const svg = shape("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", role: "img", "aria-label": plain(title) });
+  const marks = ticks(low, high, 3);
+  for (const mark of marks) svg.append(shape("line", { x1: 0, x2: 100, y1: y(mark), y2: y(mark) }));
+  const moments = last > first ? [0, 0.5, 1].map((share) => first + share * (last - first)) : [first];
+  svg.append(shape("path", {
+    d: points.map((point, i) => `${i ? "L" : "M"}${x(point[0]).toFixed(2)} ${y(point[1]).toFixed(2)}`).join(""),
+  }));
+  const scale = element("div", { class: "scale" }, marks.map((mark) => element("span", { text: format(Number(mark.toPrecision(6))) })));
+  marks.forEach((mark, i) => { scale.children[i].style.top = `${y(mark)}%`; });
   return element("div", { class: "chart" }, [
-    element("h3", {}, [element("span", { text: title, title }), element("span", { text: format(now) })]),
-    svg,
-    element("div", { class: "axis" }, [
-      element("span", { text: `${format(low)} to ${format(high)}` }),
-      element("span", { text: `${clock(first)} to ${clock(last)}` }),
-    ]),
+    element("h3", {}, [element("span", { text: title, title }), element("span", { text: `now ${format(values[values.length - 1])}` })]),
+    element("div", { class: "plot" }, [scale, svg]),
+    element("div", { class: "axis" }, moments.map((moment) => element("span", { text: clock(moment) }))),
   ]);
 }
 
@@ -129,7 +145,7 @@ function showCharts(state) {
     charts.push(chart("steps per second", speed.map((point) => [point[0], point[1]]), count));
   }
   const servers = state.parameter_servers;
-  if (servers && servers.queue.length > 2) charts.push(chart("functions that wait", servers.queue, count));
+  if (servers && servers.queue.length > 2) charts.push(chart("queued closures", servers.queue, count));
   byId("charts").hidden = charts.length === 0;
   fill(byId("charts"), charts);
 }
@@ -157,8 +173,8 @@ function row(worker, state) {
 }
 
 function showWorkers(state) {
-  const heads = [["worker"], ["host", "wide"], ["does"], ["since", "number wide"], ["step", "number"], ["median", "number"],
-    ["99 %", "number"], ["useful", "number"], ["its time", "wide"], ["memory", "number wide"], ["data", "number wide"],
+  const heads = [["worker"], ["host", "wide"], ["state"], ["since", "number wide"], ["step", "number"], ["median", "number"],
+    ["p99", "number"], ["goodput", "number"], ["time", "wide"], ["memory", "number wide"], ["input", "number wide"],
     ["restarts", "number wide"]];
   const table = byId("workers");
   fill(table.tHead, [element("tr", {}, heads.map(([text, name]) => element("th", { text, class: name })))]);
@@ -191,15 +207,15 @@ function showServers(state) {
   if (!found) return;
   const queue = found.coordinator;
   const figures = queue ? [
-    [count(queue.waiting), "functions wait"], [count(queue.running), "are with workers"],
-    [count(queue.done), "are done"], [count(queue.failed), "have failed"],
+    [count(queue.waiting), "closures queued"], [count(queue.running), "running"],
+    [count(queue.done), "done"], [count(queue.failed), "failed"],
   ] : [];
   const absent = queue && queue.absent.length ? `; not there: worker ${queue.absent.join(", ")}` : "";
   byId("coordinator").textContent = queue ? `The coordinator: ${queue.words}${absent}` : "";
   fill(byId("queue"), figures.map(([value, label]) =>
     element("div", { class: "figure" }, [element("b", { text: value }), element("span", { text: label })])));
-  table("tasks", [["server"], ["host", "wide"], ["does"], ["holds", "number"], ["arrays", "number wide"],
-    ["requests", "number wide"], ["lately", "number"], ["busy", "number"], ["wait", "number"], ["restarts", "number wide"]],
+  table("tasks", [["server"], ["host", "wide"], ["state"], ["size", "number"], ["arrays", "number wide"],
+    ["requests", "number wide"], ["now", "number"], ["busy", "number"], ["queued", "number"], ["restarts", "number wide"]],
   found.servers.map((task) => [
     cell(task.name), cell(short(task.host, 30), "wide"), words(task), cell(bytes(task.bytes), "number"),
     cell(count(task.shards), "number wide"), cell(count(task.requests), "number wide"),
@@ -207,8 +223,8 @@ function showServers(state) {
     cell(task.busy_rate === null ? "–" : percent(Math.min(1, task.busy_rate)), "number"),
     cell(count(task.waiting), "number"), cell(`${task.restarts}`, "number wide"),
   ]));
-  table("stale-workers", [["worker"], ["pulls", "number"], ["missed changes", "number"], ["last", "number"],
-    ["most", "number"], ["pushes", "number wide"], ["received", "number wide"], ["sent", "number wide"]],
+  table("stale-workers", [["worker"], ["pulls", "number"], ["mean staleness", "number"], ["last", "number"],
+    ["max", "number"], ["pushes", "number wide"], ["received", "number wide"], ["sent", "number wide"]],
   found.workers.map((task) => [
     cell(`${task.index}`), cell(count(task.pulls), "number"), cell(task.stale === null ? "–" : task.stale.toFixed(2), "number"),
     cell(count(task.behind_now), "number"), cell(count(task.most_behind), "number"), cell(count(task.pushes), "number wide"),

@@ -16,8 +16,9 @@ from typing import Any
 import ray
 from ray import exceptions
 
+from jaxtribute._src.addons.launcher.ray_cluster import QUIET, join
 from jaxtribute._src.addons.messaging.errors import told
-from jaxtribute._src.addons.messaging.transport import Endpoint, TaskSettings, deadline, own_host
+from jaxtribute._src.addons.messaging.transport import Endpoint, TaskSettings, own_host
 from jaxtribute._src.addons.parameter_servers.engines.engine import Back, Failed, Lost, TaskMaker, stack_of
 from jaxtribute._src.addons.parameter_servers.engines.ray_node import START_S, RayNode, resource_of
 from jaxtribute.errors import ClusterError, DeadlineError
@@ -260,18 +261,10 @@ def connect(address: str | None, folder: str, patience_s: float) -> None:
     Raises:
       ClusterError: there is no such cluster, or this machine is none of its nodes.
     """
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
-    left = deadline(patience_s)
-    while address is not None:
-        try:
-            ray.init(address, **options)
-        except ConnectionError as error:
-            if not left():
-                text = f"the Ray cluster at {address} cannot be joined: {error}"
-                raise ClusterError(f"{text}. HINT: does it run, and is this machine one of its nodes?") from error
-            continue  # Ray has waited a minute
+    if address is not None:
+        join(address, patience_s)
         return
-    options |= {"num_cpus": 1, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
+    options: dict[str, Any] = {"num_cpus": 1, "object_store_memory": _STORE_BYTES, "include_dashboard": False, **QUIET}
     for tried in range(1, _TRIES + 1):
         try:
             with _on_loopback():

@@ -46,6 +46,9 @@ class ClosureQueue:
       failed_count: functions that have ended with an error; those that it cancelled are none.
     """
 
+    done_count: int
+    failed_count: int
+
     def __init__(
         self,
         workers: Iterable[Worker],
@@ -54,8 +57,8 @@ class ClosureQueue:
         wake: Callable[[], None],
         is_served: Callable[[], bool],
     ) -> None:
-        self.changed = threading.Condition(threading.RLock())
-        self.workers = {worker.index: worker for worker in workers}
+        self.changed: threading.Condition = threading.Condition(threading.RLock())
+        self.workers: dict[int, Worker] = {worker.index: worker for worker in workers}
         self.waiting: deque[Closure] = deque()
         self.absent_since: float | None = time.monotonic()
         self.patience_s = patience_s

@@ -74,14 +74,14 @@ class Cluster:
     ) -> None:
         self.engine, self._folder, self.timeout_s = engine, folder, timeout_s
         self.servers, self.workers, self._mirrored = servers, workers, bool(replicas)
-        self.numbers = Numbers()
-        self.definitions = itertools.count(1)
+        self.numbers: Numbers = Numbers()
+        self.definitions: itertools.count[int] = itertools.count(1)
         self._placement = Placement(servers, partitioner)
         self._code: dict[int, tuple[int, bytes]] = {}
         """For each optimizer and computed initial value: its code, and -1 or the only server that needs it."""
         self._health = Health()
         self._saved: Path | None = None
-        self.epoch = 1
+        self.epoch: int = 1
         self.coordinator: weakref.ref[ClusterCoordinator] | None = None
         """The strategy's one coordinator, if it has been asked for."""
         hub = Hub(settings.folder, settings.keys, engine.host)
@@ -101,8 +101,8 @@ class Cluster:
             lambda: (self.endpoints, self.epoch),
             timeout_s,
         )
-        self.client = Client(settings.keys, timeout_s, self._health.check)
-        self.access = Access(
+        self.client: Client = Client(settings.keys, timeout_s, self._health.check)
+        self.access: Access = Access(
             self.client, self._token, self._persist, lambda header: self.numbers.end(header["once"][0])
         )
         # A strategy that is dropped without `close` ends its processes, also at the end of the program.

@@ -50,7 +50,7 @@ class Dispatcher:
         patience_s: float,
     ) -> None:
         self._thread = threading.Thread(target=self._serve, name="jaxtribute-coordinator", daemon=True)
-        self.queue = ClosureQueue(workers, numbers, patience_s, hub.wake, self._thread.is_alive)
+        self.queue: ClosureQueue = ClosureQueue(workers, numbers, patience_s, hub.wake, self._thread.is_alive)
         self._hub, self._numbers, self._servers = hub, numbers, servers
         self._changed, self._workers = self.queue.changed, self.queue.workers
         self._forgotten: list[tuple[frozenset[int], int | None]] = []

@@ -26,7 +26,7 @@ class PerWorkerValues(ByReference):
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self.number = next(_numbers)
+        self.number: int = next(_numbers)
         self._blob = pickling.dumps(make)
 
     def reference(self) -> tuple[Any, tuple[Any, ...]]:

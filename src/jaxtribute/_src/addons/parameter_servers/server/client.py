@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -36,17 +37,21 @@ class Client:
       check: called while an answer is waited for; raises what ends the wait.
     """
 
+    check: Callable[[], None]
+    sent_bytes: int
+    received_bytes: int
+
     def __init__(self, keys: Keys | None, timeout_s: float, check: Callable[[], None] = lambda: None) -> None:
         self._keys, self._timeout_s, self.check = keys, timeout_s, check
         self._links: list[Link] = []
         self._closed = False
         self._numbers = itertools.count(1)
-        self.epoch = 0
-        self.lock = threading.RLock()
+        self.epoch: int = 0
+        self.lock: AbstractContextManager[bool] = threading.RLock()
         self.known: dict[int, tuple[int, Any]] = {}
         """The last version of each shard that was pulled."""
         self.sent_bytes = self.received_bytes = self.pushes = 0
-        self.staleness = Staleness()
+        self.staleness: Staleness = Staleness()
 
     def another(self) -> Client:
         """A client of the same cluster, with connections and a lock of its own."""

@@ -23,6 +23,11 @@ class Staleness:
       most: those of the stalest pull.
     """
 
+    pulls: int
+    total: int
+    last: int
+    most: int
+
     def __init__(self) -> None:
         self.pulls = self.total = self.last = self.most = 0
         self._direct: Counter[int] = Counter()

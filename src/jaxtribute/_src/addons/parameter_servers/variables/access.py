@@ -29,6 +29,8 @@ class Access:
       ended: told when a push that `token` named will not be tried again.
     """
 
+    client: Client
+
     def __init__(
         self,
         client: Client,

@@ -195,6 +195,10 @@ class RemoteOptimizer:
       slots: the variables of its state.
     """
 
+    key: int
+    variables: tuple[ServerVariable, ...]
+    slots: Slots
+
     def __init__(
         self, key: int, variables: Sequence[ServerVariable], parts: Sequence[ServerPart], slots: Slots
     ) -> None:

@@ -29,7 +29,7 @@ from jaxtribute.extending import (
     check_untraced,
     overlaid_rows,
 )
-from jaxtribute.typing import Array, ArrayLike, DType, Foreign, Leaf
+from jaxtribute.typing import AggregationLike, Array, ArrayLike, DType, Foreign, Leaf, SynchronizationLike
 
 if TYPE_CHECKING:
     from jaxtribute import Strategy
@@ -118,8 +118,8 @@ class ServerVariable(Variable):
         name: str | None = None,
         dtype: DType = None,
         *,
-        synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
-        aggregation: VariableAggregation | str = VariableAggregation.NONE,
+        synchronization: SynchronizationLike = VariableSynchronization.AUTO,
+        aggregation: AggregationLike = VariableAggregation.NONE,
         layout: Foreign = None,
     ) -> None:
         synchronization, aggregation = self._checked_arguments(trainable, name, synchronization, aggregation)

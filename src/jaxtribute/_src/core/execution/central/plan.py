@@ -17,7 +17,7 @@ from jaxtribute._src.core.execution.interrupts import Guard
 from jaxtribute._src.core.execution.nests import at
 from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, Literal, as_function, aval, opened
 from jaxtribute._src.core.jaxprs.walking import piece, variables
-from jaxtribute._src.core.types import Leaf, Nest, Numeric
+from jaxtribute._src.core.types import Device, Leaf, Nest, Numeric
 from jaxtribute._src.core.values.mesh import ReplicaMesh
 from jaxtribute._src.core.values.policies.central import on_device
 from jaxtribute._src.core.values.variable import Variable
@@ -108,7 +108,7 @@ class Plan:
         count: int,
         tree: Nest,
         mesh: ReplicaMesh,
-        device: jax.Device,
+        device: Device,
     ) -> None:
         self._closed, self._mesh, self._device = closed, mesh, device
         self._count, self._tree = count, tree
@@ -282,7 +282,7 @@ class CentralProgram:
         donated: Sequence[Variable],
         kept: Sequence[Variable],
         mesh: ReplicaMesh,
-        parameter_device: jax.Device,
+        parameter_device: Device,
     ) -> None:
         self._body, self._mesh, self._device = body, mesh, parameter_device
         self._central = [variable.policy.parameter_device is not None for variable in (*donated, *kept)]

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec, Sharding
 
-from jaxtribute._src.core.types import Numeric
+from jaxtribute._src.core.types import Device, Numeric
 from jaxtribute._src.core.values.described import DescribedArray
 from jaxtribute._src.core.values.distributed import PerReplica
 from jaxtribute._src.core.values.enums import VariableAggregation
@@ -66,7 +66,7 @@ class Policy(ABC):
     """True if the value is in another process, which is sent operations on it; see `Variable.replaced_in`."""
     program: Any = None
     """Runner of compiled functions over such variables, where `execution.program.Program` cannot be it."""
-    parameter_device: jax.Device | None = None
+    parameter_device: Device | None = None
     """The one device that stores the value and computes its updates, where replicas run on others."""
     regathers: bool = False
     """True if the backward pass puts the value together again from its slices rather than keep it."""
@@ -120,7 +120,10 @@ class Policy(ABC):
         if mesh is None or not mesh.described or self.where is None:
             return self.place(value)
         # Only the compiler will see it: the devices are not there, and neither is their memory.
-        return DescribedArray(self.stored_shape(tuple(value.shape)), value.dtype, self.where)
+        shape = self.stored_shape(tuple(value.shape))
+        if shape == value.shape:
+            return DescribedArray.of(value, value.dtype, self.where)
+        return DescribedArray(shape, value.dtype, self.where)
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the array that stores a value of shape `shape`."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxtribute._src.core.jaxprs.core import Tracer
 from jaxtribute._src.core.jaxprs.making import equal
-from jaxtribute._src.core.types import Numeric
+from jaxtribute._src.core.types import Device, Numeric
 from jaxtribute._src.core.values.distributed import ReplicaValues
 from jaxtribute._src.core.values.placing import own
 from jaxtribute._src.core.values.policies.base import Policy
@@ -28,9 +28,9 @@ class CentralPolicy(Policy):
       parameter_device: the device that holds the value and computes its updates.
     """
 
-    def __init__(self, mesh: ReplicaMesh, parameter_device: jax.Device) -> None:
+    def __init__(self, mesh: ReplicaMesh, parameter_device: Device) -> None:
         self._mesh = mesh
-        self.parameter_device: jax.Device | None = parameter_device
+        self.parameter_device: Device | None = parameter_device
 
     @property
     def mesh(self) -> ReplicaMesh:
@@ -61,7 +61,7 @@ class CentralPolicy(Policy):
             return jnp.asarray(np.asarray(array))
 
 
-def on_device(value: Numeric, device: jax.Device | None) -> Any:
+def on_device(value: Numeric, device: Device | None) -> Any:
     """`value` on `device` if it is an array of other devices, else as it is."""
     if not isinstance(value, jax.Array) or isinstance(value, Tracer):
         return value

@@ -26,6 +26,8 @@ class MirroredPolicy(Policy):
     label = "MirroredVariable"
     mirrored = True
 
+    layout: Layout
+
     def __init__(self, mesh: ReplicaMesh, layout: Layout = ()) -> None:
         self._mesh, self.layout = mesh, layout
 

@@ -37,6 +37,8 @@ class OnReadPolicy(Policy):
     writes = Writes.OWN
     split = True
 
+    layout: Layout
+
     def __init__(self, mesh: ReplicaMesh, layout: Layout = ()) -> None:
         self._mesh, self.layout = mesh, layout
 

@@ -27,6 +27,8 @@ class PlainPolicy(Policy):
 
     writes = Writes.IN_TURN
 
+    layout: Layout
+
     def __init__(self, mesh: ReplicaMesh | None, layout: Layout = ()) -> None:
         self._mesh, self.layout = mesh, layout
 

@@ -42,6 +42,8 @@ class ShardedPolicy(PiecesPolicy):
     label = "FullyShardedVariable"
     mirrored = True
 
+    regathers: bool
+
     def __init__(
         self,
         mesh: ReplicaMesh,

@@ -31,6 +31,8 @@ class PiecesPolicy(Policy):
 
     split = True
 
+    layout: Layout
+
     def __init__(self, mesh: ReplicaMesh, cut: Cut, layout: Layout = ()) -> None:
         self._mesh, self._cut, self.layout = mesh, cut, layout
 

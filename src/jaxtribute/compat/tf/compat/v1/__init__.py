@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxtribute._src.addons.compat.catalog.lookup import explain_absent
 from jaxtribute._src.addons.compat.tf.functions import enable_eager_execution as enable_eager_execution
@@ -27,7 +27,7 @@ class ConfigProto:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ConfigProto) and vars(self) == vars(other)
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType] (settings may change)
+    __hash__: ClassVar[None] = None  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] (settings may change)
 
     def __repr__(self) -> str:
         return f"ConfigProto({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"

@@ -1,0 +1,220 @@
+"""The files for clusters: what they say fits together, and their command lines run on two machines."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from namespaces import Machine
+
+ROOT = Path(__file__).parents[2]
+FILES = ROOT / "examples" / "cluster"
+MANIFESTS = [FILES / "job.yaml", FILES / "jobset.yaml"]
+DOCKERFILE = (FILES / "Dockerfile").read_text(encoding="utf-8")
+SBATCH = FILES / "slurm.sbatch"
+PROGRAM = """
+import json, os, sys
+config = json.loads(os.environ["TF_CONFIG"])
+assert "JAX_MTLS_KEY_FILE" in os.environ, "the key makes certificates"
+workers = config["cluster"]["worker"]
+print("task", config["task"]["index"], "of", len(workers), os.environ["JAXTRIBUTE_CPU_DEVICES"], *sys.argv[1:])
+"""
+SHIM = f"""#!/bin/sh
+exec {sys.executable} -m jaxtribute.cli "$@"
+"""
+SRUN = """#!/bin/bash
+# A step of Slurm on two machines: network namespaces.
+shift  # --kill-on-bad-exit=0
+rank=0
+for name in $NAMES; do
+    SLURM_PROCID=$rank SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=$HOSTS SLURM_STEP_TASKS_PER_NODE="1(x2)" \\
+        ip netns exec "$name" "$@" &
+    tasks="${tasks:-} $!"
+    rank=1
+done
+for task in $tasks; do wait "$task" || status=$?; done
+exit ${status:-0}
+"""
+
+
+def manifest(path: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """The parts of a manifest: the job, its pod, and the name of its first pod."""
+    *others, found = yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    name = found["metadata"]["name"]
+    if found["kind"] == "Job":
+        (service,) = others
+        assert service["spec"]["selector"] == {"job-name": name}
+        assert found["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
+        return found, found["spec"]["template"]["spec"], f"{name}-0.{service['metadata']['name']}"
+    (job,) = found["spec"]["replicatedJobs"]
+    network = found["spec"]["network"]
+    assert (network["enableDNSHostnames"], job["replicas"]) == (True, 1)
+    # https://jobset.sigs.k8s.io/docs/concepts: jobset, replicated job, its number, the pod's number.
+    return (
+        job["template"],
+        job["template"]["spec"]["template"]["spec"],
+        f"{name}-{job['name']}-0-0.{network['subdomain']}",
+    )
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_a_manifest_fits_together(path: Path) -> None:
+    job, pod, first = manifest(path)
+    (container,) = pod["containers"]
+    options = dict(word.split("=") for word in container["args"] if word.startswith("--"))
+    assert options["--coordinator"].rpartition(":")[0] == first
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert int(options["--nodes"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
+    assert pod["terminationGracePeriodSeconds"] > float(options["--save-time"])
+    rules = job["spec"]["podFailurePolicy"]["rules"]
+    assert rules[0]["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [75]}
+    assert pod["restartPolicy"] == "Never"  # as a podFailurePolicy asks for
+    assert (ROOT / container["args"][-2]).is_file()
+    (volume,), (mount,) = pod["volumes"], container["volumeMounts"]
+    assert (volume["name"], mount["readOnly"]) == (mount["name"], True)
+    # Made by the line in the head of the file; readable by the user of the image and by nobody else.
+    made = re.search(r"create secret generic (\S+) --from-file=(\S+)", path.read_text(encoding="utf-8"))
+    assert made is not None
+    assert volume["secret"] == {"secretName": made[1], "defaultMode": 0o440}
+    assert options["--key"] == f"{mount['mountPath']}/{made[2]}"
+    user = re.search(r"^USER (\d+)$", DOCKERFILE, re.MULTILINE)
+    assert user is not None
+    assert pod["securityContext"] == {"runAsUser": int(user[1]), "runAsNonRoot": True, "fsGroup": int(user[1])}
+
+
+@pytest.mark.slow
+def test_kubernetes_knows_every_field_of_the_manifests() -> None:
+    """The types of the official client, which leave out what they do not know and refuse what lacks a field."""
+    from kubernetes import client
+
+    api: Any = client.ApiClient()
+    documents = [one for path in MANIFESTS for one in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
+    types = {"Service": "V1Service", "Job": "V1Job"}
+    for document in documents:
+        if document["kind"] in types:
+            assert sanitized(api, document, types[document["kind"]]) == document
+        else:
+            for job in document["spec"]["replicatedJobs"]:
+                assert sanitized(api, job["template"], "V1JobTemplateSpec") == job["template"]
+            # Those of jobset.x-k8s.io/v1alpha2 that the file uses.
+            assert document["spec"].keys() == {"network", "failurePolicy", "replicatedJobs"}
+            assert document["spec"]["network"].keys() == {
+                "enableDNSHostnames", "publishNotReadyAddresses", "subdomain",
+            }  # fmt: skip
+            assert document["spec"]["failurePolicy"].keys() == {"maxRestarts"}
+            assert document["spec"]["replicatedJobs"][0].keys() == {"name", "replicas", "template"}
+
+
+def sanitized(api: Any, document: dict[str, Any], kind: str) -> dict[str, Any]:
+    """A document as the client would send it."""
+    return api.sanitize_for_serialization(api._ApiClient__deserialize(document, kind))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a program in place of the example, and commands that the files use."""
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "digits.py").write_text(PROGRAM)
+    for name, text in {"jaxtribute": SHIM, "srun": SRUN, "scontrol": '#!/bin/sh\necho "$@" >>asked\n'}.items():
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "job.key").write_text("k" * 32)
+    return tmp_path
+
+
+def environment(place: Path) -> dict[str, str]:
+    return os.environ | {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "HOME": str(place)}
+
+
+@pytest.mark.slow
+def test_the_command_of_the_manifests_runs_in_every_pod(machines: tuple[Machine, Machine], place: Path) -> None:
+    jobs = [manifest(path) for path in MANIFESTS]
+    told = [[word.replace(first, "first") for word in pod["containers"][0]["args"]] for _, pod, first in jobs]
+    assert told[0] == told[1], "the manifests run different commands"
+    job, pod, first = jobs[0]
+    (container,) = pod["containers"]
+    changed = {"--coordinator": (first, machines[0].address), "--key": ("/run/jaxtribute", str(place))}
+    command = [word.replace(*changed.get(word.partition("=")[0], ("", ""))) for word in container["args"]]
+    given = {entry["name"]: entry["value"] for entry in container["env"]}
+    pods = [
+        subprocess.Popen(
+            [*machine.within, *container["command"], *command],
+            cwd=place,
+            env=environment(place) | given | {"JOB_COMPLETION_INDEX": str(index)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index, machine in enumerate(machines)
+    ]
+    try:
+        outputs = [one.communicate(timeout=300)[0] for one in pods]
+    finally:
+        for one in pods:
+            one.kill()
+            one.wait()
+    said = [[line for line in output.splitlines() if line.startswith("[")] for output in outputs]
+    assert said == [[f"[{rank}] task {rank} of 2 2 --strategy=multi-worker"] for rank in range(2)], outputs
+    assert [one.returncode for one in pods] == [0, 0]
+    assert job["spec"]["completions"] == len(pods)
+
+
+@pytest.mark.slow
+def test_the_batch_file_of_slurm(machines: tuple[Machine, Machine], place: Path) -> None:
+    """It runs on both machines, leaves logs and no key, and asks for another turn after a preemption."""
+    with (place / "examples" / "digits.py").open("a") as program:
+        program.write("sys.exit(75)\n")
+    allocated = {"SLURM_JOB_ID": "4711", "NAMES": " ".join(machine.name for machine in machines)}
+    allocated["HOSTS"] = ",".join(machine.address for machine in machines)
+    text = SBATCH.read_text(encoding="utf-8").replace("--max-restarts 10", "--max-restarts 10 --max-preemptions 0")
+    command = ["bash", "-c", text]
+    around = environment(place) | allocated
+    done = subprocess.run(command, cwd=place, env=around, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 75, done.stdout + done.stderr
+    for rank in range(2):
+        expected = f"task {rank} of 2 2 --strategy=multi-worker\n"
+        assert (place / "logs" / "4711" / f"rank-{rank}.log").read_text() == expected, done.stderr
+    assert (place / "logs" / "4711" / "run").is_dir()
+    assert not list(place.glob(".jaxtribute-*"))
+    assert (place / "asked").read_text() == "requeue 4711\n"
+
+
+@pytest.mark.slow
+def test_the_batch_file_has_no_mistake_that_a_checker_finds() -> None:
+    subprocess.run(["bash", "-n", str(SBATCH)], check=True, timeout=60)
+    if (checker := shutil.which("shellcheck")) is not None:
+        subprocess.run([checker, str(SBATCH)], check=True, timeout=60)
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", SBATCH.read_text(encoding="utf-8"), re.MULTILINE))
+    saved = re.search(r"--save-time (\d+)", SBATCH.read_text(encoding="utf-8"))
+    assert saved is not None
+    assert int(options["signal"].partition("@")[2]) > int(saved[1])
+    assert options["ntasks-per-node"] == "1"
+
+
+@pytest.mark.slow
+def test_what_the_image_copies_is_enough_to_install_the_library(tmp_path: Path) -> None:
+    copied = [words.split() for words in re.findall(r"^COPY (.+)$", DOCKERFILE, re.MULTILINE)]
+    for *sources, target in copied:
+        for source in sources:
+            into = tmp_path / target / (source if target == "./" else "")
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, into, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / source, into)
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel"], cwd=tmp_path, check=True, timeout=120)
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = re.search(r'"\.\[(.*)\]"', DOCKERFILE)
+    assert extras is not None
+    assert set(extras[1].split(",")) <= project["optional-dependencies"].keys()
+    python = re.search(r"^FROM python:(\d+\.\d+)-slim$", DOCKERFILE, re.MULTILINE)
+    assert python is not None
+    assert f"Programming Language :: Python :: {python[1]}" in project["classifiers"]
+    assert (tmp_path / "examples" / "digits.py").is_file()

@@ -1,0 +1,59 @@
+"""The order in which pytest's processes go through the slow tests: at the end none of them waits for one long test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+import pytest
+
+SECONDS = {
+    "tests/addons/compat/migrate/test_documents.py::test_a_large_program_is_read": 60,
+    "tests/addons/keras/test_multi_worker.py::test_training_on_two_workers": 40,
+    "tests/addons/launcher/test_two_machines.py::test_a_machine_that_was_cut_off_is_taken_back": 46,
+    "tests/addons/models/models/test_gpt.py::test_equinox_eagerly": 40,
+    "tests/addons/models/models/test_gpt.py::test_nnx_eagerly": 40,
+    "tests/addons/parameter_servers/test_machines.py::test_machines_that_share_no_disk": 68,
+    "tests/addons/testing/test_invariance.py::test_a_program_that_is_invariant_in_every_arrangement": 40,
+    "tests/examples/test_exact_evaluation.py::test_the_metric_does_not_depend_on_devices_or_batches": 34,
+    "tests/examples/test_libraries.py::test_they_learn_and_go_on_where_they_stopped": 74,
+    "tests/multiprocess/test_kills.py::test_a_kill_in_a_save_and_a_preemption_change_nothing": 86,
+    "tests/multiprocess/test_namespaces.py::test_two_machines_train_and_notice_that_they_are_cut_off": 43,
+    "tests/soak/test_soak.py::test_a_fault_of_synchronous_training": 60,
+    "tests/stress/test_late_worker.py::test_a_worker_that_is_late_before_the_first_step_and_before_the_next": 76,
+    "tests/test_behaviours.py::test_the_table_over_workers": 100,
+    "tests/test_documents.py::test_the_code_of_the_pages_runs": 80,
+    "tests/test_documents.py::test_the_code_of_the_pages_with_parameter_servers_runs": 320,
+}
+"""Seconds that a test takes, of four processes on two cores; of those that take half a minute."""
+_OF_RAY = 60
+
+
+def dealt(items: Sequence[pytest.Item], workers: int, ray_places: int) -> list[pytest.Item]:
+    """Puts the longest tests first in the parts that `--dist=worksteal` gives the processes.
+
+    The last process gets none of them, as they start processes of their own. Tests of Ray are in as many parts as may
+    run at a time, so that no process waits for another's.
+    """
+    long = [item for item in items if _seconds(item)]
+    chosen = set(long)
+    others = (item for item in items if item not in chosen)
+    lanes = max(workers - 1, 1)
+    parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    for item in sorted(long, key=lambda item: (not _needs_ray(item), -_seconds(item))):
+        allowed = parts[: min(ray_places, lanes)] if _needs_ray(item) else parts[:lanes]
+        min(allowed, key=lambda part: sum(map(_seconds, part))).append(item)
+    found: list[pytest.Item] = []
+    for number, part in enumerate(parts):
+        part.sort(key=_seconds, reverse=True)
+        size = (len(items) - len(found)) // (workers - number)
+        found += [*part, *islice(others, max(size - len(part), 0))]
+    return [*found, *others]
+
+
+def _needs_ray(item: pytest.Item) -> bool:
+    return item.get_closest_marker("ray") is not None
+
+
+def _seconds(item: pytest.Item) -> int:
+    return SECONDS.get(item.nodeid.partition("[")[0], _OF_RAY if _needs_ray(item) else 0)
