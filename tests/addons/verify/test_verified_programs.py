@@ -4,6 +4,7 @@ Some of the cases are run; VERIFY_ALL=1 runs them all.
 """
 
 import os
+from pathlib import Path
 
 import jax
 import pytest
@@ -12,6 +13,7 @@ import jaxtribute as jd
 import verified_programs
 from jaxtribute import testing
 from jaxtribute._src.addons.cli.main import main
+from processes import run_python
 from verified_programs import RIGHT, WRONG, Case
 
 EVERY = 1 if "VERIFY_ALL" in os.environ else 9
@@ -46,6 +48,23 @@ def test_a_mistake_is_found_with_its_line_and_what_to_write(case: Case) -> None:
     assert verified_programs.line_of(case) in lines, str(found)
     # Mistakes that no pattern fits are found with their line alone.
     assert culprit.pattern.name in case.patterns or str(case) == "metrics-first", str(found)
+
+
+ROOT = Path(__file__).parents[3]
+WRONG_ON_PURPOSE = {"launch.md", "steps.md", "verify.md"}
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES if page.name not in WRONG_ON_PURPOSE}
+FILES = [
+    *(page for page, text in TEXTS.items() if "strategy.run(" in text and "ParameterServerStrategy({" not in text),
+    *(ROOT / "examples" / f"{name}.py" for name in "digits gpt keras_digits flax_nnx equinox_digits plain_jax".split()),
+]
+"""The programs of the documentation and the examples that run in one process."""
+
+
+@pytest.mark.slow
+def test_examples_and_pages_raise_no_alarm() -> None:
+    files = FILES if EVERY == 1 else FILES[4::EVERY]
+    run_python(ROOT / "tests" / "support" / "verified_files.py", *map(str, files), devices=4, timeout=900)
 
 
 def test_a_mistake_fails_a_test_and_changes_no_variable(verify_step: object) -> None:

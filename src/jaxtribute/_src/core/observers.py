@@ -201,7 +201,7 @@ STEP, TRACE, DISPATCH = Kind("step"), Kind("trace"), Kind("dispatch")
 RUN, REDUCE, INPUT = Kind("run"), Kind("reduce"), Kind("input")
 SAVE, WRITE, FLUSH, RESTORE = Kind("save"), Kind("write"), Kind("flush"), Kind("restore")
 BARRIER, WAIT, METRICS, ATTEMPT, POINT = Kind("barrier"), Kind("wait"), Kind("metrics"), Kind("attempt"), Kind("point")
-TASK, CLOSURE = Kind("task"), Kind("closure")
+TASK, SCHEDULE, CLOSURE = Kind("task"), Kind("schedule"), Kind("closure")
 
 
 class Kinds:
@@ -217,9 +217,11 @@ class Kinds:
     INPUT = INPUT
     METRICS = METRICS
     POINT = POINT
+    REDUCE = REDUCE
     RESTORE = RESTORE
     RUN = RUN
     SAVE = SAVE
+    SCHEDULE = SCHEDULE
     STEP = STEP
     TASK = TASK
     TRACE = TRACE
@@ -228,7 +230,7 @@ class Kinds:
 
 
 _OF_STEPS = (STEP, TRACE, DISPATCH, RUN, REDUCE, INPUT)
-_OF_JOBS = (SAVE, WRITE, FLUSH, RESTORE, BARRIER, WAIT, METRICS, ATTEMPT, POINT, TASK, CLOSURE)
+_OF_JOBS = (SAVE, WRITE, FLUSH, RESTORE, BARRIER, WAIT, METRICS, ATTEMPT, POINT, TASK, SCHEDULE, CLOSURE)
 KINDS = {kind.name: kind for kind in (*_OF_STEPS, *_OF_JOBS)}
 
 _changes = threading.Lock()
@@ -248,7 +250,8 @@ def observe(observer: Observer, *kinds: str) -> Generator[None]:
         `barrier`: workers come to a barrier. `wait`: this worker waits for others. `metrics`: scalars of a
         `jd.summary.Writer` go to its trackers. `attempt`: the launcher runs the job, from one start to its end.
         `point`: a call of `jd.testing.point`. `task`: this process is the coordinator of parameter servers, or one of
-        the tasks `ps 0`, `worker 0`, and so on, until it ends. `closure`: such a worker runs a scheduled function.
+        the tasks `ps 0`, `worker 0`, and so on, until it ends. `schedule`: a coordinator takes a function. `closure`:
+        such a worker runs it.
 
     Raises:
       ArgumentError: there is no such kind.

@@ -13,13 +13,21 @@ from jaxtribute.extending import slice_sizes
 
 _EVEN = (12, 24, 48)
 """Rows that two, three and four replicas can share."""
+_FACTORS = 1e4, 1e-4
+"""Factors of gradients: more than clipping takes away, and less than it leaves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Replicas, and how many rows of a batch each of them has."""
+    """Replicas, how many rows of a batch each of them has, and a factor of all gradients."""
 
     sizes: tuple[int, ...]
+    factor: float = 1.0
+
+    @property
+    def alone(self) -> Arrangement:
+        """One device with the whole batch."""
+        return Arrangement((self.rows,), self.factor)
 
     @property
     def replicas(self) -> int:
@@ -44,17 +52,18 @@ class Arrangement:
         return "divides" if len(set(self.sizes)) == 1 else "does not divide"
 
     def __str__(self) -> str:
-        return f"{self.replicas} replicas with {', '.join(map(str, self.sizes))} rows"
+        scaled = "" if self.factor == 1 else f", gradients x {self.factor:g}"
+        return f"{self.replicas} replicas with {', '.join(map(str, self.sizes))} rows{scaled}"
+
+    @property
+    def short(self) -> str:
+        """The replicas' rows."""
+        return "+".join(map(str, self.sizes)) + ("" if self.factor == 1 else f" with gradients x {self.factor:g}")
 
     def parts(self, value: Any, each: int = 1) -> list[Any]:
         """The rows of an array that each replica gets, where an example has `each` of them."""
         bounds = np.cumsum([0, *self.sizes]) * each
         return [value[start:stop] for start, stop in pairwise(bounds)]
-
-
-def alone(rows: int) -> Arrangement:
-    """One device with the whole batch."""
-    return Arrangement((rows,))
 
 
 def arrangements(batch: int) -> Iterator[Sequence[Arrangement]]:
@@ -75,3 +84,6 @@ def arrangements(batch: int) -> Iterator[Sequence[Arrangement]]:
     yield even(4)
     yield [Arrangement(slice_sizes(rows, 3)) for rows in (11, 8)]
     yield [Arrangement(slice_sizes(rows, 4)) for rows in (5, 9)]
+    # What is clipped, or not yet, hides how large gradients are.
+    for factor in _FACTORS:
+        yield [Arrangement(one.sizes, factor) for one in even(2)]

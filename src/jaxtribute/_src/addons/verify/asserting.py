@@ -41,7 +41,8 @@ def verify(step: Callee, *batch: Nest, strategy: Any = None, raises: bool = True
       What was found: `right`, `findings`, `unverified`; `str` of it is the report.
 
     Raises:
-      NotOneDeviceError: the step differs from one device (an `AssertionError`), or could not be verified at all.
+      NotOneDeviceError: the step differs from one device for such a batch (an `AssertionError`), or could not be
+        verified at all. What differs only for batches that replicas share unevenly counts if this one is such.
       ArgumentError: the step runs on no replicas.
     """
     compiled = step if isinstance(step, Function) else function(step)

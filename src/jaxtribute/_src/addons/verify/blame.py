@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxtribute import ReduceOp
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE, Pattern
 from jaxtribute._src.addons.verify.comparing import Difference
 from jaxtribute._src.addons.verify.machine import Record, Tape
@@ -30,6 +31,11 @@ _ORDERS = frozenset(
 )
 _CUTS = frozenset({"slice", "dynamic_slice", "split", "reshape", "gather"})
 _EXTREMES = frozenset("reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin reduce_window_max".split())
+_LINEAR = frozenset(
+    {*_ADDS, "convert_element_type", "reshape", "transpose", "mul", "div", "neg", "broadcast_in_dim", "squeeze"}
+)
+_STEPS_BACK = 50
+"""Operations that are asked for the line of a key."""
 _TABLE = CATALOGUE
 
 
@@ -90,16 +96,35 @@ class Suspects:
         self._results_only = all(one.variable is None for one in apart)
 
     @staticmethod
-    def repeated(record: Record) -> Culprit:
-        """The culprit that draws the same numbers on all replicas."""
-        return Culprit(_TABLE["same-random-numbers"], record.place, None, record.name)
+    def repeated(record: Record, key: Place | None) -> Culprit:
+        """The culprit that draws the same numbers on all replicas; and the line that its key comes from."""
+        return Culprit(_TABLE["same-random-numbers"], record.place, key, record.name)
+
+    @staticmethod
+    def last_line(tape: Tape, record: Record) -> Place | None:
+        """The last other line among those that made what an operation was given."""
+        todo = [record]
+        for _ in range(_STEPS_BACK):
+            if not todo:
+                break
+            one = todo.pop(0)
+            if (
+                one.place is not None
+                and one.place != record.place
+                and one.place.file == getattr(record.place, "file", 0)
+            ):
+                return one.place
+            todo += [tape.records[number] for value in one.operands for number in tape.makers.get(id(value), ())]
+        return None
 
     def culprit(self) -> Culprit:
         """The first mistake."""
         leaves, chain = self._leaves()
         if not leaves:
-            return self._unknown()
-        return self._judged(leaves[0], chain)
+            return self._unreduced() or self._unknown()
+        # What one device computes in a way of its own, as of a synchronized layer, cannot be compared.
+        paired = [leaf for leaf in leaves if all(self._other(index, leaf) for index in range(len(self._pairs)))]
+        return self._judged((paired or leaves)[0], chain)
 
     # The chain of wrong values.
 
@@ -238,8 +263,12 @@ class Suspects:
         divisor = self._operand_makers(leaf, len(record.operands) - 1) if record.name == "div" else ()
         if any(self._tape.records[number].name == "reduce_sum" for number in self._upstream(divisor)):
             return self._named("local-count", leaf)
-        if broken is not None and not self._is_sum(broken) and not self._tape.records[broken].backwards:
-            return self._named("batch-statistics", leaf, broken)
+        if broken is not None and not self._is_sum(broken):
+            # A mean that is added to a part of a sum is no statistics.
+            after = self._tape.records[broken]
+            rows = any(self._operand(broken, place).kind is Kind.ROWS for place in range(len(after.operands)))
+            if not after.backwards and (rows or after.name not in _ADDS):
+                return self._named("batch-statistics", leaf, broken)
         return self._of_means(leaf, chain)
 
     def _of_means(self, leaf: int, chain: set[int]) -> Culprit:
@@ -267,7 +296,7 @@ class Suspects:
             record = self._tape.records[number]
             if record.backwards:
                 return True
-            if record.name not in ("convert_element_type", "reshape", "transpose", "mul", "neg", "broadcast_in_dim"):
+            if record.name not in _LINEAR:
                 return False
             makers = [maker for place in range(len(record.operands)) for maker in self._operand_makers(number, place)]
             if not makers:
@@ -305,7 +334,10 @@ class Suspects:
         if any(self._tape.records[maker].name == "axis_index" for maker in self._all_makers(leaf)):
             return self._named("one-replica", leaf)
         if record.name in _ADDS and Kind.SUM in kinds and Kind.SAME in kinds:
-            return self._regularizer(leaf, kinds.index(Kind.SAME))
+            # A number that is added to a part of a sum is no term of its own.
+            term = self._upstream(self._operand_makers(leaf, kinds.index(Kind.SAME)))
+            made = any(np.ndim(value) for number in term for value in self._tape.records[number].operands)
+            return self._regularizer(leaf, kinds.index(Kind.SAME)) if made else None
         if record.name in ("select_n", "mul") and self._picks_replica(leaf):
             return self._named("one-replica", leaf)
         return None
@@ -319,7 +351,8 @@ class Suspects:
         if Kind.ROWS in kinds and partial and not record.backwards:
             return self._named("batch-statistics", partial[0], leaf)
         divides = record.backwards and record.name in ("div", "integer_pow", "pow")
-        return self._named("local-count" if divides else "local-total", leaf)
+        source = partial[0] if partial else None
+        return self._named("local-count" if divides else "local-total", leaf, source)
 
     def _among_rows(self, leaf: int, chain: set[int]) -> str:
         """The pattern of an operation that compares, orders or numbers a replica's rows."""
@@ -423,7 +456,10 @@ class Suspects:
         record = self._tape.records[leaf]
         if record.name.startswith("strategy.reduce MEAN"):
             return True
-        return record.name == "div" and self._after_sum(leaf)
+        if record.name != "div" or not self._after_sum(leaf):
+            return False
+        other = self._other(0, leaf)
+        return other is not None and bool(np.all(np.asarray(other.operands[-1]) == self._arrangement.replicas))
 
     def _counts_replicas(self, leaf: int) -> bool:
         """True if an operation scales by a number that is 1 on one device and the number of replicas elsewhere."""
@@ -462,6 +498,29 @@ class Suspects:
             if number > leaf and self._is_sum(number) and str(self._tape.records[number].place) not in lines:
                 return self._named("sum-of-means", number, leaf)
         return None
+
+    def _unreduced(self) -> Culprit | None:
+        """Blames a value that each replica has right, and that nothing puts together."""
+        apart = (number for number in self._wrong if self._relation(number).kind in (Kind.SUM, Kind.ROWS, Kind.MEAN))
+        number = next(apart, None)
+        if number is None:
+            return None
+        culprit = self._named("one-replica", number)
+        line = next((self._found.lines.get(one.variable) for one in self._apart if one.variable is not None), None)
+        if line is not None and line.line != getattr(culprit.place, "line", 0):
+            culprit.place, culprit.elsewhere = line, culprit.place
+        return culprit
+
+    @staticmethod
+    def unreduced(op: ReduceOp, relation: Relation, place: Place, one: Any, parts: Sequence[Any]) -> Culprit:
+        """The culprit that reduces the replicas' results, outside of the step, as their values do not want it."""
+        names = {
+            (Kind.SUM, ReduceOp.MEAN): "mean-of-sums",
+            (Kind.MEAN, ReduceOp.SUM): "sum-of-means",
+            (Kind.SAME, ReduceOp.SUM): "sum-of-means",
+            (Kind.MEAN, ReduceOp.MEAN): "mean-of-means",
+        }
+        return Culprit(_TABLE[names.get((relation.kind, op), "local-total")], place, None, "", one, list(parts))
 
     def _unknown(self) -> Culprit:
         if self._apart and np.shape(self._apart[0].alone) == np.shape(self._apart[0].others):

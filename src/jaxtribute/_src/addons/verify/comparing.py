@@ -81,9 +81,14 @@ def _results(alone: Outcome, found: Outcome, open_: list[str], *, rounded: bool)
         if np.shape(other) != np.shape(one):
             open_.append(f"{name} has shape {np.shape(one)} on one device and {np.shape(other)} on {found.arrangement}")
             continue
-        scale, error = _largest(one), _error(np.asarray(one), np.asarray(other))
-        if not error <= (1e-4 if rounded else _RELATIVE) * scale + 1e-12:
-            yield Difference(name, one, other, _part(error, scale), None)
+        yield from compared(name, one, other, rounded=rounded)
+
+
+def compared(name: str, one: Any, other: Any, *, rounded: bool) -> Iterator[Difference]:
+    """Gives the difference of two results, if there is one."""
+    scale, error = _largest(one), _error(np.asarray(one), np.asarray(other))
+    if not error <= (1e-4 if rounded else _RELATIVE) * scale + 1e-12:
+        yield Difference(name, one, other, _part(error, scale), None)
 
 
 def _joined(one: Any, parts: list[Any], found: Outcome) -> Any:

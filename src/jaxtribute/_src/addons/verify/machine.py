@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from fractions import Fraction
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from jaxtribute.extending import JaxprEqn, Literal, Programs
 
 RANDOM = frozenset({"random_bits", "random_gamma", "rng_bit_generator", "rng_uniform"})
 """Operations that draw random numbers."""
+_DENOMINATORS = 2_000
+"""Numbers of rows that constants are taken for fractions of."""
 _LOOPS_AT_MOST = 20_000
 """Turns of one loop."""
 
@@ -50,7 +53,7 @@ class Record:
     @property
     def backwards(self) -> bool:
         """True if JAX has made the operation to differentiate."""
-        return self.eqn is not None and "transpose" in str(self.eqn.source_info.name_stack)
+        return self.eqn is not None and is_backwards(self.eqn)
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +64,10 @@ class Tape:
     records: list[Record] = field(default_factory=list)
     makers: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """By the id of a value the numbers of the records that it comes from."""
+    folded: frozenset[int] = frozenset()
+    """The loops, counted in order, that are kept as one operation each."""
+    turns: list[int] = field(default_factory=list)
+    """For each loop outside of others how often it went round."""
 
     def add(self, record: Record) -> None:
         """Adds an operation."""
@@ -101,12 +108,15 @@ class Machine:
     Args:
       replica: its number.
       tape: keeps what is computed.
+      factor: what gradients are multiplied by as they leave what JAX made to differentiate.
     """
 
-    def __init__(self, replica: int, tape: Tape) -> None:
-        self._replica, self._tape = replica, tape
+    def __init__(self, replica: int, tape: Tape, factor: float = 1.0) -> None:
+        self._replica, self._tape, self._factor = replica, tape, factor
         self._looping = 0
         self._inside = 0
+        self._backwards = 0
+        """Number of differentiated operations whose programs are running."""
 
     def run(self, program: Any, inputs: Sequence[Any], caller: Place | None = None, *, own: bool = True) -> Running:
         """Runs a program.
@@ -121,28 +131,41 @@ class Machine:
         values: dict[Any, Any] = dict(zip(jaxpr.constvars, map(as_wide, Programs.constants(program)), strict=True))
         values.update(zip(jaxpr.invars, inputs, strict=True))
 
-        def read(atom: Any) -> Any:
+        scaled: dict[Any, Any] = {}
+
+        def read(atom: Any, *, backwards: bool) -> Any:
             if isinstance(atom, Literal):
-                return as_wide(np.asarray(atom.val, Programs.aval(atom).dtype))
-            return values[atom]
+                return _constant(atom.val, Programs.aval(atom).dtype)
+            return values[atom] if backwards else scaled.get(atom, values[atom])
 
         for eqn in jaxpr.eqns:
-            operands = list(map(read, eqn.invars))
+            backwards = is_backwards(eqn)
+            operands = [read(atom, backwards=backwards) for atom in eqn.invars]
             place = (place_of(eqn) or caller) if own else caller
+            self._backwards += backwards
             results = yield from self._results(eqn, operands, place)
+            self._backwards -= backwards
             values.update(zip(eqn.outvars, results, strict=True))
-        return list(map(read, jaxpr.outvars))
+            if backwards and self._factor != 1 and not self._backwards:
+                scaled.update(zip(eqn.outvars, map(self._scaled, results), strict=True))
+        return [read(atom, backwards=False) for atom in jaxpr.outvars]
+
+    def _scaled(self, value: Any) -> Any:
+        """A gradient, for what is made of it."""
+        if is_key(value) or np.asarray(value).dtype.kind != "f":
+            return value
+        return self._tape.same(value * self._factor, value)
 
     def _results(self, eqn: JaxprEqn, operands: list[Any], place: Place | None) -> Running:
         name = eqn.primitive.name
         inner = Programs.called(eqn)
         if inner is not None:
             return (yield from self.run(inner, operands, place, own=is_users(inner)))
-        structure: Callable[..., Running] | None = getattr(self, f"_{name}", None)
+        structure = self._STRUCTURES.get(name)
         if structure is not None:
             self._inside += 1
             try:
-                return (yield from structure(eqn, operands, place))
+                return (yield from structure(self, eqn, operands, place))
             finally:
                 self._inside -= 1
         if name == "axis_index":
@@ -176,7 +199,7 @@ class Machine:
         except Exception as error:
             raise CannotVerify(f"{place or 'an unknown line'} makes {name!r}: {error}") from error
 
-    # Structures, by the names of their operations.
+    # Structures.
 
     def _scan(self, eqn: JaxprEqn, operands: list[Any], place: Place | None) -> Running:
         params = eqn.params
@@ -186,6 +209,7 @@ class Machine:
         length = params["length"]
         if length > _LOOPS_AT_MOST:
             raise CannotVerify(f"{place or 'an unknown line'} loops {length:,} times")
+        self._turned(length)
         turns = range(length)
         columns: list[list[Any]] = [[] for _ in range(len(eqn.outvars) - carries)]
         for turn in reversed(turns) if params["reverse"] else turns:
@@ -207,9 +231,10 @@ class Machine:
         asked, held, carry = operands[:first], operands[first : first + second], operands[first + second :]
         self._looping += 1
         try:
-            for _ in range(_LOOPS_AT_MOST):
+            for turn in range(_LOOPS_AT_MOST):
                 (more,) = yield from self.run(params["cond_jaxpr"], [*asked, *carry], place)
                 if not np.all(more):
+                    self._turned(turn)
                     return carry
                 carry = yield from self.run(params["body_jaxpr"], [*held, *carry], place)
         finally:
@@ -220,6 +245,42 @@ class Machine:
         branches = eqn.params["branches"]
         chosen = int(np.clip(int(operands[0]), 0, len(branches) - 1))
         return (yield from self.run(branches[chosen], operands[1:], place))
+
+    def _loop(self, eqn: JaxprEqn, operands: list[Any], place: Place | None) -> Running:
+        run = self._scan if eqn.primitive.name == "scan" else self._while
+        tape = self._tape
+        if self._inside > 1 or len(tape.turns) not in tape.folded:
+            return (yield from run(eqn, operands, place))
+        # Other turns on replicas than on one device: only the whole can be compared.
+        keeps, tape.keeps = tape.keeps, False
+        try:
+            results = yield from run(eqn, operands, place)
+        finally:
+            tape.keeps = keeps
+        results = [value if is_key(value) else np.asarray(value).view() for value in results]
+        tape.add(Record(eqn.primitive.name, tuple(operands), tuple(results), eqn, place, inside=True))
+        return results
+
+    def _turned(self, turns: int) -> None:
+        if self._inside == 1:
+            self._tape.turns.append(turns)
+
+    _STRUCTURES: ClassVar[dict[str, Any]] = {"scan": _loop, "while": _loop, "cond": _cond}
+
+
+def is_backwards(eqn: JaxprEqn) -> bool:
+    """True if JAX has made an operation to differentiate."""
+    return "transpose" in str(eqn.source_info.name_stack)
+
+
+def _constant(value: Any, dtype: Any) -> Any:
+    """A number of a program; a fraction such as 5 / 11, which 32 bits do not hold, as it was meant."""
+    array = as_wide(np.asarray(value, dtype))
+    if dtype == np.float32 and array.ndim == 0 and np.isfinite(array) and array % 1:
+        simple = Fraction(float(array)).limit_denominator(_DENOMINATORS)
+        if np.float32(float(simple)) == np.float32(array):
+            return np.float64(float(simple))
+    return array
 
 
 def is_users(program: Any) -> bool:

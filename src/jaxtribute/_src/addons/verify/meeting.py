@@ -96,7 +96,8 @@ def _draw(meetings: list[Meeting], found: Outcome, draws: Draws) -> list[Any]:
     busy = [index for index, size in enumerate(sizes) if size]
     same = all(_alike(keys[index], keys[busy[0]]) for index in busy)
     whole_shape, shapes = whole[0].shape, [one[0].shape for one in own]
-    axis = _axis(whole_shape, shapes)
+    # One without examples may draw for rows that it makes up.
+    axis = _axis(whole_shape, [shapes[index] for index in busy])
     if axis is None:
         if all(shape == whole_shape for shape in shapes):
             # As many numbers as one device has, such as noise of the weights: the replicas' keys stand for its key.
@@ -109,12 +110,12 @@ def _draw(meetings: list[Meeting], found: Outcome, draws: Draws) -> list[Any]:
         meeting = meetings[busy[0]]
         operands, results = tuple(meeting.operands), tuple(own[busy[0]])
         found.repeated.append(Record(meeting.eqn.primitive.name, operands, results, meeting.eqn, meeting.place))
-    bounds = np.cumsum([shape[axis] for shape in shapes])[:-1]
+    bounds = np.cumsum([shapes[index][axis] for index in busy])[:-1]
     pieces = [np.split(value, bounds, axis) if value.ndim > axis else None for value in whole]
-    return [
-        [mine if piece is None else piece[index] for piece, mine in zip(pieces, own[index], strict=True)]
-        for index in range(len(own))
-    ]
+    drawn = dict(enumerate(own))
+    for order, index in enumerate(busy):
+        drawn[index] = [mine if piece is None else piece[order] for piece, mine in zip(pieces, own[index], strict=True)]
+    return list(drawn.values())
 
 
 def _plain(key: Any) -> Any:

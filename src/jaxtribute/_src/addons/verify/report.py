@@ -24,11 +24,16 @@ def text(verdict: Verdict) -> str:
 def _lines(verdict: Verdict) -> Iterator[str]:
     count = len(verdict.tried)
     if verdict.findings:
-        yield f"{verdict.name}: {len(verdict.findings)} difference(s) from one device"
+        others = ""
+        if verdict.asynchronous:
+            others = ", which its workers of one replica each do not see"
+        elif verdict.right:
+            others = " for batches that replicas do not share evenly; for others as on one device"
+        yield f"{verdict.name}: {len(verdict.findings)} difference(s) from one device{others}"
     elif count:
         yield (
             f"{verdict.name}: as on one device, {verdict.outputs} variables and results "
-            f"({', '.join(map(_short, verdict.tried))})"
+            f"({', '.join(one.short for one in verdict.tried)})"
         )
     else:
         yield f"{verdict.name}: NOT VERIFIED"
@@ -38,7 +43,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     reasons: dict[str, list[Arrangement]] = {}
     for arrangement, reason in verdict.refused:
         reasons.setdefault(reason, []).append(arrangement)
-    notes += [f"{'; '.join(map(_short, where))}: {reason}" for reason, where in reasons.items()]
+    notes += [f"{'; '.join(one.short for one in where)}: {reason}" for reason, where in reasons.items()]
     for note in notes[:_NOTES]:
         yield f"  not verified: {note}"
     if len(notes) > _NOTES:
@@ -74,12 +79,8 @@ def _kinds(arrangements: Sequence[Arrangement]) -> str:
     """Arrangements in words: by kind of batch, with the replicas' rows."""
     kinds: dict[str, list[str]] = {}
     for one in arrangements:
-        kinds.setdefault(one.kind, []).append("+".join(map(str, one.sizes)))
+        kinds.setdefault(one.kind, []).append(one.short)
     return ", ".join(f"a batch that {kind} ({', '.join(rows)})" for kind, rows in kinds.items())
-
-
-def _short(arrangement: Arrangement) -> str:
-    return "+".join(map(str, arrangement.sizes))
 
 
 def _percent(error: float) -> str:

@@ -8,10 +8,9 @@ import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jaxtribute
-from jaxtribute.extending import JaxprEqn, Programs
+from jaxtribute.extending import JaxprEqn, Programs, located
 
 _LIBRARY = str(Path(jaxtribute.__file__).parent)
 _STANDARD = sysconfig.get_paths()["stdlib"]
@@ -86,16 +85,7 @@ def _chosen(places: Iterable[Place]) -> Place | None:
     return other
 
 
-def calling_place() -> Place | None:
+def calling_place() -> Place:
     """The innermost line of the user's on Python's stack."""
-    frame: Any = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None:
-        if is_theirs(frame.f_code.co_filename) and "/jax/" not in frame.f_code.co_filename:
-            positions = list(frame.f_code.co_positions())
-            index = frame.f_lasti // 2
-            if index < len(positions) and positions[index][0] is not None:
-                line, last, start, end = positions[index]
-                return Place(frame.f_code.co_filename, line, start or 0, end or 0, last or line)
-            return Place(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back
-    return None
+    file, _, line = located(sys._getframe(1)).rpartition(":")  # pyright: ignore[reportPrivateUsage]
+    return Place(file, int(line))

@@ -25,7 +25,7 @@ from jaxtribute._src.addons.verify.arrangements import Arrangement
 from jaxtribute._src.addons.verify.machine import CannotVerify, Machine, Record, Tape, together
 from jaxtribute._src.addons.verify.meeting import Draws, meet
 from jaxtribute._src.addons.verify.operations import as_wide, is_key
-from jaxtribute._src.addons.verify.sources import calling_place
+from jaxtribute._src.addons.verify.sources import Place, calling_place
 from jaxtribute.extending import (
     Context,
     Executor,
@@ -46,6 +46,9 @@ from jaxtribute.extending import (
 from jaxtribute.typing import Foreign, Leaf, Nest
 from jaxtribute.typing import Function as Callee
 
+_OWN = f"{__name__.rsplit('.', 2)[0]}."
+"""The library's own add-ons, whose replica functions, such as Keras's steps, are told the rows of all replicas."""
+
 
 @dataclass(slots=True, eq=False)
 class Outcome:
@@ -58,6 +61,8 @@ class Outcome:
       tapes: what each replica has computed, if it was kept.
       repeated: records of draws that gave all replicas the same numbers for different rows.
       rounded: True if code around the replicas computed in 32 bits.
+      ran: True if replicas ran.
+      lines: by variable the line of the last write within a replica.
       lost: what could not be followed, in words.
     """
 
@@ -67,11 +72,23 @@ class Outcome:
     tapes: list[Tape] = field(default_factory=list)
     repeated: list[Record] = field(default_factory=list)
     rounded: bool = False
+    ran: bool = False
+    lines: dict[Variable, Place] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
 
 
 class _Replica(TracedReplica):
-    """A replica whose reductions stay as they are written: one operation for each value, none packed or put off."""
+    """A replica whose reductions stay as they are written: one operation for each value, none packed or put off.
+
+    Args:
+      lines: where it notes the lines that write variables.
+      args: those of a `TracedReplica`.
+      options: likewise.
+    """
+
+    def __init__(self, lines: dict[Variable, Place], *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._lines = lines
 
     def all_reduce(self, values: list[Any], op: ReduceOp, summation: Foreign = None) -> list[Any]:
         """Returns each array reduced over the replicas."""
@@ -82,6 +99,11 @@ class _Replica(TracedReplica):
         """Returns a replica's gradients reduced over the replicas."""
         del replicas, summation
         return self.all_reduce(list(map(jnp.asarray, grads)), op)
+
+    def set(self, variable: Variable, value: Leaf) -> None:
+        """Sets what the replica holds of the variable, and notes the line."""
+        self._lines[variable] = calling_place()
+        super().set(variable, value)
 
     def queue_loss(self, loss: Leaf) -> None:
         """Does nothing: losses travel alone."""
@@ -100,18 +122,24 @@ class Stage(Executor):
       arrangement: the replicas that stand for its own.
       state: what each variable holds, in float64.
       draws: the random numbers of one device with the whole batch; they are noted if this is that run.
-      keeps: whether to keep what is computed.
+      folded: the loops that are kept as one operation; None to keep nothing of what is computed.
     """
 
     def __init__(
-        self, strategy: Any, arrangement: Arrangement, state: dict[Variable, Any], draws: Draws, *, keeps: bool
+        self,
+        strategy: Any,
+        arrangement: Arrangement,
+        state: dict[Variable, Any],
+        draws: Draws,
+        folded: frozenset[int] | None = None,
     ) -> None:
         self._strategy, self._state, self._draws = strategy, state, draws
         self._wide: dict[int, Any] = {}
         self._alive: list[Any] = []
         self.batch = 0
         """Number of rows of the program's own batch."""
-        self.found = Outcome(arrangement, tapes=[Tape(keeps) for _ in arrangement.sizes])
+        tapes = [Tape(folded is not None, folded=folded or frozenset()) for _ in arrangement.sizes]
+        self.found = Outcome(arrangement, tapes=tapes)
 
     # Arrays for the code around the replicas, which knows nothing of float64.
 
@@ -173,7 +201,7 @@ class Stage(Executor):
 
     def create(self, make: Any) -> Variable:
         """Refuses: a step that has run before has its variables."""
-        raise CannotVerify(f"{calling_place() or 'the step'} makes a variable in the step")
+        raise CannotVerify(f"{calling_place()} makes a variable in the step")
 
     def component(self, value: Any, mesh: Any, *, scalar: bool) -> PerReplica:
         """Returns an array that is split over the replicas as a value of them."""
@@ -199,20 +227,7 @@ class Stage(Executor):
             return super().reduce(strategy, [value], op, axis)[0]
         parts = list(map(self._exact, shown))
         given = jnp.asarray(shown[0]).dtype
-        counted = [part for number, part in enumerate(parts) if number not in arrangement.idle]
-        if axis is not None:
-            axes = tuple(range(parts[0].ndim))[axis] if isinstance(axis, int) else tuple(axis)
-            sums = [np.sum(np.asarray(part), axis=axes) for part in parts]
-            count = sum(
-                np.asarray(part).size // max(np.asarray(total).size, 1) for part, total in zip(parts, sums, strict=True)
-            )
-        else:
-            if len({np.shape(part) for part in parts}) > 1:
-                raise CannotVerify(f"{place or 'the step'} reduces values of different shapes")
-            sums = counted if op is ReduceOp.MEAN else [np.nan_to_num(part, nan=0.0) for part in parts]
-            sums, count = sums if arrangement.idle else parts, len(counted)
-        total = np.sum(np.stack(sums), axis=0)
-        wide = total if op is ReduceOp.SUM else total / count
+        wide = total_of(parts, op, axis, arrangement.idle)
         if wide.dtype.kind in "biu":
             dtype: Any = jnp.int32 if given == np.bool_ else given
         else:
@@ -238,8 +253,9 @@ class Stage(Executor):
 
     def run(self, fn: Callee, args: Sequence[Any] = (), kwargs: Nest = None) -> Any:
         """Does what `strategy.run` does."""
+        self.found.ran = True
         if Context.current().executor is not self:
-            raise CannotVerify(f"{calling_place() or 'the step'} differentiates or transforms around strategy.run")
+            raise CannotVerify(f"{calling_place()} differentiates or transforms around strategy.run")
         if isinstance(fn, Function):
             fn = fn.python_function
         run = _Run(self, self._strategy, fn, (tuple(args), dict(kwargs or {})))
@@ -248,7 +264,7 @@ class Stage(Executor):
     def evaluated(self, traces: Sequence[Any], inputs: Sequence[list[Any]]) -> list[list[Any]]:
         """The results of the replicas' programs."""
         running = [
-            Machine(number, tape).run(closed, given)
+            Machine(number, tape, self.found.arrangement.factor).run(closed, given)
             for number, (tape, closed, given) in enumerate(zip(self.found.tapes, traces, inputs, strict=True))
         ]
         return together(running, lambda meetings: meet(meetings, self.found, self._draws))
@@ -271,15 +287,11 @@ class _Run:
         self._count = stage.found.arrangement.replicas
         Nests.reveal(nest, (jax.Array, PerReplica, Mirrored))
         leaves, self._tree = Nests.flatten(nest)
-        if (
-            getattr(fn, "__globals__", {}).get("__name__", "").startswith("jaxtribute._src.addons.models")
-            and stage.batch > 1
-        ):
-            # The library's own functions, such as Keras's steps, are told the number of rows of all replicas.
+        if getattr(fn, "__globals__", {}).get("__name__", "").startswith(_OWN) and stage.batch > 1:
             rows = stage.found.arrangement.rows
             leaves = [rows if type(leaf) is int and leaf == stage.batch else leaf for leaf in leaves]
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(leaves)):
-            raise CannotVerify(f"{calling_place() or 'the step'} calls strategy.run within a JAX transformation")
+            raise CannotVerify(f"{calling_place()} calls strategy.run within a JAX transformation")
         self._columns = [self._column(leaf) for leaf in leaves]
         """For each leaf what each replica has in its place."""
         self._arrays = [place for place, column in enumerate(self._columns) if Nests.is_array(column[0])]
@@ -312,7 +324,15 @@ class _Run:
         def trace(replica: int, gathers: Gathers | None = None) -> Any:
             return self._trace(
                 replica,
-                lambda: _Replica(self._mesh, idle if uneven else (), self._stage, made, gathers, uneven=uneven),
+                lambda: _Replica(
+                    self._stage.found.lines,
+                    self._mesh,
+                    idle if uneven else (),
+                    self._stage,
+                    made,
+                    gathers,
+                    uneven=uneven,
+                ),
             )
 
         kinds = Gathers.settled(trace, samples, table, sizes) if uneven else [trace(0)]
@@ -426,6 +446,27 @@ class _Traced:
     tree: Any
     places: list[int]
     leaves: list[Any]
+
+
+def total_of(parts: Sequence[Any], op: ReduceOp, axis: Any, idle: Sequence[int] = ()) -> Any:
+    """Reduces the replicas' values as `strategy.reduce` does.
+
+    Raises:
+      CannotVerify: they have different shapes, and no axis is reduced.
+    """
+    counted = [part for number, part in enumerate(parts) if number not in idle]
+    if axis is not None:
+        axes = tuple(range(parts[0].ndim))[axis] if isinstance(axis, int) else tuple(axis)
+        sums = [np.sum(np.asarray(part), axis=axes) for part in parts]
+        sizes = [np.asarray(part).size for part in parts]
+        count = sum(size // max(np.asarray(total).size, 1) for size, total in zip(sizes, sums, strict=True))
+    else:
+        if len({np.shape(part) for part in parts}) > 1:
+            raise CannotVerify("strategy.reduce was given values of different shapes")
+        sums = counted if op is ReduceOp.MEAN else [np.nan_to_num(part, nan=0.0) for part in parts]
+        sums, count = sums if idle else parts, len(counted)
+    total = np.sum(np.stack(sums), axis=0)
+    return total if op is ReduceOp.SUM else total / count
 
 
 def snapshot(variable: Variable) -> Any:

@@ -10,14 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtribute import Mirrored, PerReplica, Variable
-from jaxtribute._src.addons.verify.arrangements import Arrangement, alone, arrangements
+from jaxtribute import Mirrored, PerReplica, ReduceOp, Variable
+from jaxtribute._src.addons.verify.arrangements import Arrangement, arrangements
 from jaxtribute._src.addons.verify.blame import Culprit, Suspects
-from jaxtribute._src.addons.verify.comparing import Difference, differences
-from jaxtribute._src.addons.verify.machine import CannotVerify
+from jaxtribute._src.addons.verify.comparing import Difference, compared, differences
+from jaxtribute._src.addons.verify.machine import CannotVerify, Record
 from jaxtribute._src.addons.verify.meeting import Draws
 from jaxtribute._src.addons.verify.operations import is_key
-from jaxtribute._src.addons.verify.stage import Outcome, Stage, snapshot, standing_in
+from jaxtribute._src.addons.verify.relations import relate
+from jaxtribute._src.addons.verify.sources import Place
+from jaxtribute._src.addons.verify.stage import Outcome, Stage, snapshot, standing_in, total_of
 from jaxtribute.extending import Context, Nests
 from jaxtribute.typing import Function as Callee
 
@@ -63,6 +65,9 @@ class Verdict:
       unverified: what could not be verified, in words.
       outputs: how many variables and results were compared.
       seconds: how long it took.
+      uneven: True if the program has batches that its replicas share unevenly.
+      asynchronous: True for a function of a coordinator, whose workers have one replica each: what differs on several
+        replicas does no harm there.
     """
 
     name: str
@@ -72,11 +77,13 @@ class Verdict:
     unverified: list[str] = field(default_factory=list)
     outputs: int = 0
     seconds: float = 0.0
+    uneven: bool = False
+    asynchronous: bool = False
 
     @property
     def right(self) -> bool:
-        """True if nothing was found."""
-        return not self.findings
+        """True if nothing was found that concerns the program's own batches and replicas."""
+        return self.asynchronous or all(one.conditional and not self.uneven for one in self.findings)
 
     def __str__(self) -> str:
         from jaxtribute._src.addons.verify.report import text  # which imports this module
@@ -112,12 +119,46 @@ class Verification:
         self._variables = list(dict.fromkeys(variables))
         leaves, self._tree = Nests.flatten((tuple(args), kwargs))
         if any(hasattr(leaf, "__next__") for leaf in leaves):
-            raise CannotVerify("it draws from an iterator. HINT: call it with the batch")
+            raise CannotVerify("it draws from an iterator of its own. HINT: call it with the batch")
         self._leaves = list(map(_whole, leaves))
         self._split, self.batch = _batches(leaves, self._leaves, batches, strategy)
         self._state = {variable: _shaken(variable, number) for number, variable in enumerate(self._variables)}
         self._context = Context.current()
-        self._known: dict[int, tuple[Outcome, Draws]] = {}
+        self._known: dict[Arrangement, tuple[Outcome, Draws]] = {}
+        self._found: dict[Arrangement, Outcome] = {}
+
+    def trial(self) -> Outcome:
+        """Runs the step on one device with the program's batch."""
+        return self._run(Arrangement((max(self.batch, 1),)))
+
+    def reduced(self, path: str, op: ReduceOp, axis: Any, place: Place) -> Verdict:
+        """Judges a reduction, outside of the step, of a result that is a value of each replica.
+
+        Args:
+          path: where in the results the value stands.
+          op: the reduction.
+          axis: what is reduced within each replica.
+          place: the line of the reduction.
+        """
+        verdict = Verdict(f"strategy.reduce of {self._name}{path}", outputs=1)
+        for arrangement, found in self._found.items():
+            one, parts = self._known[arrangement.alone][0].outputs.get(path), found.outputs.get(path)
+            if one is None or not isinstance(parts, tuple) or arrangement.factor != 1 or arrangement.idle:
+                continue
+            try:
+                alone, others = total_of([one], op, axis), total_of(parts, op, axis)
+            except CannotVerify:
+                continue  # which the program's own call would raise, too
+            verdict.tried.append(arrangement)
+            apart = list(compared(f"strategy.reduce of the result{path}", alone, others, rounded=found.rounded))
+            if apart and verdict.findings:
+                verdict.findings[0].failing.append(arrangement)
+            elif apart:
+                culprit = Suspects.unreduced(op, relate(one, parts, arrangement), place, one, parts)
+                verdict.findings.append(Finding(culprit, apart, arrangement, [arrangement]))
+        for finding in verdict.findings:
+            finding.right = [one for one in verdict.tried if one not in finding.failing]
+        return verdict
 
     def verdict(self) -> Verdict:
         """Runs the step in all arrangements and compares."""
@@ -129,8 +170,10 @@ class Verification:
                 break  # enough is known: three and four replicas show what two have shown
             refused: list[tuple[Arrangement, str]] = []
             for arrangement in group:
+                if arrangement.factor != 1 and any(one.kind == "divides" for one, _ in wrong):
+                    break
                 try:
-                    found, one = self._run(arrangement), self._alone(arrangement.rows)
+                    found, one = self._run(arrangement), self._known[arrangement.alone][0]
                 except CannotVerify as reason:
                     refused.append((arrangement, f"cannot be followed: {reason}"))
                     break
@@ -138,6 +181,7 @@ class Verification:
                     refused.append((arrangement, f"raises {type(error).__name__}: {str(error).splitlines()[:1]}"))
                     continue
                 verdict.tried.append(arrangement)
+                self._found[arrangement] = found
                 verdict.outputs = len(one.written) + len(one.outputs)
                 verdict.unverified += [*one.lost, *found.lost]
                 apart = list(differences(one, found, self._state, verdict.unverified))
@@ -151,7 +195,8 @@ class Verification:
         verdict.unverified = list(dict.fromkeys(verdict.unverified))
         self._judge(wrong, verdict)
         for record, arrangement in repeated.values():
-            verdict.findings.append(Finding(Suspects.repeated(record), [], arrangement, [arrangement], []))
+            culprit = Suspects.repeated(record, self._key_of(record, arrangement))
+            verdict.findings.append(Finding(culprit, [], arrangement, [arrangement], []))
         return verdict
 
     def _judge(self, wrong: list[tuple[Arrangement, list[Difference]]], verdict: Verdict) -> None:
@@ -165,10 +210,13 @@ class Verification:
             groups.setdefault(tuple(where), []).append(name)
         # What differs in most arrangements first: a part of it may pass here and there, as Adam's first step does.
         ordered = sorted(groups.items(), key=lambda group: -len(group[0]))
+        shown = ", ".join(list(failing)[:3])
+        if wrong and not any(map(_is_data, self._leaves)):
+            verdict.unverified.append(f"{shown} depend on the number of replicas, and no batch is given to the step")
+            return
         if wrong and all(one.idle for one, _ in wrong):
-            names = ", ".join(list(failing)[:3])
             verdict.unverified.append(
-                f"{names} differ where replicas have no rows ({wrong[0][0]}): see that nothing divides by their number"
+                f"{shown} differ where replicas have no rows ({wrong[0][0]}): see that nothing divides by their number"
             )
             return
         for where, names in ordered[:_GROUPS]:
@@ -177,8 +225,7 @@ class Verification:
             everything = next(apart for one, apart in wrong if one == arrangement)
             apart = [difference for difference in everything if difference.name in names]
             others = [difference.name for difference in everything if difference.name not in names]
-            one, found = self._run(alone(arrangement.rows), keeps=True), self._run(arrangement, keeps=True)
-            culprit = Suspects(one, found, apart, others).culprit()
+            culprit = Suspects(*self._kept(arrangement), apart, others).culprit()
             known = next((one for one in verdict.findings if _same_mistake(one.culprit, culprit)), None)
             if known is not None:
                 known.differences += apart
@@ -188,18 +235,28 @@ class Verification:
             right = [other for other in verdict.tried if other not in where]
             verdict.findings.append(Finding(culprit, apart, arrangement, list(where), right))
 
-    def _alone(self, rows: int) -> Outcome:
-        if rows not in self._known:
-            self._run(alone(rows))
-        return self._known[rows][0]
+    def _key_of(self, drawn: Record, arrangement: Arrangement) -> Place | None:
+        """The user's line that last made something of the key of a draw."""
+        tape = self._run(arrangement.alone, frozenset()).tapes[0]
+        for record in tape.records:
+            if (record.name, record.place) == (drawn.name, drawn.place):
+                return Suspects.last_line(tape, record)
+        return None
 
-    def _run(self, arrangement: Arrangement, *, keeps: bool = False) -> Outcome:
-        rows = arrangement.rows
-        if arrangement.replicas > 1 and rows not in self._known:
-            self._run(alone(rows))
-        draws = Draws(noting=True) if arrangement.replicas == 1 else self._known[rows][1]
+    def _kept(self, arrangement: Arrangement) -> tuple[Outcome, Outcome]:
+        """One device and the replicas, with all that they compute."""
+        both = arrangement.alone, arrangement
+        one, found = (self._run(each, frozenset()) for each in both)
+        turns = zip(one.tapes[0].turns, *(tape.turns for tape in found.tapes), strict=False)
+        other = frozenset(number for number, each in enumerate(turns) if len(set(each)) > 1)
+        return (self._run(both[0], other), self._run(both[1], other)) if other else (one, found)
+
+    def _run(self, arrangement: Arrangement, folded: frozenset[int] | None = None) -> Outcome:
+        if arrangement.replicas > 1 and arrangement.alone not in self._known:
+            self._run(arrangement.alone)
+        draws = Draws(noting=True) if arrangement.replicas == 1 else self._known[arrangement.alone][1]
         draws.next = 0
-        stage = Stage(self._strategy, arrangement, self._state, draws, keeps=keeps)
+        stage = Stage(self._strategy, arrangement, self._state, draws, folded)
         stage.batch = self.batch
         with standing_in(self._strategy, self._variables, stage):
             args, kwargs = self._tree.unflatten(
@@ -210,7 +267,7 @@ class Verification:
             self._note(result, stage)
         draws.noting = False
         if arrangement.replicas == 1:
-            self._known[rows] = stage.found, draws
+            self._known[arrangement] = stage.found, draws
         return stage.found
 
     def _given(self, place: int, leaf: Any, stage: Stage) -> Any:
@@ -262,6 +319,13 @@ def _whole(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array) and not is_key(leaf):
         return jnp.asarray(np.asarray(leaf))
     return leaf
+
+
+def _is_data(leaf: Any) -> bool:
+    """True for an array that may have rows; a key has none, nor the two numbers of an old one."""
+    if not Nests.is_array(leaf) or is_key(leaf) or not np.ndim(leaf):
+        return False
+    return (leaf.dtype, leaf.shape) != (np.uint32, (2,))
 
 
 def _batches(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxtribute import PerReplica, Variable
+from jaxtribute import PerReplica, ReduceOp, Variable
 from jaxtribute._src.addons.tools.user_scripts import Finished, run_script
 from jaxtribute._src.addons.verify.machine import CannotVerify
+from jaxtribute._src.addons.verify.replaying import replayed
+from jaxtribute._src.addons.verify.sources import calling_place
 from jaxtribute._src.addons.verify.verifying import Verdict, Verification
 from jaxtribute.experimental import Event, Observer, observe
 from jaxtribute.extending import Context, Eager, Function, Kinds, Nests
@@ -19,6 +22,8 @@ from jaxtribute.extending import Context, Eager, Function, Kinds, Nests
 _RECENT = 256
 _PATIENCE, _PATIENCE_S = 500, 20.0
 """Calls of a step, and seconds, after which no uneven batch is waited for."""
+_QUIET_S = 5.0
+"""Seconds without a new step after which none is waited for, such as that of an evaluation."""
 
 
 class Watcher(Observer):
@@ -29,8 +34,8 @@ class Watcher(Observer):
 
     Args:
       report: is told each verdict.
-      again: after so many calls of steps that are verified already, with no new one between them, the program is
-        ended; None to let it run to its end.
+      again: after so many calls of steps that are verified already, and some seconds, with no new one between them,
+        the program is ended; None to let it run to its end.
       functions: what is looked at; all by default.
     """
 
@@ -45,9 +50,15 @@ class Watcher(Observer):
         self._running: dict[Any, None] = {}
         """The strategy whose `run` is under way, outside of any step."""
         self._drawn: list[Any] = []
+        self._fed: dict[int, list[Any]] = {}
+        """By the id of an iterator what a step has drawn of it."""
         self._begun = time.perf_counter()
-        self.uneven = False
-        """True if the program has given a step a batch that its replicas share unevenly."""
+        self._verified: dict[Any, Verification] = {}
+        self._results: dict[int, tuple[Any, Verification, str]] = {}
+        """By the id of a result that each replica has for itself: it, whose it is, and where it stands there."""
+        self._of: dict[Any, list[Verdict]] = {}
+        self._uneven: set[Any] = set()
+        """The steps that have had a batch that their replicas share unevenly, and by step what came of it."""
         self.verdicts: list[Verdict] = []
 
     def on_start(self, event: Event) -> None:
@@ -55,17 +66,22 @@ class Watcher(Observer):
         if self._busy:
             return
         if event.kind == Kinds.STEP.name:
-            self._look_at(event.arguments)
-            self._step, self._strategies, self._variables = event, dict(self._running), {}
+            self._look_at(event.arguments, event.subject)
+            self._step, self._strategies, self._variables, self._fed = event, dict(self._running), {}, {}
         elif event.kind == Kinds.RUN.name:
             self._strategies[event.subject] = None
             if self._step is None:
                 self._running = {event.subject: None}
             plain = not isinstance(event.arguments[0] if event.arguments else None, Function)
             if self._step is None and plain and type(Context.current().executor) is Eager:
+                self._look_at(event.arguments[1:], (event.subject, event.arguments[0]))
                 self._run_alone(event)
         elif event.kind == Kinds.DISPATCH.name and self._step is not None:
             self._verify(self._step)
+        elif event.kind == Kinds.REDUCE.name and self._step is None and self._results:
+            self._verify_reduction(event)
+        elif event.kind == Kinds.SCHEDULE.name:
+            self._verify_scheduled(event)
 
     def on_end(self, event: Event) -> None:
         """Notes the variables of a traced program, and what was drawn of a dataset."""
@@ -80,27 +96,34 @@ class Watcher(Observer):
             if self._step is event:
                 # One that is no program, as where replicas of different shapes cannot be, has told no dispatch.
                 self._step = None
+                self._note(event, event.subject)
                 self._count(event.subject)
         elif event.kind == Kinds.RUN.name:
             self._running = {}
+            if self._step is None and event.arguments:
+                self._note(event, (event.subject, event.arguments[0]))
         elif event.kind == Kinds.INPUT.name:
-            self._look_at(event.result)
+            self._look_at(event.result, self._step and self._step.subject)
+            self._fed.setdefault(id(event.subject), []).append(event.result)
             self._drawn.extend(jax.tree.leaves(event.result))
             del self._drawn[:-_RECENT]
 
-    def _look_at(self, batch: Any) -> None:
-        """Notes whether replicas share a batch unevenly, or batches differ in their rows."""
-        for leaf in Nests.flatten(batch)[0]:
-            if isinstance(leaf, PerReplica):
-                self.uneven = self.uneven or leaf.shapes is not None
+    def _look_at(self, batch: Any, key: Any) -> None:
+        """Notes whether replicas share a batch of a step unevenly."""
+        ragged = (isinstance(leaf, PerReplica) and leaf.shapes is not None for leaf in Nests.flatten(batch)[0])
+        if key is not None and any(ragged):
+            for verdict in self._of.setdefault(key, []):
+                verdict.uneven = True
+            self._uneven.add(key)
 
     def _count(self, subject: Any) -> None:
         if subject in self._seen and self._again is not None:
             self._repeats += 1
             # A mistake that only uneven batches show is one if the program has such batches.
-            waits = any(finding.conditional for one in self.verdicts for finding in one.findings) and not self.uneven
-            patient = self._repeats < _PATIENCE and time.perf_counter() - self._begun < _PATIENCE_S
-            if self._repeats >= self._again and not (waits and patient):
+            waits = any(one.findings and one.right for one in self.verdicts)
+            seconds = time.perf_counter() - self._begun
+            patient = self._repeats < _PATIENCE and seconds < _PATIENCE_S
+            if self._repeats >= self._again and seconds > _QUIET_S and not (waits and patient):
                 raise Finished
 
     def _verify(self, event: Event) -> None:
@@ -122,7 +145,41 @@ class Watcher(Observer):
             )
             if not self._strategies:
                 return  # it runs on no replicas
-        self._judge(function.__name__, function.python_function, event.arguments, keywords, strategies)
+        self._judge(function.__name__, function.python_function, event.arguments, keywords, strategies, key=function)
+
+    def _verify_scheduled(self, event: Event) -> None:
+        """Verifies, in this process, a function that a coordinator hands to a worker."""
+        from jaxtribute._src.addons.verify.servers import Scheduled
+
+        scheduled = Scheduled(event)
+        if scheduled.function in self._seen:
+            self._count(scheduled.function)
+            return
+        self._seen.add(scheduled.function)
+        self._repeats = 0
+        self._judge(scheduled.name, scheduled.call, (), {}, [scheduled.strategy], scheduled)
+
+    def _note(self, event: Event, key: Any) -> None:
+        """Notes results of a verified step that each replica has for itself: code around it may reduce them."""
+        verification = self._verified.get(key)
+        if verification is None:
+            return
+        self._results = {}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(event.result, is_leaf=Nests.is_whole):
+            if isinstance(leaf, PerReplica):
+                self._results[id(leaf)] = leaf, verification, jax.tree_util.keystr(path)
+
+    def _verify_reduction(self, event: Event) -> None:
+        given = {**dict(zip(("reduce_op", "value", "axis"), event.arguments, strict=False)), **event.keywords}
+        op, axis, place = ReduceOp.parse(given["reduce_op"]), given.get("axis"), calling_place()
+        for leaf in Nests.flatten(given["value"])[0]:
+            _, verification, path = self._results.get(id(leaf), (None, None, ""))
+            key = verification, path, op, str(axis), place
+            if verification is not None and key not in self._seen:
+                self._seen.add(key)
+                verdict = verification.reduced(path, op, axis, place)
+                if verdict.tried:
+                    self._add(verdict, next(key for key, known in self._verified.items() if known is verification))
 
     def _run_alone(self, event: Event) -> None:
         """Verifies a `strategy.run` that no function is around."""
@@ -138,9 +195,19 @@ class Watcher(Observer):
             return strategy.run(fn, *args, **kwargs)  # type: ignore[attr-defined]
 
         keywords = dict(getattr(event, "keywords", {}))
-        self._judge(getattr(fn, "__name__", "the replica function"), call, event.arguments[1:], keywords, [strategy])
+        name = getattr(fn, "__name__", "the replica function")
+        self._judge(name, call, event.arguments[1:], keywords, [strategy], key=key)
 
-    def _judge(self, name: str, call: Any, args: Sequence[Any], kwargs: dict[str, Any], strategies: list[Any]) -> None:
+    def _judge(
+        self,
+        name: str,
+        call: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        strategies: list[Any],
+        scheduled: Any = None,
+        key: Any = None,
+    ) -> None:
         self._busy = True
         begun = time.perf_counter()
         try:
@@ -149,24 +216,48 @@ class Watcher(Observer):
             if strategies[0].extended.mesh.peers is not None:
                 raise CannotVerify("it runs on several workers. HINT: run the program in one process")
             drawn = set(map(id, self._drawn)) or None
-            verification = Verification(name, call, args, kwargs, strategies[0], self._variables, drawn)
-            verdict = verification.verdict()
+            if scheduled is not None:
+                self._fed = {}
+                args, kwargs = scheduled.arguments(self._fed)
+            with scheduled or nullcontext():
+                call, args, kwargs = replayed(call, args, kwargs, self._fed)
+                strategy, variables = strategies[0], self._variables if scheduled is None else []
+                verification = Verification(name, call, args, kwargs, strategy, variables, drawn)
+                if scheduled is not None:
+                    trial = verification.trial()
+                    if not trial.ran and not trial.written:
+                        return  # no step
+                    if not trial.ran:
+                        inner = call
+                        call = lambda *args, **kwargs: strategy.run(inner, args, kwargs)  # noqa: E731
+                        verification = Verification(name, call, args, kwargs, strategy, variables, drawn)
+                verdict = verification.verdict()
+                self._verified[key] = verification
         except CannotVerify as reason:
             verdict = Verdict(name, unverified=[str(reason)])
+        except Exception as error:  # noqa: BLE001 (the program goes on, whatever its function meets here)
+            verdict = Verdict(name, unverified=[f"{type(error).__name__}: {error}"])
         finally:
             self._busy = False
+        verdict.asynchronous = scheduled is not None
         verdict.seconds = time.perf_counter() - begun
+        self._add(verdict, key)
+
+    def _add(self, verdict: Verdict, key: Any) -> None:
+        verdict.uneven = key in self._uneven
+        self._of.setdefault(key, []).append(verdict)
         self._begun = time.perf_counter()
         self.verdicts.append(verdict)
         self._report(verdict)
 
 
-KINDS = Kinds.STEP.name, Kinds.TRACE.name, Kinds.DISPATCH.name, Kinds.RUN.name, Kinds.INPUT.name
+_KINDS = Kinds.STEP, Kinds.TRACE, Kinds.DISPATCH, Kinds.RUN, Kinds.REDUCE, Kinds.INPUT, Kinds.SCHEDULE
+KINDS = tuple(kind.name for kind in _KINDS)
 
 
 def verify_script(
     script: Path, arguments: Sequence[str], report: Callable[[Verdict], None], again: int | None
-) -> tuple[Watcher, bool]:
+) -> tuple[list[Verdict], bool]:
     """Runs a program and verifies its steps.
 
     Args:
@@ -176,9 +267,9 @@ def verify_script(
       again: see `Watcher`.
 
     Returns:
-      The watcher, with the verdicts; and whether the program was ended before its own end.
+      The verdicts; and whether the program was ended before its own end.
     """
     watcher = Watcher(report, again)
     with observe(watcher, *KINDS):
         ended = run_script(script, arguments)
-    return watcher, ended
+    return watcher.verdicts, ended

@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=_AGAIN,
         metavar="N",
-        help=f"end the program after N calls of verified steps without a new one ({_AGAIN}); 0 runs it to its end",
+        help=f"end the program after N calls of verified steps, and some seconds, without a new one ({_AGAIN}); 0 runs "
+        "it to its end",
     )
     parser.epilog = (
         "Options of the command stand before SCRIPT; what follows it is the script's own. Exit status: 0 if every step "
@@ -50,11 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
 
     try:
-        watcher, ended = verify_script(arguments.script, arguments.arguments, report, arguments.again or None)
+        verdicts, ended = verify_script(arguments.script, arguments.arguments, report, arguments.again or None)
     except JaxtributeError as error:
         sys.stderr.write(f"jaxtribute verify: {error}\n")
         return NOTHING
-    verdicts = watcher.verdicts
     if not verdicts:
         sys.stderr.write(
             f"jaxtribute verify: {arguments.script} ran no step. HINT: a step is a call of strategy.run, or of a "
@@ -63,10 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
         return NOTHING
     if ended:
         sys.stdout.write("\nThe program was ended there: what it runs later was not looked at (--again 0).\n")
-    findings = [finding for verdict in verdicts for finding in verdict.findings]
-    if any(watcher.uneven or not finding.conditional for finding in findings):
+    if not all(verdict.right for verdict in verdicts):
         return WRONG
-    if findings:
+    if any(verdict.findings and not verdict.asynchronous for verdict in verdicts):
         sys.stdout.write(
             "\nAll batches of this program divided by its replicas so far, for which its steps are right. HINT: for "
             "others they are not; keep drop_remainder=True.\n"

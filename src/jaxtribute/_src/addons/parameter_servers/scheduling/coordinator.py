@@ -26,6 +26,7 @@ from jaxtribute._src.addons.parameter_servers.scheduling.per_worker import (
 from jaxtribute._src.addons.parameter_servers.scheduling.remote_value import RemoteValue
 from jaxtribute._src.addons.parameter_servers.server import saves
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
+from jaxtribute.extending import Kinds
 from jaxtribute.typing import Function, Leaf, Nest
 
 if TYPE_CHECKING:
@@ -141,6 +142,9 @@ class ClusterCoordinator:
         if not callable(fn):
             raise ArgumentTypeError(f"schedule was given {fn!r} of type {type(fn).__name__}. HINT: pass a function.")
         timeout_s = checked_timeout(timeout_s)
+        if Kinds.SCHEDULE.due():
+            with Kinds.SCHEDULE.during(self, getattr(fn, "__name__", "function"), fn, args or (), kwargs or {}):
+                pass
         leaves, tree = _flattened(args, kwargs)
         arrays: list[Any] = []
         plain: list[Any] = []

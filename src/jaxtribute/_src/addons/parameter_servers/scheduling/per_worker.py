@@ -74,6 +74,10 @@ class PerWorkerIterator(PerWorkerValues):
     def __iter__(self) -> PerWorkerIterator:
         return self
 
+    def made_here(self) -> Any:
+        """Such an iterator, on the dataset made here, once more."""
+        return iter(_distributed(self._dataset_fn))
+
     @property
     def element_spec(self) -> Any:
         """Shapes and dtypes of an element; makes the dataset here, once more."""

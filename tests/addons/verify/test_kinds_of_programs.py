@@ -1,0 +1,212 @@
+"""Steps that are not one plain `jd.function`: loops, iterators, `fit`, eager reductions, functions of coordinators."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import jaxtribute as jd
+from jaxtribute import testing
+from jaxtribute._src.addons.cli.main import main
+from jaxtribute._src.addons.verify.watching import KINDS, Watcher
+from jaxtribute.experimental import observe
+from verified_programs import arrays, optimizer, variables
+
+ROWS = 12
+ROOT = Path(__file__).parents[3]
+
+
+def replicas() -> jd.Strategy:
+    return jd.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def step_of(
+    strategy: jd.Strategy, loss: Callable[..., Any], transform: Any, change: Any = None, how: Any = "SUM"
+) -> Any:
+    """A step that minimizes a loss of two variables and the batch; `change` is made of each replica's gradients."""
+    held = variables(strategy, (4, 3), (3, 2))
+    updates = optimizer(strategy, transform, held)
+
+    def replica(x: Any, y: Any) -> None:
+        _, gradients = jd.value_and_grad(lambda: loss(*held, x, y), held)()
+        updates.apply_gradients(gradients if change is None else change(gradients), how)
+
+    @jd.function
+    def step(x: Any, y: Any) -> None:
+        strategy.run(replica, (x, y))
+
+    return step
+
+
+def squares(w: Any, v: Any, x: Any, y: Any) -> Any:
+    return ((x @ w @ v - y) ** 2).sum() / ROWS
+
+
+def mean_and_sum(w: Any, v: Any, x: Any, y: Any) -> Any:
+    return squares(w, v, x, y) + 0.1 * ((x @ w) ** 2).mean()
+
+
+def rows_in_turn(w: Any, v: Any, x: Any, y: Any) -> Any:
+    def body(total: Any, row: Any) -> Any:
+        return total + ((row[0] @ w @ v - row[1]) ** 2).sum(), None
+
+    return jax.lax.scan(body, 0.0, (x, y))[0] / x.shape[0]
+
+
+def counted(w: Any, v: Any, x: Any, y: Any) -> Any:
+    overlap = (jax.nn.sigmoid(x @ w @ v) * jax.nn.sigmoid(y)).sum()
+    return -overlap / (jax.nn.sigmoid(y).sum() + 1)
+
+
+def clipped(gradients: Any) -> Any:
+    norm = optax.tree.norm(gradients)
+    return jax.tree.map(lambda one: one * jnp.minimum(1.0, 1e3 / norm), gradients)
+
+
+def unit(gradients: Any) -> Any:
+    return [one / (jnp.linalg.norm(one + 0.0) + 1e-8) for one in gradients]
+
+
+@pytest.mark.parametrize(
+    ("loss", "transform", "change", "how", "name", "text"),
+    [
+        # The bound is far off in this batch, and what is clipped hides how large gradients are.
+        (squares, optax.sgd(0.1), clipped, "SUM", "gradient-before-reduction", "norm"),
+        (squares, optax.chain(optax.clip_by_global_norm(1e-3), optax.sgd(0.1)), None, "MEAN", "mean-of-sums", "apply"),
+        (squares, optax.sgd(0.1), unit, "SUM", "gradient-before-reduction", "norm"),
+        (mean_and_sum, optax.sgd(0.1), None, "SUM", "local-mean", "mean"),
+        (rows_in_turn, optax.sgd(0.1), None, "SUM", "local-mean", "shape[0]"),
+        (counted, optax.sgd(0.1), None, "SUM", "local-total", "sum()"),
+    ],
+)
+@pytest.mark.slow
+def test_a_mistake_in_a_form_of_its_own_is_named(
+    loss: Any, transform: Any, change: Any, how: str, name: str, text: str
+) -> None:
+    strategy = replicas()
+    step = step_of(strategy, loss, transform, change, how)
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        found = testing.verify(step, *arrays((ROWS, 4), (ROWS, 2)), strategy=strategy, raises=False)
+    assert [one.culprit.pattern.name for one in found.findings] == [name], str(found)
+    place = found.findings[0].culprit.place
+    assert place is not None, str(found)
+    assert place.file == __file__, str(found)
+    assert text in place.whole, str(found)
+
+
+def test_means_of_means_are_right_where_the_batch_divides() -> None:
+    strategy = replicas()
+    step = step_of(strategy, lambda w, v, x, y: ((x @ w @ v - y) ** 2).mean(), optax.sgd(0.1), None, "MEAN")
+    found = testing.verify(step, *arrays((ROWS, 4), (ROWS, 2)), strategy=strategy)
+    assert [one.culprit.pattern.name for one in found.findings] == ["mean-of-means"]
+    with pytest.raises(testing.NotOneDeviceError, match="mean-of-means"):
+        testing.verify(step, *arrays((ROWS - 1, 4), (ROWS - 1, 2)), strategy=strategy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("right", [True, False])
+def test_a_step_that_draws_its_batches_is_verified_with_them(right: bool) -> None:
+    strategy = replicas()
+    step = step_of(strategy, squares if right else mean_and_sum, optax.sgd(0.1)).python_function
+    data = strategy.experimental_make_numpy_dataset(tuple(arrays((4 * ROWS, 4), (4 * ROWS, 2)))).batch(ROWS)
+    iterator = iter(strategy.experimental_distribute_dataset(data))
+
+    @jd.function
+    def steps(iterator: Any) -> None:
+        step(*next(iterator))
+        step(*next(iterator))
+
+    found = testing.verify(steps, iterator, raises=False)
+    assert found.right == right, str(found)
+    assert found.tried, str(found)
+
+
+@pytest.mark.parametrize(("how", "name"), [("SUM", ""), ("MEAN", "mean-of-sums")])
+def test_what_a_program_reduces_outside_of_its_step_is_verified(how: str, name: str) -> None:
+    strategy = replicas()
+    (w,) = variables(strategy, (4, 2))
+    batches = [arrays((ROWS, 4))[0]] * 2
+
+    @jd.function
+    def step(x: Any) -> Any:
+        return strategy.run(lambda x: ((x @ w) ** 2).sum() / ROWS, (x,))
+
+    watcher = Watcher(lambda _: None, None)
+    with observe(watcher, *KINDS):
+        for batch in strategy.experimental_distribute_dataset(batches):
+            strategy.reduce(how, step(batch), axis=None)
+    assert [one.culprit.pattern.name for verdict in watcher.verdicts for one in verdict.findings] == [name] * bool(name)
+    assert len(watcher.verdicts) == 2
+
+
+def test_a_step_that_fails_while_it_is_verified_leaves_the_strategy_as_it_was() -> None:
+    strategy = replicas()
+    mesh = strategy.extended.mesh
+    (w,) = variables(strategy, (4, 2))
+    before, policy = dict(vars(mesh)), w.policy
+    calls: list[int] = []
+
+    def replica(x: Any) -> Any:
+        calls.append(x.shape[0])
+        if len(calls) > 1:
+            raise RuntimeError("only once")
+        return (x @ w).sum()
+
+    @jd.function
+    def step(x: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica, (x,)), axis=None)
+
+    found = testing.verify(step, *arrays((ROWS, 4)), strategy=strategy, raises=False)
+    assert not found.tried
+    assert "only once" in str(found)
+    assert all(vars(mesh)[name] == value for name, value in before.items())
+    assert w.policy is policy
+    assert "call_for_each_replica" not in vars(strategy.extended)
+
+
+SERVERS = """
+import numpy as np, optax, jaxtribute as jd
+if __name__ == "__main__":
+    strategy = jd.ParameterServerStrategy({"ps": 1, "worker": 1})
+    coordinator = jd.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        w = jd.Variable(np.ones((3, 1), np.float32), name="w")
+        steps = jd.Variable(0, name="steps")
+        sgd = jd.Optimizer(optax.sgd(0.1), [w])
+
+    def replica(x):
+        _, gradients = jd.value_and_grad(lambda: LOSS, [w])()
+        sgd.apply_gradients(gradients)
+        steps.assign_add(1)
+
+    @jd.function
+    def step(iterator):
+        strategy.run(replica, (next(iterator),))
+
+    def data():
+        return strategy.experimental_make_numpy_dataset(np.eye(8, 3, dtype=np.float32)).repeat().batch(8)
+
+    iterator = iter(coordinator.create_per_worker_dataset(data))
+    for _ in range(3):
+        coordinator.schedule(step, args=(iterator,))
+    coordinator.join()
+    assert int(steps) == 3
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(("loss", "line"), [("((x @ w) ** 2).sum() / 8", ""), ("((x @ w) ** 2).mean()", "train.py:11")])
+def test_a_function_of_a_coordinator_is_verified(
+    loss: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SERVERS.replace("LOSS", loss))
+    # A worker of one replica does not see what differs on several: that is told, and no failure.
+    assert main(["verify", str(script)]) == 0, capsys.readouterr()
+    printed = capsys.readouterr().out
+    assert ("step: as on one device" in printed) == (not line), printed
+    assert line in printed
