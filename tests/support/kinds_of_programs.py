@@ -78,7 +78,7 @@ def keras() -> None:
     with jd.MirroredStrategy().scope():
         net = library.Sequential([library.layers.Input((4,)), library.layers.Dense(3, "relu"), library.layers.Dense(1)])
         net.compile("adam", "mse", metrics=["mae"])
-    net.fit(X, Y, batch_size=BATCH, verbose=0)
+    net.fit(X, Y, batch_size=BATCH, verbose=0)  # pyright: ignore[reportArgumentType]
 
 
 def tf() -> None:

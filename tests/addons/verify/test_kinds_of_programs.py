@@ -126,7 +126,7 @@ def test_a_step_that_draws_its_batches_is_verified_with_them(right: bool) -> Non
 
 
 @pytest.mark.parametrize(("how", "name"), [("SUM", ""), ("MEAN", "mean-of-sums")])
-def test_what_a_program_reduces_outside_of_its_step_is_verified(how: str, name: str) -> None:
+def test_what_a_program_reduces_outside_of_its_step_is_verified(how: Any, name: str) -> None:
     strategy = replicas()
     (w,) = variables(strategy, (4, 2))
     batches = [arrays((ROWS, 4))[0]] * 2

@@ -14,8 +14,9 @@ import jax
 
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.execution.capture import Capture, capture
-from jaxtribute._src.core.execution.function import Function, is_whole_variable
+from jaxtribute._src.core.execution.function import Function
 from jaxtribute._src.core.execution.nests import is_array
+from jaxtribute._src.core.execution.signatures import is_whole_variable
 from jaxtribute._src.core.jaxprs.core import opened
 from jaxtribute._src.core.layouts import reasons
 from jaxtribute._src.core.layouts.axes import AxisClasses
