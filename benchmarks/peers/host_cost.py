@@ -56,6 +56,7 @@ class Answer:
 
     def __init__(self, jitted: Any) -> None:
         self._jitted, self._results = jitted, None
+        self.lower = jitted.lower
 
     def __call__(self, written: list[Any], read: list[Any], given: Any, guard: Any) -> list[Any]:
         if self._results is None:

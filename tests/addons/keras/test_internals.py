@@ -231,7 +231,7 @@ def test_datasets_and_callbacks(tmp_path: Any) -> None:
     backup.set_model(model)
     backup.on_epoch_begin(0)
     backup.on_epoch_end(0)
-    assert '"epoch": 0' in internals.backup_file(backup).read_text(encoding="utf-8")
+    assert '"epoch": 1' in internals.backup_file(backup).read_text(encoding="utf-8")
 
 
 def test_names_are_numbered_as_if_nothing_had_been_made() -> None:

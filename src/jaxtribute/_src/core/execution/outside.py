@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxtribute._src.core.execution.nests import is_whole
 from jaxtribute._src.core.jaxprs.core import Tracer
 from jaxtribute._src.core.types import Function, Leaf, Nest
 
@@ -56,6 +57,8 @@ def watched(fn: Function, nest: Nest, replicas: int) -> Generator[None]:
             continue
         if isinstance(value, Tracer):
             told = "holds what was traced, no array, once the function is compiled"
+        elif replicas == 1:
+            continue
         else:
             told = f"was replaced while {replicas} replicas ran, by each for itself: nothing is reduced between them"
         warnings.warn(
@@ -67,7 +70,8 @@ def watched(fn: Function, nest: Nest, replicas: int) -> Generator[None]:
 
 def _places(fn: Function, nest: Nest) -> Iterator[_Place]:
     """The places with arrays, in what the function closes over, in its globals, its object and its arguments."""
-    pending: list[tuple[Any, str, int]] = [(leaf, type(leaf).__name__, _DEPTH) for leaf in jax.tree.leaves(nest)]
+    leaves = jax.tree.leaves(nest, is_leaf=is_whole)  # a variable is looked at in no way: its value may be no one array
+    pending: list[tuple[Any, str, int]] = [(leaf, type(leaf).__name__, _DEPTH) for leaf in leaves]
     pending.append((fn, "", _DEPTH))
     seen = set[int]()
     while pending and len(seen) < _LOOKS:

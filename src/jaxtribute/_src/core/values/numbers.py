@@ -77,7 +77,7 @@ def check_numbers(dtype: DType, what: str) -> None:
     Raises:
       ArgumentTypeError: it is one.
     """
-    if jnp.issubdtype(getattr(dtype, "dtype", dtype), jax.dtypes.prng_key):
+    if not isinstance(dtype, (str, type)) and jnp.issubdtype(getattr(dtype, "dtype", dtype), jax.dtypes.prng_key):
         raise ArgumentTypeError(
             f"{what} is of {dtype}, a random key, and variables hold numbers. HINT: keep jax.random.key_data(key), and "
             "use jax.random.wrap_key_data(variable.read_value())."
