@@ -160,3 +160,21 @@ def _saved_and_loaded(folder: Path) -> dict[str, float]:
             epochs = other.fit(**fit, epochs=3, callbacks=[backup, *callbacks]).epoch
     found["backup"] = float(epochs != [2])
     return found
+
+
+def save_slices(directory: str) -> float:
+    """Saves a model of which each worker holds slices, and loads it; returns how far off it is."""
+    import jaxtribute as jd
+
+    resolver = strategy().cluster_resolver
+    with relaxed():
+        from keras_models import BATCH, X, Y, classifier, keras
+
+        with jd.FullyShardedStrategy(cluster_resolver=resolver, min_bytes=0).scope():
+            model = classifier()
+        path = Path(directory) / "slices.keras"
+        backup = keras.callbacks.BackupAndRestore(Path(directory) / "backup")
+        model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[backup])
+        model.save(path)
+        pairs = zip(model.get_weights(), keras.models.load_model(path).get_weights(), strict=True)
+        return max(float(np.abs(one - two).max()) for one, two in pairs)

@@ -46,6 +46,11 @@ def test_what_one_worker_saves_all_can_load(multi_process: SharedRunners, tmp_pa
         assert len(found) == 2 * len(keras_workers.SAVES)
 
 
+@pytest.mark.slow
+def test_a_model_in_slices_on_all_workers_is_saved(multi_process: SharedRunners, tmp_path: Path) -> None:
+    assert multi_process(workers=2, devices=2).run(keras_workers.save_slices, (str(tmp_path),)) == [0.0, 0.0]
+
+
 def test_a_process_that_is_alone_shows_and_writes(four: jd.Strategy) -> None:
     assert multi_worker.is_first(four)
     assert not multi_worker.several(four)

@@ -16,6 +16,7 @@ from keras import callbacks
 
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.internals import KerasModel
+from jaxtribute._src.addons.keras.variables import read_by_all
 from jaxtribute.errors import CheckpointError, InputError
 from jaxtribute.typing import Foreign, Leaf, Nest
 
@@ -65,13 +66,14 @@ def running(strategy: Strategy) -> Generator[None]:
         peers.exchange(_FILES, "")
 
 
-def once(strategy: Strategy, path: Leaf, write: Callable[[], Any]) -> Any:
+def once(strategy: Strategy, model: KerasModel, path: Leaf, write: Callable[[], Any]) -> Any:
     """Lets the first worker write a file or folder, and the others go on once it is there.
 
     A worker that does not see it then, as its disk is one of its own, or its path, writes it too.
 
     Args:
       strategy: whose workers they are.
+      model: whose values are written.
       path: what is written.
       write: writes it.
 
@@ -84,7 +86,12 @@ def once(strategy: Strategy, path: Leaf, write: Callable[[], Any]) -> Any:
     peers = strategy.extended.mesh.peers
     if peers is None or _state.writing:
         return write()
-    first, result = is_first(strategy), None
+    with read_by_all([*model.variables, *(model.optimizer.variables if model.optimizer else ())]):
+        return _once(is_first(strategy), peers, path, write)
+
+
+def _once(first: bool, peers: Foreign, path: Leaf, write: Callable[[], Any]) -> Any:
+    result = None
     if first:
         try:
             result = _written(write)

@@ -171,7 +171,7 @@ def _written_once(original: Method, strategy: Strategy, model: KerasModel, *args
         with Context.entered(Context.outside()):
             return original(model, *args, **kwargs)
 
-    return multi_worker.once(strategy, kwargs.get("filepath", args[0] if args else None), write)
+    return multi_worker.once(strategy, model, kwargs.get("filepath", args[0] if args else None), write)
 
 
 def _made(

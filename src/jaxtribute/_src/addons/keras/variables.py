@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Generator, Hashable, Iterable
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import keras
+import numpy as np
 
 from jaxtribute import Variable, VariableAggregation
 from jaxtribute._src.addons.keras import internals
@@ -18,7 +20,7 @@ from jaxtribute._src.addons.keras.merging import SEED, moved_seed
 from jaxtribute._src.addons.keras.share import current
 from jaxtribute.errors import VariableError
 from jaxtribute.extending import Context, Eager
-from jaxtribute.typing import Array, Foreign, Leaf
+from jaxtribute.typing import Array, Foreign, HostArray, Leaf
 
 if TYPE_CHECKING:
     from jaxtribute import Strategy
@@ -33,6 +35,8 @@ class StrategyVariable(keras.Variable):
 
     strategy: Strategy
     _stored: Variable | None = None
+    _read: HostArray | None = None
+    """The value while one worker alone writes it to a file, if other workers hold parts of it."""
 
     def assign(self, value: Leaf) -> Any:
         """Gives the variable a new value.
@@ -64,7 +68,7 @@ class StrategyVariable(keras.Variable):
     def _value(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         if self._stored is None:
             return None
-        value = self._stored.read_value()
+        value = self._stored.read_value() if self._read is None else self._read
         return moved_seed(value, worker_index() or 0) if self.name == SEED and self._is_remote() else value
 
     @_value.setter
@@ -127,6 +131,25 @@ class StrategyVariable(keras.Variable):
             return None
         owner = internals.owner_of_slot(self.name, tuple(self.shape))
         return owner.stored.policy.layout if isinstance(owner, StrategyVariable) else ()
+
+
+@contextmanager
+def read_by_all(variables: Iterable[KerasVariable]) -> Generator[None]:
+    """Reads the variables of which other workers hold parts, as all do together; then each may read them alone."""
+    parts = [
+        variable
+        for variable in variables
+        if isinstance(variable, StrategyVariable)
+        and variable._stored is not None  # pyright: ignore[reportPrivateUsage]
+        and variable.stored.policy.cut is not None
+    ]
+    try:
+        for variable in parts:
+            variable._read = np.asarray(variable.stored.read_value())  # pyright: ignore[reportPrivateUsage]
+        yield
+    finally:
+        for variable in parts:
+            variable._read = None  # pyright: ignore[reportPrivateUsage]
 
 
 def tell_followers(variables: Iterable[KerasVariable], change: Hashable) -> None:
