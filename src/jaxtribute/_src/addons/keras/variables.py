@@ -20,7 +20,7 @@ from jaxtribute._src.addons.keras.merging import SEED, moved_seed
 from jaxtribute._src.addons.keras.share import current
 from jaxtribute.errors import VariableError
 from jaxtribute.extending import Context, Eager
-from jaxtribute.typing import Array, Foreign, HostArray, Leaf
+from jaxtribute.typing import Array, Foreign, Leaf
 
 if TYPE_CHECKING:
     from jaxtribute import Strategy
@@ -35,7 +35,7 @@ class StrategyVariable(keras.Variable):
 
     strategy: Strategy
     _stored: Variable | None = None
-    _read: HostArray | None = None
+    _read: Foreign = None
     """The value while one worker alone writes it to a file, if other workers hold parts of it."""
 
     def assign(self, value: Leaf) -> Any:
