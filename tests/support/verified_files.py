@@ -23,7 +23,8 @@ def verdicts(file: Path) -> list[Verdict]:
     watcher = Watcher(lambda _: None, 6 if file.suffix == ".py" else None)
     with observe(watcher, *KINDS), contextlib.redirect_stdout(io.StringIO()):
         if file.suffix == ".py":
-            run_script(file, [])
+            # All run on the devices of this process.
+            run_script(file, ["--devices", "4"] if '"--devices"' in file.read_text(encoding="utf-8") else [])
         else:
             run_page(file)
     return watcher.verdicts

@@ -63,7 +63,10 @@ def test_programs_train_to_the_losses_of_tensorflow(tmp_path: Path) -> None:
         assert old in text
         (tmp_path / f"{name}.py").write_text(text.replace(old, new) if old else text)
     # In one process, which loads the libraries once.
-    runner = "import runpy, sys\nfor path in sys.argv[1:]:\n    runpy.run_path(path, run_name='__main__')\n"
+    runner = (
+        "import runpy, sys, warnings\nwarnings.simplefilter('ignore')\n"
+        "for path in sys.argv[1:]:\n    runpy.run_path(path, run_name='__main__')\n"
+    )
     output = run_python(runner, *[str(tmp_path / f"{name}.py") for name in CHOSEN], devices=2, timeout=2900)
     results = [json.loads(line) for line in output.split("\n") if line.startswith("{")]
     for name, seen in zip(CHOSEN, results, strict=True):

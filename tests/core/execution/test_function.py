@@ -664,3 +664,23 @@ def test_numbers_of_numpy_are_arrays_of_the_program(replicas: int) -> None:
     for number in (np.float32(0.0), np.float32(-0.0), np.float32(2)):
         assert components(step(number)) == [1 / number if number else math.copysign(math.inf, number)] * replicas
     assert step.experimental_get_tracing_count() == 1
+
+
+def test_a_nest_is_donated_in_every_call() -> None:
+    count = jd.Variable(0.0)
+
+    @jd.function(donate_argnums=(1,))
+    def step(kept: Any, state: Any, x: Any) -> Any:
+        count.assign_add(1.0)
+        return {"a": state["a"] + x, "b": (state["b"][0] * kept["k"],)}, state["a"] - 1
+
+    for rows in (3, 3, 5):
+        state: Any = {"a": jnp.ones(rows), "b": (jnp.full(rows, 2.0),)}
+        for turn in range(3):
+            given, (state, before) = state, step({"k": jnp.float32(2)}, state, jnp.ones(rows))
+            np.testing.assert_array_equal(state["a"], np.full(rows, 2.0 + turn))
+            np.testing.assert_array_equal(state["b"][0], np.full(rows, 2.0 ** (turn + 2)))
+            np.testing.assert_array_equal(before, np.full(rows, turn))
+            assert given["a"].is_deleted()
+            assert given["b"][0].is_deleted()
+    assert count.numpy() == 9

@@ -41,7 +41,7 @@ def test_a_script_from_beginning_to_end(tmp_path: Path, capsys: pytest.CaptureFi
     printed = capsys.readouterr().out
     assert "training.py: batch 24 on 2 replica(s)" in printed
     assert "4 host(s) of 3 h200, nvlink within, 12.5GB/s,20us/host between" in printed
-    lines = [line.split()[:3] for line in printed.splitlines() if line.strip()[:1].isdigit()]
+    lines = [line.strip("> ").split()[:3] for line in printed.splitlines() if line.strip("> ")[:1].isdigit()]
     assert lines[1:] == [[n, "24", str(-(-24 // int(n)))] for n in ("1", "2", "3", "6", "12")]
     assert "An epoch of 100 examples: 5 steps" in printed
     assert "4 on each device" not in printed

@@ -232,7 +232,7 @@ class CompiledStep:
           What the program gives, for `finished`; and the slots of the variables that it has written.
         """
         variables = self.variables
-        if given is None or self._takes_leaves:
+        if given is None or self._takes_leaves or self.donated_leaves:  # what is donated is picked among the leaves
             given = None
         elif self._structure is None:
             self._structure = leaves_of(given)[1]
