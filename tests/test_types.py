@@ -99,4 +99,4 @@ def test_the_types_of_public_names_are_known(tmp_path: Path) -> None:
     unknown = [
         one["name"] for one in report["typeCompleteness"]["symbols"] if one["isExported"] and not one["isTypeKnown"]
     ]
-    assert report["typeCompleteness"]["completenessScore"] >= 0.98, unknown
+    assert report["typeCompleteness"]["completenessScore"] >= 0.95, unknown

@@ -219,7 +219,7 @@ def _of(seed: Sequence[int]) -> np.random.Generator:
     return np.random.default_rng([int(one) for one in np.asarray(seed).ravel()])
 
 
-def _drawn(function: Callable[..., jax.Array], name: str) -> tuple[Any, Any]:
+def _drawn(function: Callable[..., jax.Array], name: str) -> tuple[Callable[..., jax.Array], Callable[..., jax.Array]]:
     """A function with a drawn argument, or applied or not, and the same for a seed of two integers."""
 
     def changed(image: TensorLike, bounds: Sequence[float], generator: np.random.Generator) -> jax.Array:
