@@ -199,7 +199,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(("loss", "line"), [("((x @ w) ** 2).sum() / 8", ""), ("((x @ w) ** 2).mean()", "train.py:11")])
+@pytest.mark.parametrize(("loss", "line"), [("((x @ w) ** 2).sum() / 8", ""), ("((x @ w) ** 2).mean()", "train.py:12")])
 def test_a_function_of_a_coordinator_is_verified(loss: str, line: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SERVERS.replace("LOSS", loss))
