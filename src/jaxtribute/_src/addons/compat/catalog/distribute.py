@@ -29,6 +29,19 @@ class Module:
 
 
 # Members stand in one text, split where they are looked up: the table is read by eye, against TensorFlow's pages.
+_RESOLVERS = {
+    "ClusterResolver": _RESOLVER,
+    "GCEClusterResolver": "rpc_layer",
+    "KubernetesClusterResolver": "",
+    "KubernetesExecutableLocation": "WITHIN_CLUSTER OFF_CLUSTER",
+    "SimpleClusterResolver": "rpc_layer",
+    "SlurmClusterResolver": "get_task_info",
+    "TFConfigClusterResolver": "rpc_layer",
+    "TPUClusterResolver": "connect get_coordination_service_leader get_job_name get_master "
+    "get_tpu_system_metadata set_tpu_topology tpu_hardware_feature",
+    "UnionResolver": "rpc_layer",
+}
+
 MODULES: dict[str, Module] = {
     "tf.distribute": Module(
         "jd",
@@ -102,18 +115,7 @@ MODULES: dict[str, Module] = {
     ),
     "tf.distribute.cluster_resolver": Module(
         "jd.cluster_resolver",
-        {
-            "ClusterResolver": _RESOLVER,
-            "GCEClusterResolver": "rpc_layer",
-            "KubernetesClusterResolver": "",
-            "KubernetesExecutableLocation": "WITHIN_CLUSTER OFF_CLUSTER",
-            "SimpleClusterResolver": "rpc_layer",
-            "SlurmClusterResolver": "get_task_info",
-            "TFConfigClusterResolver": "rpc_layer",
-            "TPUClusterResolver": "connect get_coordination_service_leader get_job_name get_master "
-            "get_tpu_system_metadata set_tpu_topology tpu_hardware_feature",
-            "UnionResolver": "rpc_layer",
-        },
+        _RESOLVERS,
     ),
     "tf.distribute.coordinator": Module(
         "jd.coordinator",
@@ -170,17 +172,6 @@ MODULES: dict[str, Module] = {
     ),
     "tf.compat.v1.distribute.cluster_resolver": Module(
         "v1.cluster_resolver",
-        {
-            "ClusterResolver": _RESOLVER,
-            "GCEClusterResolver": "rpc_layer",
-            "KubernetesClusterResolver": "",
-            "KubernetesExecutableLocation": "WITHIN_CLUSTER OFF_CLUSTER",
-            "SimpleClusterResolver": "rpc_layer",
-            "SlurmClusterResolver": "get_task_info",
-            "TFConfigClusterResolver": "rpc_layer",
-            "TPUClusterResolver": "connect get_coordination_service_leader get_job_name get_master "
-            "get_tpu_system_metadata set_tpu_topology tpu_hardware_feature",
-            "UnionResolver": "rpc_layer",
-        },
+        _RESOLVERS,
     ),
 }
