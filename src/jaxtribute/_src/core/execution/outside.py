@@ -71,7 +71,7 @@ def watched(fn: Function, nest: Nest, replicas: int) -> Generator[None]:
 def _places(fn: Function, nest: Nest) -> Iterator[_Place]:
     """The places with arrays, in what the function closes over, in its globals, its object and its arguments."""
     leaves = jax.tree.leaves(nest, is_leaf=is_whole)  # a variable is looked at in no way: its value may be no one array
-    pending: list[tuple[Any, str, int]] = [(leaf, type(leaf).__name__, _DEPTH) for leaf in leaves]
+    pending: list[tuple[Any, str, int]] = [(leaf, type(leaf).__name__, _DEPTH) for leaf in leaves if _opens(type(leaf))]
     pending.append((fn, "", _DEPTH))
     seen = set[int]()
     while pending and len(seen) < _LOOKS:
@@ -80,9 +80,9 @@ def _places(fn: Function, nest: Nest) -> Iterator[_Place]:
             continue
         seen.add(id(whole))
         for place in _inside(whole, name):
-            if isinstance(place.value, jax.Array | np.ndarray):
+            if _is_array(type(place.value)):
                 yield place
-            elif depth:
+            elif depth and _opens(type(place.value)):
                 pending.append((place.value, place.name, depth - 1))
 
 
@@ -103,9 +103,22 @@ def _inside(whole: Leaf, name: str) -> Iterator[_Place]:
         if len(whole) < _LOOKS:
             for key, value in whole.items() if kind is dict else enumerate(whole):
                 yield _Place(whole, key, f"{name}[{key!r}]", value)
-    elif _of_user(kind.__module__) and hasattr(whole, "__dict__") and not isinstance(whole, type):
+    elif hasattr(whole, "__dict__"):
         for key, value in vars(whole).items():
             yield _Place(vars(whole), key, f"{name}.{key}", value)
+
+
+@lru_cache(maxsize=1024)
+def _opens(kind: type[Any]) -> bool:
+    """True if there may be places in objects of a class. Each eager step asks it of all that its function can reach."""
+    containers = (FunctionType, MethodType, partial, dict, list)
+    return kind in containers or (_of_user(kind.__module__) and not issubclass(kind, type))
+
+
+@lru_cache(maxsize=1024)
+def _is_array(kind: type[Any]) -> bool:
+    """True for classes of arrays; asking each object takes JAX much longer."""
+    return issubclass(kind, (jax.Array, np.ndarray, Tracer))
 
 
 def _names(fn: FunctionType) -> Iterator[_Place]:
