@@ -21,6 +21,7 @@ import pytest
 
 import jaxtribute as jd
 import jaxtribute.input
+from processes import run_python
 
 MODULES: dict[str, ModuleType] = {
     "jd": jd,
@@ -190,7 +191,18 @@ def test_the_examples_of_public_names_run() -> None:
 
 @pytest.mark.ray
 def test_the_example_of_parameter_servers_runs() -> None:
-    run_example("jaxtribute.ParameterServerStrategy", doc(jd.ParameterServerStrategy))
+    """In a process of its own: Ray starts its processes from this one, and sets environment variables."""
+    source = """
+        import doctest
+        import inspect
+
+        import jaxtribute as jd
+
+        text = inspect.getdoc(jd.ParameterServerStrategy)
+        example = doctest.DocTestParser().get_doctest(text, {"jd": jd}, "example", None, 0)
+        print(doctest.DocTestRunner(verbose=False).run(example))
+    """
+    assert "failed=0, attempted=8" in run_python(source, timeout=300)
 
 
 def test_help_shows_no_private_address() -> None:
