@@ -563,9 +563,7 @@ def _scale(record: Record) -> float:
 
 def _paired(one: Tape, other: Tape) -> dict[int, int]:
     """By the number of an operation on one device, that of the same one on a replica."""
-    keys = [
-        [(record.name, record.place.line if record.place else 0) for record in tape.records] for tape in (one, other)
-    ]
+    keys = [[(record.name, record.place) for record in tape.records] for tape in (one, other)]
     if keys[0] == keys[1]:
         return {number: number for number in range(len(keys[0]))}
     matcher = difflib.SequenceMatcher(None, *keys, autojunk=False)
