@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from jaxtribute._src.addons.verify.machine import Branch
 from jaxtribute.extending import slice_sizes
 
 _EVEN = (12, 24, 48)
@@ -19,15 +20,24 @@ _FACTORS = 1e4, 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Replicas, how many rows of a batch each of them has, and a factor of all gradients."""
+    """Replicas, and how a step runs on them.
+
+    Attributes:
+      sizes: how many rows of a batch each of them has.
+      factor: of all gradients.
+      ahead: steps that one device has done before.
+      branch: a branch that is taken in place of the one that its condition asks for.
+    """
 
     sizes: tuple[int, ...]
     factor: float = 1.0
+    ahead: int = 0
+    branch: Branch | None = None
 
     @property
     def alone(self) -> Arrangement:
         """One device with the whole batch."""
-        return Arrangement((self.rows,), self.factor)
+        return replace(self, sizes=(self.rows,))
 
     @property
     def replicas(self) -> int:
@@ -52,18 +62,44 @@ class Arrangement:
         return "divides" if len(set(self.sizes)) == 1 else "does not divide"
 
     def __str__(self) -> str:
-        scaled = "" if self.factor == 1 else f", gradients x {self.factor:g}"
-        return f"{self.replicas} replicas with {', '.join(map(str, self.sizes))} rows{scaled}"
+        return f"{self.replicas} replicas with {', '.join(map(str, self.sizes))} rows{self._more}"
 
     @property
     def short(self) -> str:
         """The replicas' rows."""
-        return "+".join(map(str, self.sizes)) + ("" if self.factor == 1 else f" with gradients x {self.factor:g}")
+        return "+".join(map(str, self.sizes)) + self._more
+
+    @property
+    def _more(self) -> str:
+        scaled = "" if self.factor == 1 else f" with gradients x {self.factor:g}"
+        later = f" {self.ahead} step(s) later" if self.ahead else ""
+        return scaled + later + (f" in the other branch of {self.branch.place}" if self.branch else "")
 
     def parts(self, value: Any, each: int = 1) -> list[Any]:
         """The rows of an array that each replica gets, where an example has `each` of them."""
         bounds = np.cumsum([0, *self.sizes]) * each
         return [value[start:stop] for start, stop in pairwise(bounds)]
+
+
+def pairs(batch: int, ahead: int = 0, branch: Branch | None = None) -> list[Arrangement]:
+    """Two replicas that share a batch evenly; the first arrangement that the step takes is enough.
+
+    Args:
+      batch: number of rows of the program's own batch.
+      ahead: see `Arrangement`.
+      branch: likewise.
+    """
+    return _even(batch, 2, ahead, branch)
+
+
+def uneven(ahead: int = 0) -> list[Arrangement]:
+    """Two replicas that do not; likewise."""
+    return [Arrangement(slice_sizes(rows, 2), ahead=ahead) for rows in (11, 9)]
+
+
+def _even(batch: int, replicas: int, ahead: int = 0, branch: Branch | None = None) -> list[Arrangement]:
+    shares = [rows for rows in (*_EVEN, batch) if rows and rows % replicas == 0]
+    return [Arrangement(slice_sizes(rows, replicas), ahead=ahead, branch=branch) for rows in shares]
 
 
 def arrangements(batch: int) -> Iterator[Sequence[Arrangement]]:
@@ -72,18 +108,13 @@ def arrangements(batch: int) -> Iterator[Sequence[Arrangement]]:
     Args:
       batch: number of rows of the program's own batch.
     """
-    sizes = [*_EVEN, batch]
-
-    def even(replicas: int) -> Sequence[Arrangement]:
-        return [Arrangement(slice_sizes(rows, replicas)) for rows in sizes if rows and rows % replicas == 0]
-
-    yield even(2)
+    yield pairs(batch)
     # Behind one replica's share the others have less: 11 over 2 is 6 and 5, over 3 it is 4, 4 and 3.
-    yield [Arrangement(slice_sizes(rows, 2)) for rows in (11, 9)]
-    yield even(3)
-    yield even(4)
+    yield uneven()
+    yield _even(batch, 3)
+    yield _even(batch, 4)
     yield [Arrangement(slice_sizes(rows, 3)) for rows in (11, 8)]
     yield [Arrangement(slice_sizes(rows, 4)) for rows in (5, 9)]
     # What is clipped, or not yet, hides how large gradients are.
     for factor in _FACTORS:
-        yield [Arrangement(one.sizes, factor) for one in even(2)]
+        yield [Arrangement(one.sizes, factor) for one in pairs(batch)]

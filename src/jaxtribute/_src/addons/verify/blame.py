@@ -119,6 +119,8 @@ class Suspects:
 
     def culprit(self) -> Culprit:
         """The first mistake."""
+        if all(one.own for one in self._apart):
+            return self._never_reduced()
         leaves, chain = self._leaves()
         if not leaves:
             return self._unreduced() or self._unknown()
@@ -248,7 +250,7 @@ class Suspects:
         if before is not None:
             return self._named("gradient-before-reduction", before)
         if relation.kind is Kind.NONE:
-            return self._broken(leaf, chain)
+            return self._named("rows-of-replica", leaf) if self._counts_rows(leaf) else self._broken(leaf, chain)
         collective = self._wrong_collective(leaf, chain)
         if collective is not None:
             return collective
@@ -256,6 +258,8 @@ class Suspects:
             return self._summed_twice(leaf)
         if self._is_mean_of_sums(leaf):
             return self._named("mean-of-sums", leaf)
+        if self._counts_rows(leaf):
+            return self._named("rows-of-replica", leaf)
         if relation.kind in (Kind.SCALED, Kind.SUM) and relation.factor < 1 - 1e-9:
             return self._named("scaled-by-replicas", leaf)
         if self._counts_replicas(leaf):
@@ -473,6 +477,22 @@ class Suspects:
                 return True
         return False
 
+    def _counts_rows(self, leaf: int) -> bool:
+        """True if an operation adds or multiplies by a constant that is a number of rows: the replica's own."""
+        record, other = self._tape.records[leaf], self._other(0, leaf)
+        if other is None or record.name not in (*_ADDS, "mul"):
+            return False
+        rows = self._arrangement.rows, self._arrangement.sizes[0]
+        return any(
+            not makers and not is_key(mine) and not np.ndim(mine) and (abs(float(mine)), abs(float(theirs))) == rows
+            for mine, theirs, makers in zip(
+                record.operands,
+                other.operands,
+                (self._operand_makers(leaf, place) for place in range(len(record.operands))),
+                strict=True,
+            )
+        )
+
     def _wrong_collective(self, leaf: int, chain: set[int]) -> Culprit | None:
         """The reduction that is to blame, where the value of each replica is right for other results."""
         line = self._tape.records[leaf].place
@@ -498,6 +518,20 @@ class Suspects:
             if number > leaf and self._is_sum(number) and str(self._tape.records[number].place) not in lines:
                 return self._named("sum-of-means", number, leaf)
         return None
+
+    def _never_reduced(self) -> Culprit:
+        """Blames what first takes a gradient, or else anything, that each replica has of its own, into the state."""
+        numbers = [number for number in sorted(self._upstream(self._wrong)) if self._tape.records[number].eqn]
+        for number in numbers:
+            record = self._tape.records[number]
+            for maker in () if record.backwards or self._is_sum(number) else self._all_makers(number):
+                own = self._relation(maker).kind not in (Kind.SAME, Kind.SKIPPED)
+                if own and self._tape.records[maker].backwards:
+                    return self._named("not-reduced", number, maker)
+        for number in numbers:
+            if self._relation(number).kind not in (Kind.SAME, Kind.SKIPPED, Kind.ROWS):
+                return self._named("not-reduced", number)
+        return Culprit(_TABLE["not-reduced"], None)
 
     def _unreduced(self) -> Culprit | None:
         """Blames a value that each replica has right, and that nothing puts together."""

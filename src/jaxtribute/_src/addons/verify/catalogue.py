@@ -122,6 +122,25 @@ _PATTERNS = (
         "have equally many",
     ),
     Pattern(
+        "rows-of-replica",
+        "the number of this replica's rows stands for that of the batch",
+        "count the rows of all replicas: jd.get_replica_context().all_reduce('SUM', x.shape[0]), or the batch size that "
+        "the program knows",
+    ),
+    Pattern(
+        "not-reduced",
+        "the state that the next call is given is this replica's own, made of its own rows: every replica trains a "
+        "model of its own",
+        "reduce what changes the state first: gradients = jd.get_replica_context().all_reduce('SUM', gradients), of a "
+        "loss by jd.nn.compute_average_loss(..., global_batch_size=...); statistics likewise, with 'MEAN'",
+    ),
+    Pattern(
+        "not-distributed",
+        "no argument of strategy.run is distributed: every replica computes with the whole batch",
+        "for batch in strategy.experimental_distribute_dataset(batches), or for arrays at hand "
+        "strategy.experimental_distribute_values_from_function(lambda context: this replica's rows)",
+    ),
+    Pattern(
         "one-replica",
         "the value of one replica stands for that of all",
         "strategy.reduce('MEAN', value, axis=None) or 'SUM'; a variable with aggregation MEAN or SUM",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from jaxtribute import Variable
-from jaxtribute._src.addons.verify.operations import is_key
+from jaxtribute._src.addons.verify.feeding import is_seed
+from jaxtribute._src.addons.verify.operations import as_wide, is_key
 from jaxtribute._src.addons.verify.stage import Outcome, combined, is_rows
 
 _RELATIVE = 1e-6
@@ -32,6 +33,7 @@ class Difference:
       others: the value on the replicas, or each replica's.
       error: the largest difference, as a part of the largest change (or value) on one device.
       variable: the variable; None for results.
+      own: True for state of which each replica has another value.
     """
 
     name: str
@@ -39,49 +41,106 @@ class Difference:
     others: Any
     error: float
     variable: Variable | None
+    own: bool = False
 
 
-def differences(alone: Outcome, found: Outcome, state: dict[Variable, Any], open_: list[str]) -> Iterator[Difference]:
-    """Gives what differs; notes in `open_` what cannot be compared."""
+@dataclass(slots=True)
+class Before:
+    """What a step was given.
+
+    Attributes:
+      variables: what they hold.
+      results: by the path of a result that looks like an argument that argument.
+      fed: the paths of those that were seen to be the argument of the next call.
+    """
+
+    variables: Mapping[Variable, Any]
+    results: Mapping[str, Any]
+    fed: Collection[str] = ()
+
+
+def differences(
+    alone: Outcome, found: Outcome, before: Before, open_: list[str], pending: list[str]
+) -> Iterator[Difference]:
+    """Gives what differs.
+
+    Args:
+      alone: the step on one device.
+      found: the step on replicas.
+      before: what it was given.
+      open_: gets what cannot be compared, in words.
+      pending: gets the names of results that differ on each replica and would be a mistake if they were state.
+    """
+    state = before.variables
     changes: dict[Variable, tuple[Any, Any, Any]] = {}
     for variable, one in alone.written.items():
         if variable not in found.written:
             open_.append(f"{variable.name} is written on one device and not on {found.arrangement}")
             continue
-        other, before = found.written[variable], state[variable]
+        other, old = found.written[variable], state[variable]
         if is_rows(variable):
-            one, other, before = combined(variable, one), combined(variable, other), combined(variable, before)
+            one, other, old = combined(variable, one), combined(variable, other), combined(variable, old)
         if one is None or is_key(one):
             continue
-        changes[variable] = (np.asarray(one), np.asarray(other), np.asarray(before))
-    largest = max((_largest(one - before) for one, _, before in changes.values() if _is_real(one)), default=0.0)
+        changes[variable] = (np.asarray(one), np.asarray(other), np.asarray(old))
+    largest = max((_largest(one - old) for one, _, old in changes.values() if _is_real(one)), default=0.0)
     rounded = alone.rounded or found.rounded
-    for variable, (one, other, before) in changes.items():
-        scale = _largest(one - before) if _is_real(one) else 1.0
+    for variable, (one, other, old) in changes.items():
+        scale = _largest(one - old) if _is_real(one) else 1.0
         error = _error(one, other)
-        allowed = _RELATIVE * scale + _GLOBAL * largest
-        if rounded:
-            allowed = _ROUNDED[0] * scale + _ROUNDED[1] * max(_largest(one), largest)
-        if not error <= allowed + _CONSTANTS * _largest(one):
+        if not error <= _allowed(one, scale, largest, rounded=rounded):
             yield Difference(variable.name.removesuffix(":0"), one, other, _part(error, scale), variable)
-    yield from _results(alone, found, open_, rounded=rounded)
+    yield from _results(alone, found, before, open_, pending, rounded=rounded)
 
 
-def _results(alone: Outcome, found: Outcome, open_: list[str], *, rounded: bool) -> Iterator[Difference]:
+def _allowed(one: Any, scale: float, largest: float, *, rounded: bool) -> float:
+    """What two values of a state may differ by, of which one has changed by `scale`, and all by `largest`."""
+    if rounded:
+        return _ROUNDED[0] * scale + _ROUNDED[1] * max(_largest(one), largest) + _CONSTANTS * _largest(one)
+    return _RELATIVE * scale + _GLOBAL * largest + _CONSTANTS * _largest(one)
+
+
+def _results(
+    alone: Outcome, found: Outcome, before: Before, open_: list[str], pending: list[str], *, rounded: bool
+) -> Iterator[Difference]:
+    olds = {path: as_wide(old) for path, old in before.results.items() if not is_key(old)}
+    real = {path: one for path, one in alone.outputs.items() if path in olds and _is_real(one)}
+    largest = max((_largest(one - olds[path]) for path, one in real.items()), default=0.0)
     for path, one in alone.outputs.items():
         other = found.outputs.get(path)
         name = f"the result{path}"
         if is_key(one) or other is None:
             continue
         if isinstance(other, tuple):
-            other = _joined(np.asarray(one), [np.asarray(part) for part in other], found)
+            parts = [np.asarray(part) for part in other]
+            other = _joined(np.asarray(one), parts, found)
             if other is None:
-                open_.append(f"{name} is a value of each replica, which nothing reduces within the step")
+                # By its type it may differ from replica to replica; its numbers may not.
+                other = max(parts, key=lambda part: _error(np.asarray(one), part))
+                same = not any(True for _ in compared(name, np.asarray(one), other, rounded=rounded))
+                if path not in olds:
+                    if not same:
+                        open_.append(f"{name} is a value of each replica, which nothing reduces within the step")
+                    continue
+                scale = _largest(one - olds[path]) if path in real else 1.0
+                error = _error(np.asarray(one), other)
+                if is_seed(one) or error <= _allowed(one, scale, largest, rounded=rounded):
+                    continue
+                if path not in before.fed:
+                    pending.append(name)
+                    continue
+                yield Difference(name, one, other, _part(error, scale), None, own=True)
                 continue
         if np.shape(other) != np.shape(one):
             open_.append(f"{name} has shape {np.shape(one)} on one device and {np.shape(other)} on {found.arrangement}")
             continue
-        yield from compared(name, one, other, rounded=rounded)
+        if path not in real:
+            yield from compared(name, one, other, rounded=rounded)
+            continue
+        # A small step changes a large value by little.
+        scale, error = _largest(one - olds[path]), _error(np.asarray(one), np.asarray(other))
+        if not error <= _allowed(one, scale, largest, rounded=rounded):
+            yield Difference(name, one, other, _part(error, scale), None)
 
 
 def compared(name: str, one: Any, other: Any, *, rounded: bool) -> Iterator[Difference]:

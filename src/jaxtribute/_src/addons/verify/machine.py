@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxtribute import REPLICA_AXIS as AXIS
 from jaxtribute._src.addons.verify.operations import apply, as_wide, is_key
-from jaxtribute._src.addons.verify.sources import Place, place_of
+from jaxtribute._src.addons.verify.sources import Place, is_theirs, place_of
 from jaxtribute.extending import JaxprEqn, Literal, Programs
 
 RANDOM = frozenset({"random_bits", "random_gamma", "rng_bit_generator", "rng_uniform"})
@@ -28,6 +28,21 @@ _LOOPS_AT_MOST = 20_000
 
 class CannotVerify(Exception):  # noqa: N818 (no error of the user's)
     """Something of a step cannot be followed; says what, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A branch of a condition: of `lax.cond`, `lax.switch`, or of a `where` whose condition is a single value.
+
+    Attributes:
+      place: the line and expression.
+      count: number of branches.
+      index: the branch's, from 0; -1 for that of any.
+    """
+
+    place: Place
+    count: int
+    index: int = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +83,8 @@ class Tape:
     """The loops, counted in order, that are kept as one operation each."""
     turns: list[int] = field(default_factory=list)
     """For each loop outside of others how often it went round."""
+    taken: dict[Branch, set[int]] = field(default_factory=dict)
+    """The branches that were taken."""
 
     def add(self, record: Record) -> None:
         """Adds an operation."""
@@ -109,10 +126,11 @@ class Machine:
       replica: its number.
       tape: keeps what is computed.
       factor: what gradients are multiplied by as they leave what JAX made to differentiate.
+      branch: a branch that is taken whatever its condition says.
     """
 
-    def __init__(self, replica: int, tape: Tape, factor: float = 1.0) -> None:
-        self._replica, self._tape, self._factor = replica, tape, factor
+    def __init__(self, replica: int, tape: Tape, factor: float = 1.0, branch: Branch | None = None) -> None:
+        self._replica, self._tape, self._factor, self._branch = replica, tape, factor, branch
         self._looping = 0
         self._inside = 0
         self._backwards = 0
@@ -173,6 +191,9 @@ class Machine:
         elif Programs.names_axis(eqn, AXIS) or (name in RANDOM and not self._looping):
             results = yield Meeting(eqn, operands, place)
         else:
+            if name == "select_n" and not np.ndim(operands[0]) and _is_written(place):
+                chosen = self._chosen(place, len(operands) - 1, int(operands[0]))
+                operands = [np.asarray(chosen, np.asarray(operands[0]).dtype), *operands[1:]]
             results = self._plain(eqn, operands, place)
         # Own objects: a value that an operation hands through would else be taken for what was there before.
         results = [value if is_key(value) else np.asarray(value).view() for value in results]
@@ -244,7 +265,17 @@ class Machine:
     def _cond(self, eqn: JaxprEqn, operands: list[Any], place: Place | None) -> Running:
         branches = eqn.params["branches"]
         chosen = int(np.clip(int(operands[0]), 0, len(branches) - 1))
+        if any("/jax/" not in _file_of(branch).replace("\\", "/") for branch in branches):
+            chosen = self._chosen(place, len(branches), chosen)
         return (yield from self.run(branches[chosen], operands[1:], place))
+
+    def _chosen(self, place: Place | None, count: int, index: int) -> int:
+        """Notes which branch a condition asks for; returns the one to take."""
+        if place is None:
+            return index
+        self._tape.taken.setdefault(Branch(place, count), set()).add(index)
+        forced = self._branch
+        return forced.index if forced and (forced.place, forced.count) == (place, count) else index
 
     def _loop(self, eqn: JaxprEqn, operands: list[Any], place: Place | None) -> Running:
         run = self._scan if eqn.primitive.name == "scan" else self._while
@@ -285,9 +316,17 @@ def _constant(value: Any, dtype: Any) -> Any:
 
 def is_users(program: Any) -> bool:
     """True if a program inside an operation was traced from the user's own function, and not of a library's."""
-    info = getattr(Programs.opened(program), "debug_info", None)
-    file = getattr(info, "func_filename", None) or ""
+    file = _file_of(program)
     return not ("site-packages" in file or "dist-packages" in file or file.startswith("<"))
+
+
+def _file_of(program: Any) -> str:
+    return getattr(getattr(Programs.opened(program), "debug_info", None), "func_filename", None) or ""
+
+
+def _is_written(place: Place | None) -> bool:
+    """True if the user has written a choice on a line, and no library that the line calls."""
+    return place is not None and is_theirs(place.file) and any(word in place.text for word in ("where", "select"))
 
 
 def _stacked(column: list[Any], var: Any) -> Any:

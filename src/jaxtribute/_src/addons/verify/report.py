@@ -30,7 +30,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
         elif verdict.right:
             others = " for batches that replicas do not share evenly; for others as on one device"
         yield f"{verdict.name}: {len(verdict.findings)} difference(s) from one device{others}"
-    elif count:
+    elif count and verdict.outputs:
         yield (
             f"{verdict.name}: as on one device, {verdict.outputs} variables and results "
             f"({', '.join(one.short for one in verdict.tried)})"
@@ -44,6 +44,18 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     for arrangement, reason in verdict.refused:
         reasons.setdefault(reason, []).append(arrangement)
     notes += [f"{'; '.join(one.short for one in where)}: {reason}" for reason, where in reasons.items()]
+    if verdict.pending:
+        names = ", ".join(verdict.pending[:_NAMES]) + (" ..." if len(verdict.pending) > _NAMES else "")
+        yield (
+            f"  NOT VERIFIED: {names}: another value on each replica, which nothing reduces. A mistake if the next call is "
+            "given it as its state"
+        )
+    if verdict.still:
+        yield (
+            "  NOT VERIFIED: no step changes what is trained (a learning rate of 0?), so that a wrong gradient is not seen"
+        )
+    for branch in verdict.untaken:
+        yield f"  NOT VERIFIED: a branch that is not taken: {branch}: {branch.text}"
     for note in notes[:_NOTES]:
         yield f"  not verified: {note}"
     if len(notes) > _NOTES:

@@ -64,6 +64,8 @@ class Outcome:
       ran: True if replicas ran.
       lines: by variable the line of the last write within a replica.
       lost: what could not be followed, in words.
+      shared: True if replicas were given values of their own, such as the rows of a batch.
+      wholes: lines that give all replicas one array that is no state.
     """
 
     arrangement: Arrangement
@@ -75,6 +77,8 @@ class Outcome:
     ran: bool = False
     lines: dict[Variable, Place] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
+    shared: bool = False
+    wholes: list[Place] = field(default_factory=list)
 
 
 class _Replica(TracedReplica):
@@ -138,6 +142,8 @@ class Stage(Executor):
         self._alive: list[Any] = []
         self.batch = 0
         """Number of rows of the program's own batch."""
+        self.placed: set[int] = set()
+        """Ids of arrays that the program has given to all replicas."""
         tapes = [Tape(folded is not None, folded=folded or frozenset()) for _ in arrangement.sizes]
         self.found = Outcome(arrangement, tapes=tapes)
 
@@ -264,7 +270,7 @@ class Stage(Executor):
     def evaluated(self, traces: Sequence[Any], inputs: Sequence[list[Any]]) -> list[list[Any]]:
         """The results of the replicas' programs."""
         running = [
-            Machine(number, tape, self.found.arrangement.factor).run(closed, given)
+            Machine(number, tape, self.found.arrangement.factor, self.found.arrangement.branch).run(closed, given)
             for number, (tape, closed, given) in enumerate(zip(self.found.tapes, traces, inputs, strict=True))
         ]
         return together(running, lambda meetings: meet(meetings, self.found, self._draws))
@@ -295,6 +301,10 @@ class _Run:
         self._columns = [self._column(leaf) for leaf in leaves]
         """For each leaf what each replica has in its place."""
         self._arrays = [place for place, column in enumerate(self._columns) if Nests.is_array(column[0])]
+        if any(isinstance(leaf, PerReplica) for leaf in leaves):
+            stage.found.shared = True
+        elif any(Nests.is_array(leaf) and np.ndim(leaf) and id(leaf) not in stage.placed for leaf in leaves):
+            stage.found.wholes.append(calling_place())
 
     def _column(self, leaf: Any) -> list[Any]:
         if isinstance(leaf, PerReplica):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute import Mirrored, PerReplica, ReduceOp, Variable
-from jaxtribute._src.addons.verify.arrangements import Arrangement, arrangements
+from jaxtribute._src.addons.verify.arrangements import Arrangement, arrangements, pairs, uneven
 from jaxtribute._src.addons.verify.blame import Culprit, Suspects
-from jaxtribute._src.addons.verify.comparing import Difference, compared, differences
-from jaxtribute._src.addons.verify.machine import CannotVerify, Record
+from jaxtribute._src.addons.verify.catalogue import CATALOGUE
+from jaxtribute._src.addons.verify.comparing import Before, Difference, compared, differences
+from jaxtribute._src.addons.verify.feeding import paths_of, returned
+from jaxtribute._src.addons.verify.machine import Branch, CannotVerify, Record
 from jaxtribute._src.addons.verify.meeting import Draws
-from jaxtribute._src.addons.verify.operations import is_key
+from jaxtribute._src.addons.verify.operations import as_wide, is_key
 from jaxtribute._src.addons.verify.relations import relate
 from jaxtribute._src.addons.verify.sources import Place
 from jaxtribute._src.addons.verify.stage import Outcome, Stage, snapshot, standing_in, total_of
@@ -25,6 +27,10 @@ from jaxtribute.typing import Function as Callee
 
 _GROUPS = 4
 """Groups of values that are looked into."""
+_AHEAD = 8
+"""Steps that one device goes ahead until all that is trained has changed: a learning rate may begin with 0."""
+_BRANCHES = 4
+"""Branches that are taken against their conditions."""
 _NOISE = 0.02
 """Deviation of what is added to trained variables that are all zero: behind them gradients would be zero too."""
 
@@ -64,6 +70,9 @@ class Verdict:
       refused: the arrangements in which the step raises, with what.
       unverified: what could not be verified, in words.
       outputs: how many variables and results were compared.
+      pending: results that differ on each replica, and look like the state of the next call.
+      untaken: conditions of which not all branches could be run.
+      still: True if nothing that is trained has changed.
       seconds: how long it took.
       uneven: True if the program has batches that its replicas share unevenly.
       asynchronous: True for a function of a coordinator, whose workers have one replica each: what differs on several
@@ -76,6 +85,9 @@ class Verdict:
     refused: list[tuple[Arrangement, str]] = field(default_factory=list)
     unverified: list[str] = field(default_factory=list)
     outputs: int = 0
+    pending: list[str] = field(default_factory=list)
+    untaken: list[Place] = field(default_factory=list)
+    still: bool = False
     seconds: float = 0.0
     uneven: bool = False
     asynchronous: bool = False
@@ -103,6 +115,7 @@ class Verification:
       variables: the variables that it reads and writes, as far as they are known.
       batches: ids of the arrays that are batches, where the strategy has one replica and they are plain arrays; None
         where they are told by their number of rows.
+      first: that of an earlier call; its batches tell this one's.
     """
 
     def __init__(
@@ -114,15 +127,28 @@ class Verification:
         strategy: Any,
         variables: Iterable[Variable],
         batches: set[int] | None = None,
+        first: Verification | None = None,
     ) -> None:
         self._name, self._call, self._strategy = name, call, strategy
         self._variables = list(dict.fromkeys(variables))
         leaves, self._tree = Nests.flatten((tuple(args), kwargs))
         if any(hasattr(leaf, "__next__") for leaf in leaves):
             raise CannotVerify("it draws from an iterator of its own. HINT: call it with the batch")
-        self._leaves = list(map(_whole, leaves))
-        self._split, self.batch = _batches(leaves, self._leaves, batches, strategy)
-        self._state = {variable: _shaken(variable, number) for number, variable in enumerate(self._variables)}
+        if first is not None and len(first._moments[0][1]) == len(leaves):
+            # State that the replicas have let go apart is no batch; the first one's goes on.
+            leaves = [
+                leaf.values[0] if isinstance(leaf, PerReplica) and place not in first._split else leaf
+                for place, leaf in enumerate(leaves)
+            ]
+        whole = list(map(_whole, leaves))
+        self._placed = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Mirrored)]
+        self._split, self.batch = _batches(leaves, whole, batches, strategy)
+        state = {variable: _shaken(variable, number) for number, variable in enumerate(self._variables)}
+        self._moments: list[tuple[dict[Variable, Any], list[Any]]] = [(state, whole)]
+        """The variables and arguments of the call, and of those after it."""
+        self._paths = paths_of((tuple(args), kwargs))
+        self.fed: dict[str, int] = {} if first is None else dict(first.fed)
+        """By the path of a result the place where the next call was given it."""
         self._context = Context.current()
         self._known: dict[Arrangement, tuple[Outcome, Draws]] = {}
         self._found: dict[Arrangement, Outcome] = {}
@@ -160,12 +186,16 @@ class Verification:
             finding.right = [one for one in verdict.tried if one not in finding.failing]
         return verdict
 
-    def verdict(self) -> Verdict:
-        """Runs the step in all arrangements and compares."""
+    def verdict(self, *, brief: bool = False) -> Verdict:
+        """Runs the step in all arrangements and compares.
+
+        Args:
+          brief: whether to run it on two replicas only, as it is called.
+        """
         verdict = Verdict(self._name)
         wrong: list[tuple[Arrangement, list[Difference]]] = []
         repeated: dict[Any, Any] = {}
-        for group in arrangements(self.batch):
+        for group in self._groups(verdict, brief=brief):
             if len({arrangement.kind for arrangement, _ in wrong}) > 1:
                 break  # enough is known: three and four replicas show what two have shown
             refused: list[tuple[Arrangement, str]] = []
@@ -182,9 +212,16 @@ class Verification:
                     continue
                 verdict.tried.append(arrangement)
                 self._found[arrangement] = found
-                verdict.outputs = len(one.written) + len(one.outputs)
+                if arrangement.branch is not None and not _is_finite(one):
+                    verdict.tried.pop()
+                    verdict.untaken.append(arrangement.branch.place)
+                    break
                 verdict.unverified += [*one.lost, *found.lost]
-                apart = list(differences(one, found, self._state, verdict.unverified))
+                open_, pending = [], []
+                apart = list(differences(one, found, self._before(one), open_, pending))
+                verdict.unverified += open_
+                verdict.pending += pending
+                verdict.outputs = len(one.written) + len(one.outputs) - len(open_) - len(pending)
                 for record in found.repeated:
                     repeated.setdefault(record.place, (record, arrangement))
                 if apart:
@@ -193,11 +230,123 @@ class Verification:
                 break
             verdict.refused += refused[-1:]
         verdict.unverified = list(dict.fromkeys(verdict.unverified))
+        verdict.pending, verdict.untaken = list(dict.fromkeys(verdict.pending)), list(dict.fromkeys(verdict.untaken))
         self._judge(wrong, verdict)
+        self._blame_input(verdict)
         for record, arrangement in repeated.values():
             culprit = Suspects.repeated(record, self._key_of(record, arrangement))
             verdict.findings.append(Finding(culprit, [], arrangement, [arrangement], []))
         return verdict
+
+    def _groups(self, verdict: Verdict, *, brief: bool) -> Iterator[Sequence[Arrangement]]:
+        """Gives the arrangements, as `arrangements` does: those of the call, of a later one, of other branches."""
+        if brief:
+            yield pairs(self.batch)
+            yield uneven()
+            return
+        yield from arrangements(self.batch)
+        base = next((one for one in verdict.tried if one.kind == "divides"), None)
+        if base is None:
+            return
+        ahead = self._later(base.alone, verdict)
+        if ahead:
+            yield pairs(self.batch, ahead)
+            yield uneven(ahead)
+        branches = self._untaken(base)
+        verdict.untaken += [branch.place for branch in branches[_BRANCHES:]]
+        for branch in branches[:_BRANCHES]:
+            yield [replace(one, branch=branch) for one in pairs(self.batch, ahead)]
+
+    def _later(self, alone: Arrangement, verdict: Verdict) -> int:
+        """Goes ahead to a step that changes more of what is trained than this one; returns how many it is behind it."""
+        seen: set[Any] = set()
+        best = 0
+        for ahead in range(_AHEAD + 1):
+            one = self._run(replace(alone, ahead=ahead))
+            trained, changed = self._changed(one)
+            if ahead and not changed <= seen:
+                best = ahead
+            seen |= changed
+            if seen >= trained:
+                break
+            self._go_on(one)
+        verdict.still = bool(trained) and not seen
+        return best
+
+    def _changed(self, one: Outcome) -> tuple[set[Any], set[Any]]:
+        """What a step may have trained; and what of it has changed."""
+        before = self._before(one)
+        pairs: dict[Any, tuple[Any, Any]] = {
+            variable: (value, before.variables[variable])
+            for variable, value in one.written.items()
+            if variable.trainable
+        }
+        pairs.update({path: (one.outputs[path], old) for path, old in before.results.items()})
+        real = {key: pair for key, pair in pairs.items() if not is_key(pair[0]) and pair[0].dtype.kind in "fc"}
+        return set(real), {key for key, (new, old) in real.items() if not np.array_equal(new, as_wide(old))}
+
+    def _go_on(self, one: Outcome) -> None:
+        """Adds the moment after a step."""
+        state, leaves = self._moments[one.arrangement.ahead]
+        after = list(leaves)
+        for path, place in self._returned(one).items():
+            value = one.outputs[path]
+            after[place] = value if is_key(value) else jnp.asarray(value, leaves[place].dtype)
+        self._moments[one.arrangement.ahead + 1 :] = [({**state, **one.written}, after)]
+
+    def _returned(self, one: Outcome) -> dict[str, int]:
+        leaves = self._moments[0][1]
+        return {**returned(self._paths, leaves, self._split, one.outputs), **self.fed}
+
+    def _before(self, one: Outcome) -> Before:
+        state, leaves = self._moments[one.arrangement.ahead]
+        results = {path: leaves[place] for path, place in self._returned(one).items() if path in one.outputs}
+        return Before(state, results, self.fed)
+
+    def _untaken(self, base: Arrangement) -> list[Branch]:
+        """The branches that were not taken, of conditions that say the same everywhere."""
+        tapes = [*self._known[base.alone][0].tapes, *self._found[base].tapes]
+        return [
+            replace(branch, index=index)
+            for branch, taken in tapes[0].taken.items()
+            if all(tape.taken.get(branch) == taken for tape in tapes)
+            for index in range(branch.count)
+            if index not in taken
+        ]
+
+    def carried(self, fed: dict[str, int]) -> Verdict:
+        """Judges results that were seen to be the state of the next call.
+
+        Args:
+          fed: by the path of each the place where that call was given it.
+        """
+        self.fed = fed
+        verdict = Verdict(self._name)
+        wrong: list[tuple[Arrangement, list[Difference]]] = []
+        for arrangement, found in self._found.items():
+            if arrangement.factor == 1 and not arrangement.idle:
+                one = self._known[arrangement.alone][0]
+                apart = [each for each in differences(one, found, self._before(one), [], []) if each.own]
+                verdict.tried.append(arrangement)
+                verdict.outputs = len(fed)
+                if apart:
+                    wrong.append((arrangement, apart))
+        self._judge(wrong, verdict)
+        return verdict
+
+    def _blame_input(self, verdict: Verdict) -> None:
+        """Tells apart a step whose batch is no value of replicas: each of them computes all of it."""
+        found = next(iter(self._found.values()), None)
+        if found is None or self._split or found.shared or not found.wholes:
+            return
+        place = found.wholes[0]
+        if verdict.findings:
+            first = verdict.findings[0]
+            first.culprit = Culprit(CATALOGUE["not-distributed"], place, first.culprit.place)
+            first.differences = [one for finding in verdict.findings for one in finding.differences]
+            del verdict.findings[1:]
+        else:
+            verdict.unverified.append(f"{place} distributes no batch: every replica has computed with all of its rows")
 
     def _judge(self, wrong: list[tuple[Arrangement, list[Difference]]], verdict: Verdict) -> None:
         """Adds a finding for each group of values that differ in the same arrangements."""
@@ -211,7 +360,7 @@ class Verification:
         # What differs in most arrangements first: a part of it may pass here and there, as Adam's first step does.
         ordered = sorted(groups.items(), key=lambda group: -len(group[0]))
         shown = ", ".join(list(failing)[:3])
-        if wrong and not any(map(_is_data, self._leaves)):
+        if wrong and not any(map(_is_data, self._moments[0][1])):
             verdict.unverified.append(f"{shown} depend on the number of replicas, and no batch is given to the step")
             return
         if wrong and all(one.idle for one, _ in wrong):
@@ -256,11 +405,12 @@ class Verification:
             self._run(arrangement.alone)
         draws = Draws(noting=True) if arrangement.replicas == 1 else self._known[arrangement.alone][1]
         draws.next = 0
-        stage = Stage(self._strategy, arrangement, self._state, draws, folded)
-        stage.batch = self.batch
+        state, leaves = self._moments[arrangement.ahead]
+        stage = Stage(self._strategy, arrangement, state, draws, folded)
+        stage.batch, stage.placed = self.batch, {id(leaves[place]) for place in self._placed}
         with standing_in(self._strategy, self._variables, stage):
             args, kwargs = self._tree.unflatten(
-                [self._given(place, leaf, stage) for place, leaf in enumerate(self._leaves)]
+                [self._given(place, leaf, stage) for place, leaf in enumerate(leaves)]
             )
             with Context.entered(Context(self._context.strategy, self._context.replica, stage)):
                 result = self._call(*args, **kwargs)
@@ -359,3 +509,9 @@ def _shaken(variable: Variable, number: int) -> Any:
     if not variable.trainable or value.dtype != np.float64 or value.any():
         return value
     return np.random.default_rng(number).normal(scale=_NOISE, size=value.shape)
+
+
+def _is_finite(one: Outcome) -> bool:
+    """False if a branch made of a state that does not ask for it what is no number."""
+    values = [value for value in (*one.written.values(), *one.outputs.values()) if not is_key(value)]
+    return all(np.isfinite(value).all() for value in values if np.asarray(value).dtype.kind == "f")
