@@ -232,6 +232,8 @@ class Verification:
         verdict.unverified = list(dict.fromkeys(verdict.unverified))
         verdict.pending, verdict.untaken = list(dict.fromkeys(verdict.pending)), list(dict.fromkeys(verdict.untaken))
         self._judge(wrong, verdict)
+        known = {one.name for finding in verdict.findings for one in finding.differences}
+        verdict.pending = [name for name in verdict.pending if name not in known]
         self._blame_input(verdict)
         for record, arrangement in repeated.values():
             culprit = Suspects.repeated(record, self._key_of(record, arrangement))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxtribute import PerReplica, ReduceOp, Variable
+from jaxtribute import Mirrored, PerReplica, ReduceOp, Variable
 from jaxtribute._src.addons.tools.user_scripts import Finished, run_script
 from jaxtribute._src.addons.verify.machine import CannotVerify
 from jaxtribute._src.addons.verify.replaying import replayed
-from jaxtribute._src.addons.verify.sources import calling_place
+from jaxtribute._src.addons.verify.sources import Place, calling_place, is_theirs
 from jaxtribute._src.addons.verify.verifying import Verdict, Verification
 from jaxtribute.experimental import Event, Observer, observe
 from jaxtribute.extending import Context, Eager, Function, Kinds, Nests
@@ -24,6 +26,37 @@ _PATIENCE, _PATIENCE_S = 500, 20.0
 """Calls of a step, and seconds, after which no uneven batch is waited for."""
 _QUIET_S = 5.0
 """Seconds without a new step after which none is waited for, such as that of an evaluation."""
+_UNSEEN_S = 30.0
+"""The same while the program has functions that have not run."""
+_CALLS = 2, 8, 32, 128
+"""The calls of a step that are looked at again, with the state and the batch that they have, as long as time allows."""
+_LATER_S = 10.0
+"""Seconds for these, of one step."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """A step that is verified.
+
+    Attributes:
+      name: its name.
+      call: the Python function.
+      strategies: those it runs on.
+      variables: those it uses.
+      verification: of its first call.
+      results: by the id of a result of the last call: it, and where it stands there.
+      calls: number of calls.
+      seconds: spent on later ones.
+    """
+
+    name: str
+    call: Any
+    strategies: list[Any]
+    variables: dict[Variable, None]
+    verification: Verification
+    results: dict[int, tuple[Any, str]] = field(default_factory=dict)
+    calls: int = 1
+    seconds: float = 0.0
 
 
 class Watcher(Observer):
@@ -50,10 +83,15 @@ class Watcher(Observer):
         self._running: dict[Any, None] = {}
         """The strategy whose `run` is under way, outside of any step."""
         self._drawn: list[Any] = []
+        self._called: set[Any] = set()
+        self._unseen: list[str] = []
+        """The functions that have run, also on no replicas; and what the others are."""
         self._fed: dict[int, list[Any]] = {}
         """By the id of an iterator what a step has drawn of it."""
         self._begun = time.perf_counter()
-        self._verified: dict[Any, Verification] = {}
+        self._verified: dict[Any, _Known] = {}
+        self._dispatched = False
+        """True if the step under way has been looked at."""
         self._results: dict[int, tuple[Any, Verification, str]] = {}
         """By the id of a result that each replica has for itself: it, whose it is, and where it stands there."""
         self._of: dict[Any, list[Verdict]] = {}
@@ -66,9 +104,12 @@ class Watcher(Observer):
         if self._busy:
             return
         if event.kind == Kinds.STEP.name:
+            self._called.add(event.subject)
             self._look_at(event.arguments, event.subject)
             self._step, self._strategies, self._variables, self._fed = event, dict(self._running), {}, {}
+            self._dispatched = False
         elif event.kind == Kinds.RUN.name:
+            self._called.add(event.arguments[0] if event.arguments else None)
             self._strategies[event.subject] = None
             if self._step is None:
                 self._running = {event.subject: None}
@@ -118,20 +159,38 @@ class Watcher(Observer):
     def _count(self, subject: Any) -> None:
         if subject in self._seen and self._again is not None:
             self._repeats += 1
+            calls = max((known.calls for known in self._verified.values()), default=_CALLS[1])
             # A mistake that only uneven batches show is one if the program has such batches.
             waits = any(one.findings and one.right for one in self.verdicts)
             seconds = time.perf_counter() - self._begun
             patient = self._repeats < _PATIENCE and seconds < _PATIENCE_S
-            if self._repeats >= self._again and seconds > _QUIET_S and not (waits and patient):
+            waits = waits or (calls < _CALLS[1] and self._again > 1)
+            if self._repeats < self._again or seconds <= _QUIET_S or (waits and patient):
+                return
+            if seconds > _UNSEEN_S or not (self._unseen or self.unseen()):
                 raise Finished
+
+    def unseen(self) -> list[str]:
+        """The user's functions that have not run, with their lines."""
+        functions = [one for one in gc.get_objects() if type(one) is Function and one not in self._seen]
+        codes = [getattr(one.python_function, "__code__", None) for one in functions if one not in self._called]
+        self._unseen = [
+            f"{code.co_name} ({Place(code.co_filename, code.co_firstlineno)})"
+            for code in codes
+            if code is not None and is_theirs(code.co_filename)
+        ]
+        return self._unseen
 
     def _verify(self, event: Event) -> None:
         function: Any = event.subject
         wanted = not self._functions or function in self._functions
+        if function in self._seen and not self._dispatched:
+            self._dispatched = True
+            self._look_again(function, event.arguments, dict(getattr(event, "keywords", {})))
         if function in self._seen or not isinstance(function, Function) or not wanted:
             return
         self._seen.add(function)
-        self._repeats = 0
+        self._repeats, self._dispatched, self._unseen = 0, True, []
         keywords = dict(getattr(event, "keywords", {}))
         strategies = [one for one in self._strategies if not getattr(one, "is_default", False)]
         if not strategies:
@@ -160,13 +219,54 @@ class Watcher(Observer):
 
     def _note(self, event: Event, key: Any) -> None:
         """Notes results of a verified step that each replica has for itself: code around it may reduce them."""
-        verification = self._verified.get(key)
-        if verification is None:
+        known = self._verified.get(key)
+        if known is None:
             return
-        self._results = {}
+        self._results, known.results = {}, {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(event.result, is_leaf=Nests.is_whole):
+            name = jax.tree_util.keystr(path)
+            if isinstance(leaf, PerReplica | Mirrored | jax.Array):
+                known.results[id(leaf)] = leaf, name
             if isinstance(leaf, PerReplica):
-                self._results[id(leaf)] = leaf, verification, jax.tree_util.keystr(path)
+                self._results[id(leaf)] = leaf, known.verification, name
+
+    def _look_again(self, key: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Judges what a call is given of the results of the one before; verifies it as well if its turn has come."""
+        known = self._verified.get(key)
+        if known is None:
+            return
+        known.calls += 1
+        right = all(one.right for one in self._of.get(key, ()))
+        due = known.calls in _CALLS and known.seconds < _LATER_S and not self._functions
+        if not right or not (due or known.calls == 2):
+            return
+        begun = time.perf_counter()
+        leaves = Nests.flatten((tuple(args), kwargs))[0]
+        # Numbers of Python and their like are objects that many have in common; arrays are not.
+        fed = {known.results[id(leaf)][1]: place for place, leaf in enumerate(leaves) if id(leaf) in known.results}
+        self._busy = True
+        try:
+            verdict = known.verification.carried(fed) if fed and not known.verification.fed else None
+            if due and (verdict is None or verdict.right):
+                drawn = set(map(id, self._drawn)) or None
+                call, args, kwargs = replayed(known.call, args, kwargs, self._fed)
+                first, strategy = known.verification, known.strategies[0]
+                later = Verification(known.name, call, args, kwargs, strategy, known.variables, drawn, first)
+                verdict = later.verdict(brief=True)
+        except Exception:  # noqa: BLE001 (the first call's verdict stands)
+            return
+        finally:
+            self._busy = False
+            seconds = time.perf_counter() - begun
+            known.seconds += seconds
+            self._begun += seconds
+        if verdict is not None and verdict.findings:
+            known_lines = {one.culprit.mistake for verdict in self._of.get(key, ()) for one in verdict.findings}
+            verdict.findings = [one for one in verdict.findings if one.culprit.mistake not in known_lines]
+        if verdict is not None and verdict.findings:
+            verdict.name = f"{known.name}, call {known.calls}"
+            verdict.seconds = seconds
+            self._add(verdict, key)
 
     def _verify_reduction(self, event: Event) -> None:
         given = {**dict(zip(("reduce_op", "value", "axis"), event.arguments, strict=False)), **event.keywords}
@@ -178,13 +278,15 @@ class Watcher(Observer):
                 self._seen.add(key)
                 verdict = verification.reduced(path, op, axis, place)
                 if verdict.tried:
-                    self._add(verdict, next(key for key, known in self._verified.items() if known is verification))
+                    self._add(verdict, next(key for key, one in self._verified.items() if one.verification is verification))
 
     def _run_alone(self, event: Event) -> None:
         """Verifies a `strategy.run` that no function is around."""
         strategy, fn = event.subject, event.arguments[0]
         key = strategy, fn
+        keywords = dict(getattr(event, "keywords", {}))
         if key in self._seen:
+            self._look_again(key, event.arguments[1:], keywords)
             self._count(key)
             return
         self._seen.add(key)
@@ -193,7 +295,6 @@ class Watcher(Observer):
         def call(*args: Any, **kwargs: Any) -> Any:
             return strategy.run(fn, *args, **kwargs)  # type: ignore[attr-defined]
 
-        keywords = dict(getattr(event, "keywords", {}))
         name = getattr(fn, "__name__", "the replica function")
         self._judge(name, call, event.arguments[1:], keywords, [strategy], key=key)
 
@@ -209,6 +310,7 @@ class Watcher(Observer):
     ) -> None:
         self._busy = True
         begun = time.perf_counter()
+        plain = call
         try:
             if len(strategies) != 1:
                 raise CannotVerify("it runs on several strategies" if strategies else "it runs on no replicas")
@@ -231,7 +333,8 @@ class Watcher(Observer):
                         call = lambda *args, **kwargs: strategy.run(inner, args, kwargs)  # noqa: E731
                         verification = Verification(name, call, args, kwargs, strategy, variables, drawn)
                 verdict = verification.verdict()
-                self._verified[key] = verification
+                if scheduled is None:
+                    self._verified[key] = _Known(name, plain, strategies, self._variables, verification)
         except CannotVerify as reason:
             verdict = Verdict(name, unverified=[str(reason)])
         except Exception as error:  # noqa: BLE001 (the program goes on, whatever its function meets here)
@@ -255,13 +358,25 @@ def _is_uneven(leaf: Any) -> bool:
     return len({shape for shape in shapes if shape[0]}) > 1
 
 
+class ScriptError(Exception):
+    """The program has failed, by the error that is this one's cause.
+
+    Args:
+      verdicts: what is known of its steps.
+    """
+
+    def __init__(self, verdicts: list[Verdict]) -> None:
+        super().__init__("the program has failed.")
+        self.verdicts = verdicts
+
+
 _KINDS = Kinds.STEP, Kinds.TRACE, Kinds.DISPATCH, Kinds.RUN, Kinds.REDUCE, Kinds.INPUT, Kinds.SCHEDULE
 KINDS = tuple(kind.name for kind in _KINDS)
 
 
 def verify_script(
     script: Path, arguments: Sequence[str], report: Callable[[Verdict], None], again: int | None
-) -> tuple[list[Verdict], bool]:
+) -> tuple[list[Verdict], bool, list[str]]:
     """Runs a program and verifies its steps.
 
     Args:
@@ -271,9 +386,17 @@ def verify_script(
       again: see `Watcher`.
 
     Returns:
-      The verdicts; and whether the program was ended before its own end.
+      The verdicts; whether the program was ended before its own end; and if so its functions that had not run.
+
+    Raises:
+      ScriptError: the program fails; it says what there is of the verdicts.
     """
     watcher = Watcher(report, again)
     with observe(watcher, *KINDS):
-        ended = run_script(script, arguments)
-    return watcher.verdicts, ended
+        try:
+            ended = run_script(script, arguments)
+        except (Exception, SystemExit) as error:
+            if not script.is_file():
+                raise
+            raise ScriptError(watcher.verdicts) from error
+    return watcher.verdicts, ended, watcher.unseen() if ended else []

@@ -6,11 +6,12 @@ import argparse
 import contextlib
 import os
 import sys
+import traceback
 from pathlib import Path
 
 HELP = "run a program and check that its distributed steps are those of one device; say where they are not"
-WRONG, NOTHING = 1, 2
-"""Exit statuses: a step differs; no step could be verified."""
+WRONG, NOTHING, UNSEEN = 1, 2, 3
+"""Exit statuses: a step differs; a step could not be verified, or the program fails; not all of it has run."""
 _AGAIN = 6
 
 
@@ -29,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Options of the command stand before SCRIPT; what follows it is the script's own. Exit status: 0 if every step "
         "that was seen is right, 1 if one differs for batches that it has, "
-        "2 if none could be verified or the program fails."
+        "2 if one could not be verified or the program fails, 3 if the program was ended before all of its functions "
+        "ran, or a step changes nothing that is trained."
     )
 
 
@@ -44,14 +46,24 @@ def run(arguments: argparse.Namespace) -> int:
             set_logical_cpu_devices(2)
     from jaxtribute._src.addons.verify.report import text
     from jaxtribute._src.addons.verify.verifying import Verdict
-    from jaxtribute._src.addons.verify.watching import verify_script
+    from jaxtribute._src.addons.verify.watching import ScriptError, verify_script
 
     def report(verdict: Verdict) -> None:
         sys.stdout.write(f"\n{text(verdict)}\n   ({verdict.seconds:.1f} s)\n")
         sys.stdout.flush()
 
     try:
-        verdicts, ended = verify_script(arguments.script, arguments.arguments, report, arguments.again or None)
+        verdicts, ended, unseen = verify_script(
+            arguments.script, arguments.arguments, report, arguments.again or None
+        )
+    except ScriptError as failed:
+        _show(failed.__cause__, arguments.script)
+        wrong = not all(verdict.right for verdict in failed.verdicts)
+        sys.stderr.write(
+            f"\njaxtribute verify: the program has FAILED: what is said above of {len(failed.verdicts)} step(s) is not all "
+            "of it. HINT: run it by itself first.\n"
+        )
+        return WRONG if wrong else NOTHING
     except JaxtributeError as error:
         sys.stderr.write(f"jaxtribute verify: {error}\n")
         return NOTHING
@@ -62,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return NOTHING
     if ended:
-        sys.stdout.write("\nThe program was ended there: what it runs later was not looked at (--again 0).\n")
+        later = f"; {', '.join(unseen)} have not run" if unseen else ""
+        sys.stdout.write(f"\nThe program was ended there: what it runs later was not looked at (--again 0){later}.\n")
     if not all(verdict.right for verdict in verdicts):
         return WRONG
     if any(verdict.findings and not verdict.asynchronous for verdict in verdicts):
@@ -70,4 +83,16 @@ def run(arguments: argparse.Namespace) -> int:
             "\nAll batches of this program divided by its replicas so far, for which its steps are right. HINT: for "
             "others they are not; keep drop_remainder=True.\n"
         )
-    return 0 if all(verdict.tried for verdict in verdicts) else NOTHING
+    if not all(verdict.tried for verdict in verdicts):
+        return NOTHING
+    return UNSEEN if unseen or any(verdict.still for verdict in verdicts) else 0
+
+
+def _show(error: BaseException | None, script: Path) -> None:
+    """Prints an error as Python does, from the program's own lines on."""
+    if error is None:
+        return
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != str(script):
+        frames = frames.tb_next
+    traceback.print_exception(type(error), error, frames or error.__traceback__)
