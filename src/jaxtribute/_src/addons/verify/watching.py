@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 
@@ -83,9 +84,11 @@ class Watcher(Observer):
         self._running: dict[Any, None] = {}
         """The strategy whose `run` is under way, outside of any step."""
         self._drawn: list[Any] = []
-        self._called: set[Any] = set()
+        self.called: set[Any] = set()
+        """The functions that have run, also on no replicas or within others."""
         self._unseen: list[str] = []
-        """The functions that have run, also on no replicas; and what the others are."""
+        self._asked = 0.0
+        """What the others are, and when that was asked."""
         self._fed: dict[int, list[Any]] = {}
         """By the id of an iterator what a step has drawn of it."""
         self._begun = time.perf_counter()
@@ -104,13 +107,12 @@ class Watcher(Observer):
         if self._busy:
             return
         if event.kind == Kinds.STEP.name:
-            self._called.add(event.subject)
             self._look_at(event.arguments, event.subject)
             self._step, self._strategies, self._variables, self._fed = event, dict(self._running), {}, {}
             self._dispatched = False
         elif event.kind == Kinds.RUN.name:
-            self._called.add(event.arguments[0] if event.arguments else None)
             self._strategies[event.subject] = None
+            self.called.update(one for one in event.arguments[:1] if isinstance(one, Function))
             if self._step is None:
                 self._running = {event.subject: None}
             plain = not isinstance(event.arguments[0] if event.arguments else None, Function)
@@ -167,19 +169,21 @@ class Watcher(Observer):
             waits = waits or (calls < _CALLS[1] and self._again > 1)
             if self._repeats < self._again or seconds <= _QUIET_S or (waits and patient):
                 return
-            if seconds > _UNSEEN_S or not (self._unseen or self.unseen()):
+            now = time.perf_counter()
+            if now > self._asked + 1 or not self._unseen:
+                self._asked, self._unseen = now, self.unseen()
+            if seconds > _UNSEEN_S or not self._unseen:
                 raise Finished
 
     def unseen(self) -> list[str]:
         """The user's functions that have not run, with their lines."""
-        functions = [one for one in gc.get_objects() if type(one) is Function and one not in self._seen]
-        codes = [getattr(one.python_function, "__code__", None) for one in functions if one not in self._called]
-        self._unseen = [
+        functions = [one for one in gc.get_objects() if type(one) is Function and one not in self.called | self._seen]
+        codes = [getattr(one.python_function, "__code__", None) for one in functions]
+        return [
             f"{code.co_name} ({Place(code.co_filename, code.co_firstlineno)})"
             for code in codes
             if code is not None and is_theirs(code.co_filename)
         ]
-        return self._unseen
 
     def _verify(self, event: Event) -> None:
         function: Any = event.subject
@@ -190,7 +194,7 @@ class Watcher(Observer):
         if function in self._seen or not isinstance(function, Function) or not wanted:
             return
         self._seen.add(function)
-        self._repeats, self._dispatched, self._unseen = 0, True, []
+        self._repeats, self._dispatched = 0, True
         keywords = dict(getattr(event, "keywords", {}))
         strategies = [one for one in self._strategies if not getattr(one, "is_default", False)]
         if not strategies:
@@ -392,7 +396,13 @@ def verify_script(
       ScriptError: the program fails; it says what there is of the verdicts.
     """
     watcher = Watcher(report, again)
-    with observe(watcher, *KINDS):
+    call = Function.__call__
+
+    def called(function: Any, *args: Any, **kwargs: Any) -> Any:
+        watcher.called.add(function)
+        return call(function, *args, **kwargs)
+
+    with observe(watcher, *KINDS), mock.patch.object(Function, "__call__", called):
         try:
             ended = run_script(script, arguments)
         except (Exception, SystemExit) as error:
