@@ -265,7 +265,9 @@ class Suspects:
             relation = relate(value, parts, self._arrangement, _scale(record), self._close)
             if worst is SKIPPED or not relation.good:
                 worst = relation
-        if worst.alike and any(self._operand(number, place).kind is Kind.ROWS for place in range(len(record.operands))):
+        by_chance = worst.alike and not self._is_sum(number)
+        given = [self._operand(number, place) for place in range(len(record.operands))] if by_chance else []
+        if any(one.kind is Kind.ROWS or (one.kind is Kind.SUM and not one.alike) for one in given):
             return replace(worst, alike=False)  # sums over each replica's rows, and equal by chance
         return worst
 
@@ -302,7 +304,8 @@ class Suspects:
             # A mean that is added to a part of a sum is no statistics.
             after = self._tape.records[broken]
             rows = any(self._operand(broken, place).kind is Kind.ROWS for place in range(len(after.operands)))
-            if not after.backwards and (rows or after.name not in _ADDS):
+            # A gradient sees a value of the way forward only if something else than a sum is made of it.
+            if not (after.backwards and record.backwards) and (rows or after.name not in _ADDS):
                 return self._named("batch-statistics", leaf, broken)
         return self._of_means(leaf, chain)
 
