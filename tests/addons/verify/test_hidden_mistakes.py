@@ -16,18 +16,20 @@ from jaxtribute._src.addons.cli.main import main
 
 ROWS = 12
 X = np.random.default_rng(0).normal(size=(5 * ROWS, 3)).astype("float32")
-Y = X @ np.float32([1, 2, 3])
+Y = X @ np.array([1, 2, 3], np.float32)
 WARM = optax.warmup_cosine_decay_schedule(0, 0.02, 5, 60)
 
 
 def step_of(strategy: jd.Strategy, transform: Any, mean: Any, *, sums: bool = True) -> tuple[Any, Any]:
-    """A step that takes its state and returns it; `mean` makes the loss of what each row has, and the number of calls."""
+    """A step that takes its state and returns it; `mean` makes the loss of the rows' errors and the number of calls."""
 
     def replica(state: Any, x: Any, y: Any) -> Any:
         params, slots, calls = state
         gradients = jax.grad(lambda params: mean((x @ params["w"] - y) ** 2, calls))(params)
         if sums:
-            gradients = jd.get_replica_context().all_reduce("SUM", gradients)
+            context = jd.get_replica_context()
+            assert context is not None
+            gradients = context.all_reduce("SUM", gradients)
         updates, slots = transform.update(gradients, slots, params)
         return optax.apply_updates(params, updates), slots, calls + 1
 
@@ -50,7 +52,7 @@ def local(errors: Any, calls: Any) -> Any:
 
 
 def switched(errors: Any, calls: Any) -> Any:
-    return jax.lax.cond(calls > 1000, lambda: errors.mean(), lambda: average(errors, 0))
+    return jax.lax.cond(calls > 1000, errors.mean, lambda: average(errors, 0))
 
 
 def chosen(errors: Any, calls: Any) -> Any:
@@ -62,7 +64,7 @@ def faded(errors: Any, calls: Any) -> Any:
     return share * errors.mean() + (1 - share) * average(errors, 0)
 
 
-GATED = optax.scale_by_schedule(lambda count: jnp.where(count < 3, 0.0, -0.1))
+GATED = optax.scale_by_schedule(lambda count: jnp.where(jnp.asarray(count) < 3, 0.0, -0.1))
 
 
 @pytest.mark.parametrize(
@@ -118,6 +120,7 @@ def step(x):
 step(BATCH)
 END
 """
+WHOLE = "np.ones((12, 3), np.float32)"
 BATCH = "next(iter(strategy.experimental_distribute_dataset([np.ones((12, 3), np.float32)])))"
 
 
@@ -128,13 +131,19 @@ BATCH = "next(iter(strategy.experimental_distribute_dataset([np.ones((12, 3), np
         # The state leaves the replicas' ways, which the next call shows.
         (PROGRAM.replace("HOW", "average, sums=False"), 1, "not-reduced"),
         (PROGRAM.replace("HOW", "faded"), 1, "step, call 2: 1 difference(s) from one device\n\n1. local-mean"),
-        (PLAIN.replace("LINE", "return (x @ w).sum() / 12").replace("BATCH", "np.ones((12, 3), np.float32)"), 1, "1. not-"),
+        (
+            PLAIN.replace("LINE", "return (x @ w).sum() / 12").replace("BATCH", "np.ones((12, 3), np.float32)"),
+            1,
+            "1. not-",
+        ),
         (PLAIN.replace("LINE", "return jnp.sum(x + x.shape[0])").replace("BATCH", BATCH), 1, "1. rows-of-replica"),
         (PLAIN.replace("LINE", "return (x @ w).sum()").replace("BATCH", BATCH).replace("END", "step.no"), 2, "FAILED"),
     ],
     ids="right forgotten later whole rows fails".split(),
 )
-def test_the_command_tells(program: str, status: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_tells(
+    program: str, status: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = tmp_path / "train.py"
     text = "import jax.numpy as jnp\n" + program.replace("TESTS", str(Path(__file__).parent)).replace("END", "")
     script.write_text(text)

@@ -42,7 +42,8 @@ def verify(step: Callee, *batch: Nest, strategy: Any = None, raises: bool = True
 
     Raises:
       NotOneDeviceError: the step differs from one device for such a batch (an `AssertionError`), or could not be
-        verified at all. What differs only for batches that replicas share unevenly counts if this one is such.
+        verified: nothing was compared, nothing that is trained changes, or what looks like the state of the next call
+        differs on each replica. What differs only for batches that replicas share unevenly counts if this one is such.
       ArgumentError: the step runs on no replicas.
     """
     compiled = step if isinstance(step, Function) else function(step)
@@ -56,7 +57,7 @@ def verify(step: Callee, *batch: Nest, strategy: Any = None, raises: bool = True
             "it, not the replica function."
         )
     verdict = watcher.verdicts[0]
-    if raises and not (verdict.right and verdict.tried):
+    if raises and not (verdict.right and verdict.complete):
         raise NotOneDeviceError(text(verdict))
     return verdict
 

@@ -288,7 +288,7 @@ class Suspects:
         if before is not None:
             return self._named("gradient-before-reduction", before)
         if relation.kind is Kind.NONE:
-            return self._named("rows-of-replica", leaf) if self._counts_rows(leaf) else self._broken(leaf, chain)
+            return self._broken(leaf, chain)
         collective = self._wrong_collective(leaf, chain)
         if collective is not None:
             return collective
@@ -298,9 +298,7 @@ class Suspects:
             return self._named("mean-of-sums", leaf)
         if self._counts_rows(leaf):
             return self._named("rows-of-replica", leaf)
-        if relation.kind in (Kind.SCALED, Kind.SUM) and relation.factor < 1 - 1e-9:
-            return self._named("scaled-by-replicas", leaf)
-        if self._counts_replicas(leaf):
+        if (relation.kind in (Kind.SCALED, Kind.SUM) and relation.factor < 1 - 1e-9) or self._counts_replicas(leaf):
             return self._named("scaled-by-replicas", leaf)
         if record.name == "div" and self._count_of(self._operand_makers(leaf, 1)) is not None:
             return self._local_count(leaf)
@@ -370,6 +368,8 @@ class Suspects:
 
     def _broken(self, leaf: int, chain: set[int]) -> Culprit:
         """An operation whose operands are right."""
+        if self._counts_rows(leaf):
+            return self._named("rows-of-replica", leaf)
         kinds = [self._operand(leaf, place).kind for place in range(len(self._tape.records[leaf].operands))]
         return (
             self._of_one_replica(leaf, kinds, chain)

@@ -124,8 +124,8 @@ _PATTERNS = (
     Pattern(
         "rows-of-replica",
         "the number of this replica's rows stands for that of the batch",
-        "count the rows of all replicas: jd.get_replica_context().all_reduce('SUM', x.shape[0]), or the batch size that "
-        "the program knows",
+        "count the rows of all replicas: jd.get_replica_context().all_reduce('SUM', x.shape[0]), or the batch size "
+        "that the program knows",
     ),
     Pattern(
         "not-reduced",

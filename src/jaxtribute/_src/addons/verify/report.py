@@ -47,12 +47,13 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     if verdict.pending:
         names = ", ".join(verdict.pending[:_NAMES]) + (" ..." if len(verdict.pending) > _NAMES else "")
         yield (
-            f"  NOT VERIFIED: {names}: another value on each replica, which nothing reduces. A mistake if the next call is "
-            "given it as its state"
+            f"  NOT VERIFIED: {names}: another value on each replica, which nothing reduces. A mistake if the next "
+            "call is given it as its state"
         )
     if verdict.still:
         yield (
-            "  NOT VERIFIED: no step changes what is trained (a learning rate of 0?), so that a wrong gradient is not seen"
+            "  NOT VERIFIED: no step changes what is trained (a learning rate of 0?), so that a wrong gradient is not "
+            "seen"
         )
     for branch in verdict.untaken:
         yield f"  NOT VERIFIED: a branch that is not taken: {branch}: {branch.text}"

@@ -97,6 +97,11 @@ class Verdict:
         """True if nothing was found that concerns the program's own batches and replicas."""
         return self.asynchronous or all(one.conditional and not self.uneven for one in self.findings)
 
+    @property
+    def complete(self) -> bool:
+        """True if the step was compared, and nothing hides what it trains."""
+        return bool(self.tried) and not self.pending and not self.still
+
     def __str__(self) -> str:
         from jaxtribute._src.addons.verify.report import text  # which imports this module
 
@@ -262,6 +267,7 @@ class Verification:
     def _later(self, alone: Arrangement, verdict: Verdict) -> int:
         """Goes ahead to a step that changes more of what is trained than this one; returns how many it is behind it."""
         seen: set[Any] = set()
+        trained: set[Any] = set()
         best = 0
         for ahead in range(_AHEAD + 1):
             one = self._run(replace(alone, ahead=ahead))
@@ -411,9 +417,7 @@ class Verification:
         stage = Stage(self._strategy, arrangement, state, draws, folded)
         stage.batch, stage.placed = self.batch, {id(leaves[place]) for place in self._placed}
         with standing_in(self._strategy, self._variables, stage):
-            args, kwargs = self._tree.unflatten(
-                [self._given(place, leaf, stage) for place, leaf in enumerate(leaves)]
-            )
+            args, kwargs = self._tree.unflatten([self._given(place, leaf, stage) for place, leaf in enumerate(leaves)])
             with Context.entered(Context(self._context.strategy, self._context.replica, stage)):
                 result = self._call(*args, **kwargs)
             self._note(result, stage)

@@ -282,7 +282,8 @@ class Watcher(Observer):
                 self._seen.add(key)
                 verdict = verification.reduced(path, op, axis, place)
                 if verdict.tried:
-                    self._add(verdict, next(key for key, one in self._verified.items() if one.verification is verification))
+                    whose = (key for key, one in self._verified.items() if one.verification is verification)
+                    self._add(verdict, next(whose))
 
     def _run_alone(self, event: Event) -> None:
         """Verifies a `strategy.run` that no function is around."""

@@ -53,15 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
 
     try:
-        verdicts, ended, unseen = verify_script(
-            arguments.script, arguments.arguments, report, arguments.again or None
-        )
+        verdicts, ended, unseen = verify_script(arguments.script, arguments.arguments, report, arguments.again or None)
     except ScriptError as failed:
         _show(failed.__cause__, arguments.script)
         wrong = not all(verdict.right for verdict in failed.verdicts)
         sys.stderr.write(
-            f"\njaxtribute verify: the program has FAILED: what is said above of {len(failed.verdicts)} step(s) is not all "
-            "of it. HINT: run it by itself first.\n"
+            f"\njaxtribute verify: the program has FAILED: what is said above, of {len(failed.verdicts)} step(s), is "
+            "not all of it. HINT: run it by itself first.\n"
         )
         return WRONG if wrong else NOTHING
     except JaxtributeError as error:
