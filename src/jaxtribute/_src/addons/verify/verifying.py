@@ -304,11 +304,16 @@ class Verification:
 
     def _returned(self, one: Outcome) -> dict[str, int]:
         leaves = self._moments[0][1]
-        return {**returned(self._paths, leaves, self._split, one.outputs), **self.fed}
+        both = {**returned(self._paths, leaves, self._split, one.outputs), **self.fed}
+        return {
+            path: place
+            for path, place in both.items()
+            if Nests.is_array(leaves[place]) and np.shape(one.outputs.get(path)) == np.shape(leaves[place])
+        }
 
     def _before(self, one: Outcome) -> Before:
         state, leaves = self._moments[one.arrangement.ahead]
-        results = {path: leaves[place] for path, place in self._returned(one).items() if path in one.outputs}
+        results = {path: leaves[place] for path, place in self._returned(one).items()}
         return Before(state, results, self.fed)
 
     def _untaken(self, base: Arrangement) -> list[Branch]:

@@ -84,8 +84,8 @@ class Watcher(Observer):
         self._running: dict[Any, None] = {}
         """The strategy whose `run` is under way, outside of any step."""
         self._drawn: list[Any] = []
-        self.called: set[Any] = set()
-        """The functions that have run, also on no replicas or within others."""
+        self.called: set[Any] | None = None
+        """The functions that have run, also on no replicas or within others; None if nobody notes them."""
         self._unseen: list[str] = []
         self._asked = 0.0
         """What the others are, and when that was asked."""
@@ -112,7 +112,8 @@ class Watcher(Observer):
             self._dispatched = False
         elif event.kind == Kinds.RUN.name:
             self._strategies[event.subject] = None
-            self.called.update(one for one in event.arguments[:1] if isinstance(one, Function))
+            if self.called is not None:
+                self.called.update(one for one in event.arguments[:1] if isinstance(one, Function))
             if self._step is None:
                 self._running = {event.subject: None}
             plain = not isinstance(event.arguments[0] if event.arguments else None, Function)
@@ -177,6 +178,8 @@ class Watcher(Observer):
 
     def unseen(self) -> list[str]:
         """The user's functions that have not run, with their lines."""
+        if self.called is None:
+            return []
         functions = [one for one in gc.get_objects() if type(one) is Function and one not in self.called | self._seen]
         codes = [getattr(one.python_function, "__code__", None) for one in functions]
         return [
@@ -397,10 +400,11 @@ def verify_script(
       ScriptError: the program fails; it says what there is of the verdicts.
     """
     watcher = Watcher(report, again)
-    call = Function.__call__
+    watcher.called, call = set[Any](), Function.__call__
+    noted = watcher.called
 
     def called(function: Any, *args: Any, **kwargs: Any) -> Any:
-        watcher.called.add(function)
+        noted.add(function)
         return call(function, *args, **kwargs)
 
     with observe(watcher, *KINDS), mock.patch.object(Function, "__call__", called):
