@@ -80,7 +80,7 @@ def unit(gradients: Any) -> Any:
         (squares, optax.sgd(0.1), unit, "SUM", "gradient-before-reduction", "norm"),
         (mean_and_sum, optax.sgd(0.1), None, "SUM", "local-mean", "mean"),
         (rows_in_turn, optax.sgd(0.1), None, "SUM", "local-mean", "shape[0]"),
-        (counted, optax.sgd(0.1), None, "SUM", "local-count", "sum()"),
+        (counted, optax.sgd(0.1), None, "SUM", "local-total", "sum()"),
     ],
 )
 @pytest.mark.slow

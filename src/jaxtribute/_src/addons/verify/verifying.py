@@ -147,6 +147,8 @@ class Verification:
             ]
         whole = list(map(_whole, leaves))
         self._placed = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Mirrored)]
+        both = zip(leaves, whole, strict=True)
+        self._given_data = any(_is_data(one) for leaf, one in both if not isinstance(leaf, Mirrored))
         self._split, self.batch = _batches(leaves, whole, batches, strategy)
         state = {variable: _shaken(variable, number) for number, variable in enumerate(self._variables)}
         self._moments: list[tuple[dict[Variable, Any], list[Any]]] = [(state, whole)]
@@ -373,7 +375,7 @@ class Verification:
         # What differs in most arrangements first: a part of it may pass here and there, as Adam's first step does.
         ordered = sorted(groups.items(), key=lambda group: -len(group[0]))
         shown = ", ".join(list(failing)[:3])
-        if wrong and not any(map(_is_data, self._moments[0][1])):
+        if wrong and not self._given_data:
             verdict.unverified.append(f"{shown} depend on the number of replicas, and no batch is given to the step")
             return
         if wrong and all(one.idle for one, _ in wrong):
