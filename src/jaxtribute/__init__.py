@@ -83,6 +83,7 @@ _LAZY = {
     "progress": "addons.live.progress",
     "shard_hint": "core.input.grain_files",
     "value_and_grad": "core.execution.autodiff",
+    "value_and_grads": "core.execution.autodiff",
 }
 """Lazily imported public names, and the private module that defines each."""
 
@@ -122,6 +123,7 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.cluster.spec import ClusterSpec as ClusterSpec
     from jaxtribute._src.core.execution.autodiff import grad as grad
     from jaxtribute._src.core.execution.autodiff import value_and_grad as value_and_grad
+    from jaxtribute._src.core.execution.autodiff import value_and_grads as value_and_grads
     from jaxtribute._src.core.input.dataset import DistributedDataset as DistributedDataset
     from jaxtribute._src.core.input.grain_files import shard_hint as shard_hint
     from jaxtribute._src.core.input.iterator import DistributedIterator as DistributedIterator
