@@ -95,7 +95,7 @@ def _sources(model: Any, keras: Any, x: Any, y: Any, batch: int) -> dict[str, An
     return found
 
 
-SAVES = "save", "save_model", "weights", "checkpoint callback", "own callback", "backup"
+SAVES = "save", "not compiled", "save_model", "weights", "checkpoint callback", "own callback", "backup"
 """Ways to save that `save_and_load` tries."""
 
 
@@ -143,6 +143,11 @@ def _saved_and_loaded(folder: Path) -> dict[str, float]:
     found["checkpoint callback"] = off(keras.models.load_model(folder / "last.keras"))
     model.save(folder / "model.keras")
     found["save"] = off(keras.models.load_model(folder / "model.keras"))
+    with s.scope():
+        plain = keras.models.clone_model(model)  # which has no optimizer
+    plain.set_weights(model.get_weights())
+    plain.save(folder / "plain.keras")
+    found["not compiled"] = off(keras.models.load_model(folder / "plain.keras"))
     keras.saving.save_model(model, folder / "function.keras")
     with s.scope():
         loaded = keras.models.load_model(folder / "function.keras")

@@ -86,7 +86,8 @@ def once(strategy: Strategy, model: KerasModel, path: Leaf, write: Callable[[], 
     peers = strategy.extended.mesh.peers
     if peers is None or _state.writing:
         return write()
-    with read_by_all([*model.variables, *(model.optimizer.variables if model.optimizer else ())]):
+    optimizer = getattr(model, "optimizer", None)  # there is none before `compile`
+    with read_by_all([*model.variables, *(optimizer.variables if optimizer else ())]):
         return _once(is_first(strategy), peers, path, write)
 
 
