@@ -182,7 +182,7 @@ def _gradients(source: Source, tapes: Tapes, names: Sequence[str], after: Sequen
     Raises:
       ValueError: something that no function gives; the reason why.
     """
-    block = tapes.block
+    block, uses = tapes.block, _uses(tapes, names)
     found: list[_Gradient] = []
     for statement in after:
         # What a loop or a function holds may run more than once, or never.
@@ -194,7 +194,7 @@ def _gradients(source: Source, tapes: Tapes, names: Sequence[str], after: Sequen
             method = call.func
             if not isinstance(method, ast.Attribute) or method.attr != "gradient" or call in repeated:
                 continue
-            if isinstance(method.value, ast.Name) and method.value.id in names:
+            if method.value in uses:
                 # Any further argument, or one by keyword, asks for more than `jd.value_and_grad` gives.
                 if len(call.args) != 2 or call.keywords:
                     raise ValueError(f"`{source.of(call)}` asks for more than a gradient")
@@ -206,7 +206,6 @@ def _gradients(source: Source, tapes: Tapes, names: Sequence[str], after: Sequen
     if not found:
         raise ValueError(f"there is no `grads = {names[0]}.gradient(loss, variables)` after the block")
     # Any other use, such as `tape.watch`, does something that the function would not.
-    uses = _uses(tapes, names)
     rest = uses.difference(
         *(one.targets for one in _deleted(tapes.scope, uses)), *(nodes(one.call.func, ast.Name) for one in found)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,26 +244,45 @@ def decode_image(
     return array.astype(np.float32) / 255 if np.dtype(dtype) == np.float32 else array
 
 
+@dataclass(frozen=True, slots=True)
+class TFRecordOptions:
+    """Compression of a file of records: `"GZIP"`, `"ZLIB"`, or none. Source: `tf.io.TFRecordOptions`."""
+
+    compression_type: str | None = None
+    compression_level: int | None = None
+
+
+_WINDOWS = {"GZIP": zlib.MAX_WBITS | 16, "ZLIB": zlib.MAX_WBITS}
+"""How zlib is told which of the two formats to write."""
+
+
 class TFRecordWriter:
-    """Writes records to a file, uncompressed.
+    """Writes records to a file.
 
     Args:
       path: the file.
-      options: must be None: nothing is compressed.
+      options: how it is compressed, or the name of the compression; None or `""` for none.
+
+    Raises:
+      ArgumentError: another compression.
 
     Source: `tf.io.TFRecordWriter`.
     """
 
-    def __init__(self, path: str, options: None = None) -> None:
-        if options:
-            raise ArgumentError(f"{options=} is not supported. HINT: write uncompressed records.")
+    def __init__(self, path: str, options: TFRecordOptions | str | None = None) -> None:
+        kind = options.compression_type if isinstance(options, TFRecordOptions) else options
+        if kind and kind not in _WINDOWS:
+            raise ArgumentError(f"compression_type={kind!r} is not known. HINT: it is 'GZIP', 'ZLIB' or None.")
+        level = options.compression_level if isinstance(options, TFRecordOptions) else None
+        self._packed = zlib.compressobj(-1 if level is None else level, wbits=_WINDOWS[kind]) if kind else None
         self._stream = Path(path).open("wb")  # noqa: SIM115 (closed by close())
 
     def write(self, record: bytes) -> None:
         """Adds a record. Source: `tf.io.TFRecordWriter.write`."""
         data = np.asarray(record, dtype=object).item()
         length = struct.pack("<Q", len(data))
-        self._stream.write(length + _masked(length) + data + _masked(data))
+        whole = length + _masked(length) + data + _masked(data)
+        self._stream.write(self._packed.compress(whole) if self._packed else whole)
 
     def flush(self) -> None:
         """Hands what is written to the system. Source: `tf.io.TFRecordWriter.flush`."""
@@ -270,6 +290,8 @@ class TFRecordWriter:
 
     def close(self) -> None:
         """Ends the file. Source: `tf.io.TFRecordWriter.close`."""
+        if self._packed and not self._stream.closed:
+            self._stream.write(self._packed.flush())
         self._stream.close()
 
     def __enter__(self) -> TFRecordWriter:
