@@ -98,6 +98,14 @@ def test_everyone_gets_everyones_text() -> None:
     assert len([key for key in store.values if "/exchange/" in key]) <= 4, "old keys are deleted"
 
 
+def test_how_long_workers_wait_for_each_other() -> None:
+    one = cluster(Store())
+    assert one.patience() == 5.0
+    assert one.patience(7.0) == 7.0
+    one.timeout_s = float("inf")
+    assert one.patience() == 600.0
+
+
 def test_workers_at_different_calls_are_told_of_both() -> None:
     for error in both(Store(), lambda one: one.exchange(f"call {one.rank}", "")):
         assert isinstance(error, ClusterError)

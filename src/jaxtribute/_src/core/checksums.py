@@ -43,7 +43,7 @@ def names(directory: Path) -> list[str]:
     return sorted(found)
 
 
-def mark(path: Path) -> Mark:
+def checksum_of(path: Path) -> Mark:
     """Reads a file, and returns its size and checksum.
 
     Args:
@@ -61,10 +61,10 @@ def mark(path: Path) -> Mark:
 
 def marks(directory: Path, chosen: Collection[str]) -> dict[str, Mark]:
     """The marks of some files, by their names below `directory`."""
-    return {name: patiently(lambda name=name: mark(directory / name)) for name in chosen}
+    return {name: patiently(lambda name=name: checksum_of(directory / name)) for name in chosen}
 
 
-def damages(directory: Path, written: Mapping[str, Mark], part: tuple[int, int] = (0, 1)) -> list[str]:
+def damaged_files(directory: Path, written: Mapping[str, Mark], part: tuple[int, int] = (0, 1)) -> list[str]:
     """Compares files with what was written.
 
     Args:
@@ -105,7 +105,7 @@ def _problem(path: Path, written: Mark) -> str:
         size = path.stat().st_size
         if size != written[0]:
             return f"{size} bytes instead of {written[0]}"
-        return "" if mark(path) == written else "other bytes than were written"
+        return "" if checksum_of(path) == written else "other bytes than were written"
     except FileNotFoundError:
         return "missing"
     except OSError as error:

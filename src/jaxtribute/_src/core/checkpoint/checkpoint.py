@@ -171,7 +171,7 @@ class Checkpoint:
     @staticmethod
     def _agreed_path(path: str | PathLike[str]) -> Path:
         """The first worker's path, where each worker may have been told another; its folder is made."""
-        own, cluster = check_path(path, "path"), committing.cluster()
+        own, cluster = check_path(path, "path"), committing.saving_cluster()
         if cluster is None:
             return own
         own.parent.mkdir(parents=True, exist_ok=True)
@@ -297,7 +297,7 @@ class Checkpoint:
             found, without = self._found(), () if counters else _COUNTERS
             for name in without:
                 del found.leaves[name]
-            differences, turn = Restore(path, found, strict, without, committing.cluster()).run()
+            differences, turn = Restore(path, found, strict, without, committing.saving_cluster()).run()
             self._past.restored(path, turn)
         return RestoreStatus(path, differences)
 
@@ -308,7 +308,7 @@ class Checkpoint:
 
     def _agreeing(self) -> SaveChannel | None:
         """Agreement of the workers on this object's saves; None for one process."""
-        cluster = committing.cluster()
+        cluster = committing.saving_cluster()
         if cluster is not None and (self._channel is None or self._channel.cluster is not cluster):
             object.__setattr__(self, "_channel", SaveChannel(cluster))
         return self._channel if cluster is not None else None

@@ -42,27 +42,21 @@ from jaxtribute.errors import CheckpointError, ConfigError, DeadlineError
 
 STATE = "state"
 """The folder of a checkpoint that holds its arrays."""
-_LONGEST_S = 600.0
 
 
-def cluster() -> Cluster | None:
+def saving_cluster() -> Cluster | None:
     """The cluster of this process, or None where it is alone.
 
     Raises:
       ConfigError: JAX has several processes that this library did not bring together.
     """
-    found = runtime.current()
+    found = runtime.Cluster.current()
     if found is None and jax.process_count() > 1:
         raise ConfigError(
             f"this is one of {jax.process_count()} processes that have no cluster to agree on a checkpoint in. "
             "HINT: make a jd.MultiWorkerMirroredStrategy instead of calling jax.distributed.initialize."
         )
     return found if found is not None and found.workers > 1 else None
-
-
-def patience(cluster: Cluster, timeout_s: float | None = None) -> float:
-    """Seconds that workers wait for each other: those asked for, or as many as for a step, at most ten minutes."""
-    return min(cluster.timeout_s, _LONGEST_S) if timeout_s is None else timeout_s
 
 
 class SaveChannel:
@@ -106,7 +100,7 @@ class Save:
       past: the checkpoints that the values come from; it learns of this one.
       owned: whether it stays so after this save.
       channel: how the processes agree; None for one alone.
-      timeout_s: how long the processes wait for each other; None for `patience`.
+      timeout_s: how long the processes wait for each other; None for `Cluster.patience`.
     """
 
     path: Path
@@ -179,7 +173,7 @@ class Save:
         """The same in several processes: the first makes the folder, all write, the first completes it."""
         channel.begin()
         cluster, key = channel.cluster, channel.key
-        timeout_s = patience(cluster, self.timeout_s)
+        timeout_s = cluster.patience(self.timeout_s)
         first = cluster.rank == 0
         # Nobody writes before the folder is there; where it could not be made, all skip the writing and learn why.
         made = _outcome(self._make) if first else ""
@@ -249,7 +243,7 @@ class Save:
         """The marks that the processes have told."""
         cluster, found = channel.cluster, dict[str, Mark]()
         for rank in range(cluster.workers):
-            told = json.loads(cluster.get(f"{channel.key}/marks/{rank}", patience(cluster, self.timeout_s), of=rank))
+            told = json.loads(cluster.get(f"{channel.key}/marks/{rank}", cluster.patience(self.timeout_s), of=rank))
             found |= {name: (size, checksum) for name, (size, checksum) in told.items()}
         return found
 

@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 from jax._src import distributed, xla_bridge
@@ -40,12 +40,16 @@ from jaxtribute._src.core.cluster.watch import Watch
 from jaxtribute._src.core.environment import seconds
 from jaxtribute._src.core.observers import BARRIER, observed
 from jaxtribute._src.core.types import Foreign, Nest
-from jaxtribute.errors import ClusterError, ConfigError, DeadlineError
+from jaxtribute.errors import ArgumentTypeError, ClusterError, ConfigError, DeadlineError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver
 
 BIND = "JAXTRIBUTE_BIND_ADDRESS"
 SILENCE = "JAXTRIBUTE_SILENCE_S"
 TIMEOUT = "JAXTRIBUTE_TIMEOUT_S"
 _GRACE_S = 2.0
+_LONGEST_S = 600.0
 _HEARTBEAT_S = 24 * 3600
 
 _config = cast(Any, jax.config)
@@ -74,6 +78,40 @@ class Cluster(KeyValues):
     def timeout_s(self, value: float) -> None:
         """Changes it from now on."""
         self.watch.deadline_s = value
+
+    say = staticmethod(say)
+
+    @staticmethod
+    def current() -> Cluster | None:
+        """The cluster that this process has joined, if any."""
+        return _current
+
+    @staticmethod
+    def join(resolver: ClusterResolver, timeout_s: float | None = None) -> Cluster | None:
+        """Joins the cluster that a resolver describes; None where it describes none.
+
+        Raises:
+          ClusterSpecError: the resolver does not say which task this is.
+          ArgumentTypeError: it is no resolver.
+        """
+        if not callable(getattr(resolver, "cluster_spec", None)):
+            raise ArgumentTypeError(
+                f"cluster_resolver is {resolver!r} of type {type(resolver).__name__}. "
+                "HINT: pass a jd.cluster_resolver.ClusterResolver, such as SimpleClusterResolver(jd.ClusterSpec(...))."
+            )
+        spec = resolver.cluster_spec()
+        if not spec.jobs:
+            return None
+        task_type, task_id = resolver.own_task()
+        cluster = connect(spec, task_type, task_id, **({} if timeout_s is None else {"timeout_s": timeout_s}))
+        # `connect` gives a cluster that was joined before as it is; the newest strategy's deadline holds for it.
+        if timeout_s is not None:
+            cluster.timeout_s = timeout_s
+        return cluster
+
+    def patience(self, timeout_s: float | None = None) -> float:
+        """Seconds that workers wait for each other: those asked for, or as many as for a step, at most ten minutes."""
+        return min(self.timeout_s, _LONGEST_S) if timeout_s is None else timeout_s
 
     @observed(BARRIER)
     def barrier(self, name: str, timeout_s: float = 300.0) -> None:
@@ -222,11 +260,6 @@ class Cluster(KeyValues):
 
 _current: Cluster | None = None
 """JAX knows one cluster a process, and so does this library."""
-
-
-def current() -> Cluster | None:
-    """The cluster that this process has joined, if any."""
-    return _current
 
 
 def connect(

@@ -52,44 +52,44 @@ class Capture(NamedTuple):
     tree: Any
     constants: bool
 
+    @classmethod
+    def of(cls, call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequence[Any]) -> Capture:
+        """Traces `call(leaves)` once in `context`; the variables themselves stay untouched.
+
+        Args:
+          call: the user's function of its dynamic arguments.
+          context: the strategy and replica in force; its executor is replaced.
+          leaves: arrays (or tracers) whose shapes and dtypes the program is for.
+        """
+        contexts.announce()
+        seen: list[Any] = []
+
+        def program(*leaves: Nest) -> list[Any]:
+            executor = TracedFunction(context)
+            with entered(Context(context.strategy, context.replica, executor)):
+                result = call(leaves)
+            reveal(result, (jax.Array, ReplicaValues))
+            outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result), is_leaf=is_constant)
+            owned = set(map(id, executor.values.values()))
+            for place, leaf in enumerate(outputs):
+                if not (is_array(leaf) or is_number(leaf) or is_constant(leaf)):
+                    refuse_traced(leaf)
+                    outputs[place] = Constant(leaf)
+                elif id(leaf) in owned:
+                    # A result must not share its buffer with a variable, which a later step gives up.
+                    outputs[place] = jnp.copy(leaf)
+            arrays, tree = jax.tree.flatten(tree.unflatten(outputs))
+            seen.extend((executor, tree, any(map(is_constant, outputs))))
+            return [*arrays, *executor.new_values()]
+
+        # The variables keep their values: what the function wrote is in the executor, and comes out as further outputs.
+        closed = jax.make_jaxpr(program)(*leaves)
+        return cls(lift(closed), *seen)
+
     def result(self, outputs: Sequence[Any]) -> Any:
         """The function's result, of the program's first outputs."""
         whole = self.tree.unflatten(outputs)
         return jax.tree.map(_value, whole, is_leaf=is_constant) if self.constants else whole
-
-
-def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequence[Any]) -> Capture:
-    """Traces `call(leaves)` once in `context`; the variables themselves stay untouched.
-
-    Args:
-      call: the user's function of its dynamic arguments.
-      context: the strategy and replica in force; its executor is replaced.
-      leaves: arrays (or tracers) whose shapes and dtypes the program is for.
-    """
-    contexts.announce()
-    seen: list[Any] = []
-
-    def program(*leaves: Nest) -> list[Any]:
-        executor = TracedFunction(context)
-        with entered(Context(context.strategy, context.replica, executor)):
-            result = call(leaves)
-        reveal(result, (jax.Array, ReplicaValues))
-        outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result), is_leaf=is_constant)
-        owned = set(map(id, executor.values.values()))
-        for place, leaf in enumerate(outputs):
-            if not (is_array(leaf) or is_number(leaf) or is_constant(leaf)):
-                refuse_traced(leaf)
-                outputs[place] = Constant(leaf)
-            elif id(leaf) in owned:
-                # A result must not share its buffer with a variable, which a later step gives up.
-                outputs[place] = jnp.copy(leaf)
-        arrays, tree = jax.tree.flatten(tree.unflatten(outputs))
-        seen.extend((executor, tree, any(map(is_constant, outputs))))
-        return [*arrays, *executor.new_values()]
-
-    # The variables keep their values: what the function wrote is in the executor, and comes out as further outputs.
-    closed = jax.make_jaxpr(program)(*leaves)
-    return Capture(lift(closed), *seen)
 
 
 def is_constant(value: Numeric) -> bool:

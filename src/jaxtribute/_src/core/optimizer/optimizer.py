@@ -24,7 +24,13 @@ from jaxtribute._src.core.optimizer.hyperparameters import plain, settable
 from jaxtribute._src.core.optimizer.parameters import Parameters
 from jaxtribute._src.core.optimizer.slicing import as_cut
 from jaxtribute._src.core.optimizer.slots import Slots, make_slots
-from jaxtribute._src.core.optimizer.updates import guarded_update, reduce_to_slices, sliced_update, whole_update
+from jaxtribute._src.core.optimizer.updates import (
+    LossScale,
+    guarded_update,
+    reduce_to_slices,
+    sliced_update,
+    whole_update,
+)
 from jaxtribute._src.core.traced_reads import traced_reads
 from jaxtribute._src.core.types import Nest
 from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike, reduction_of
@@ -34,7 +40,6 @@ from jaxtribute.errors import ArgumentError, ArgumentTypeError, StrategyMixError
 
 if TYPE_CHECKING:
     from jaxtribute._src.core.execution.executor import Executor
-    from jaxtribute._src.core.precision import LossScale
     from jaxtribute._src.core.strategies.base import Strategy
 
 _LARGE_BYTES = 1 << 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,10 @@ from jaxtribute._src.core.collectives.in_replica import all_reduce, contribution
 from jaxtribute._src.core.optimizer.parameters import Parameters
 from jaxtribute._src.core.optimizer.slicing import NotSliceable, Slice, own_slice, run_on_slices, whole
 from jaxtribute._src.core.optimizer.slots import Slots, leaves_of, optax_rules
-from jaxtribute._src.core.types import Nest, Numeric
+from jaxtribute._src.core.types import Array, Nest, Numeric
 from jaxtribute._src.core.values.enums import ReduceOp, reduction_of
 from jaxtribute._src.core.values.slices import Cut
-
-if TYPE_CHECKING:
-    from jaxtribute._src.core.precision import LossScale
+from jaxtribute._src.core.values.variable import Variable
 
 Update = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], dict[str, Any]], list[Any]]
 """Maps gradients, the slots' values, the parameters and further arguments to the new parameters and new slots, in one
@@ -48,6 +46,19 @@ def whole_update(
         return [*fresh, *leaves_of(state)]
 
     return update
+
+
+class LossScale(Protocol):
+    """A loss scale of mixed precision, as optimizers see it."""
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """Its state."""
+        ...
+
+    def adjusted(self, values: Sequence[Any], finite: Array, /) -> list[Any]:
+        """The new values of `variables` after a step whose gradients were finite, or not."""
+        ...
 
 
 def guarded_update(update: Update, scale: LossScale) -> Update:
