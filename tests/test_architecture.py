@@ -17,7 +17,7 @@ FLOORS = [
     {"values"},
     {"collectives"},
     {"execution"},
-    {"input", "cluster"},
+    {"input", "cluster", "nn"},
     {"strategies", "config"},
     {"optimizer"},
     {"checkpoint"},

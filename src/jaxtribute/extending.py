@@ -53,6 +53,7 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.environment import shown as shown
     from jaxtribute._src.core.environment import whole_number as whole_number
     from jaxtribute._src.core.execution.capture import Capture as Capture
+    from jaxtribute._src.core.execution.capture import varying_outputs as varying_outputs
     from jaxtribute._src.core.execution.eager import Eager as Eager
     from jaxtribute._src.core.execution.executor import Executor as Executor
     from jaxtribute._src.core.execution.feeds import Drawn as Drawn
@@ -60,7 +61,6 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.execution.feeds import Feed as Feed
     from jaxtribute._src.core.execution.function import Function as Function
     from jaxtribute._src.core.execution.gathers import Gathers as Gathers
-    from jaxtribute._src.core.execution.inference import varying_outputs as varying_outputs
     from jaxtribute._src.core.execution.nests import Nests as Nests
     from jaxtribute._src.core.execution.overlay import Overlay as Overlay
     from jaxtribute._src.core.execution.program import Program as Program
@@ -218,7 +218,7 @@ _LAZY = {
     "task_number": "core.cluster.spec",
     "tune_allocator": "core.allocator",
     "updating": "core.values.stored",
-    "varying_outputs": "core.execution.inference",
+    "varying_outputs": "core.execution.capture",
     "visible_gpus": "core.cluster.accelerators",
     "whole_number": "core.environment",
 }

@@ -1,1 +1,1 @@
-"""Helpers of a training step: losses over the replicas, mixed precision, checks that the replicas agree."""
+"""Helpers of a training step: mixed precision, checks that the replicas agree."""

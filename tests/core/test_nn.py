@@ -17,7 +17,7 @@ from ragged import cut, deal, rows
 from replicas import components, each_executor, execute, mirrored
 
 Row = list[Any]
-ROWS: list[Row] = json.loads((Path(__file__).parents[2] / "oracle" / "losses.json").read_text())
+ROWS: list[Row] = json.loads((Path(__file__).parents[1] / "oracle" / "losses.json").read_text())
 FOUR = mirrored(4)
 
 

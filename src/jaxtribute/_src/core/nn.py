@@ -8,10 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtribute import Variable, get_replica_context, get_strategy
+from jaxtribute._src.core import context as contexts
+from jaxtribute._src.core.jaxprs.core import Tracer
+from jaxtribute._src.core.types import ArrayLike, Leaf, Numeric
+from jaxtribute._src.core.values.numbers import row_ids
+from jaxtribute._src.core.values.operators import operand
+from jaxtribute._src.core.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ContextError, ShapeError
-from jaxtribute.extending import Tracer, operand, row_ids
-from jaxtribute.typing import ArrayLike, Leaf, Numeric
 
 
 def compute_average_loss(
@@ -165,10 +168,10 @@ def scale_regularization_loss(regularization_loss: ArrayLike) -> jax.Array:
 
 
 def _replicas(name: str) -> int:
-    strategy = get_strategy()
-    if get_replica_context() is None:
+    context = contexts.current()
+    if context.replica is None:
         raise ContextError(
-            f"{name} was called in cross-replica context of {strategy!r}. "
+            f"{name} was called in cross-replica context of {context.strategy!r}. "
             "HINT: call it in the function passed to strategy.run."
         )
-    return strategy.num_replicas_in_sync
+    return context.strategy.num_replicas_in_sync
