@@ -22,14 +22,14 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core import points as points
     from jaxtribute._src.core import settings as settings
     from jaxtribute._src.core.allocator import tune_allocator as tune_allocator
+    from jaxtribute._src.core.callers import Callers as Callers
     from jaxtribute._src.core.callers import located as located
     from jaxtribute._src.core.checkpoint.committing import saving_cluster as saving_cluster
     from jaxtribute._src.core.checkpoint.folder import latest_of_any_name as latest_of_any_name
     from jaxtribute._src.core.checkpoint.folder import saves_in as saves_in
     from jaxtribute._src.core.checkpoint.restoring import read_all as read_all
     from jaxtribute._src.core.checkpoint.state import StateAdapter as StateAdapter
-    from jaxtribute._src.core.checksums import checksum_of as checksum_of
-    from jaxtribute._src.core.checksums import damaged_files as damaged_files
+    from jaxtribute._src.core.checksums import Disk as Disk
     from jaxtribute._src.core.cluster.accelerators import visible_gpus as visible_gpus
     from jaxtribute._src.core.cluster.addresses import Address as Address
     from jaxtribute._src.core.cluster.failures import ExitCode as ExitCode
@@ -98,7 +98,6 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.optimizer.parameters import Parameters as Parameters
     from jaxtribute._src.core.optimizer.slots import Slots as Slots
     from jaxtribute._src.core.optimizer.slots import optax_rules as optax_rules
-    from jaxtribute._src.core.reading import Disk as Disk
     from jaxtribute._src.core.strategies.groups import Groups as Groups
     from jaxtribute._src.core.strategies.groups import ProgramLayout as ProgramLayout
     from jaxtribute._src.core.strategies.multi_worker import MultiWorkerExtended as MultiWorkerExtended
@@ -126,6 +125,7 @@ _LAZY = {
     "AutoSum": "core.collectives.summation",
     "Batch": "core.input.batches",
     "BatchPlacer": "core.input.placement",
+    "Callers": "core.callers",
     "Capture": "core.execution.capture",
     "CentralPolicy": "core.values.policies.central",
     "ClosedJaxpr": "core.jaxprs.core",
@@ -133,7 +133,7 @@ _LAZY = {
     "Context": "core.context",
     "CountingStream": "core.input.sources.iterables",
     "Cut": "core.values.slices",
-    "Disk": "core.reading",
+    "Disk": "core.checksums",
     "Drawn": "core.execution.feeds",
     "Eager": "core.execution.eager",
     "EndOfData": "core.execution.feeds",
@@ -187,10 +187,8 @@ _LAZY = {
     "all_reduce": "core.collectives.in_replica",
     "as_batch": "core.input.batches",
     "check_untraced": "core.execution.traced",
-    "checksum_of": "core.checksums",
     "copied": "core.input.batches",
     "count": "core.environment",
-    "damaged_files": "core.checksums",
     "default_devices": "core.devices",
     "described_devices": "core.devices",
     "device_name": "core.devices",

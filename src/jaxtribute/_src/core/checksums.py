@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from jaxtribute._src.core.reading import passing, patiently
+from jaxtribute._src.core.reading import exists, passing, patiently
 
 _PIECE_BYTES = 1 << 20
 _THREADS = 4
@@ -112,3 +112,13 @@ def _problem(path: Path, written: Mark) -> str:
         if passing(error):
             raise
         return f"no file: {error.strerror or error}"
+
+
+class Disk:
+    """Files of a disk that may fail for a moment: reads, and what was written there."""
+
+    patiently = staticmethod(patiently)
+    passing = staticmethod(passing)
+    exists = staticmethod(exists)
+    checksum_of = staticmethod(checksum_of)
+    damaged_files = staticmethod(damaged_files)

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxtribute._src.core.callers import located, main_thread
+from jaxtribute._src.core.callers import frame_of, located
 from jaxtribute._src.core.cluster.waiting import RunningClock
 from jaxtribute._src.core.environment import seconds
 from jaxtribute._src.core.observers import Event, Observer
@@ -111,7 +111,7 @@ class StepLog(Observer):
             "step": self.number,
             "name": self.name,
             "turns": list(self._turns),
-            "where": located(main_thread()),
+            "where": located(frame_of()),
             "input_s": round(self.input_s, 3),
             "waited_s": round(self.waited_s, 3),
         }

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jaxtribute._src.core.callers import main_thread, stack
+from jaxtribute._src.core.callers import frame_of, stack
 from jaxtribute._src.core.cluster.failures import Failure, may_be_broken_collective, say
 from jaxtribute._src.core.cluster.roster import rank_of
 from jaxtribute._src.core.cluster.step_log import StepInFlight, StepLog, comparison, described, interval_s, name_of
@@ -278,7 +278,7 @@ class Watch:
         self.left = left
         if asked and not self._shown:
             self._shown = True
-            self._store.key_value_set(f"{STACKS}{self._roster.rank}", stack(main_thread()), True)
+            self._store.key_value_set(f"{STACKS}{self._roster.rank}", stack(frame_of()), True)
         if failures and self.failure is None:
             # The one that names itself is the cause; others may have failed because of it.
             failures.sort(key=lambda one: one.rank != one.reporter)
