@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import SingleDeviceSharding
 
+import jaxtribute as jd
 from jaxtribute._src.core.checkpoint import arrays
 from jaxtribute._src.core.values import stored
 from jaxtribute._src.core.values.stored import Lease
@@ -46,6 +48,24 @@ def test_every_dtype_comes_back(tmp_path: Path) -> None:
     host = arrays.read(tmp_path, {"bfloat16": None})["bfloat16"]
     assert isinstance(host, np.ndarray)
     assert host.tobytes() == np.asarray(values["bfloat16"]).tobytes()
+
+
+@pytest.mark.parametrize("strategy", [jd.MirroredStrategy, jd.FullyShardedStrategy])
+def test_a_placed_nest_comes_back_onto_its_devices(strategy: Callable[[int], jd.Strategy], tmp_path: Path) -> None:
+    where = strategy(4)
+    values = {
+        "key": jax.random.key(3),
+        "keys": jax.random.split(jax.random.key(4, impl="rbg"), 8),
+        "x": jnp.ones((8, 2)),
+    }
+    placed = where.place(values)
+    checkpoint = jd.Checkpoint(state=placed)
+    checkpoint.restore(checkpoint.save(tmp_path / "nest"))
+    drawn = where.run(lambda state: jax.random.uniform(state["key"]), (checkpoint.state,))
+    assert where.experimental_local_results(drawn) == (jax.random.uniform(values["key"]),) * 4
+    for name, old in placed.items():
+        assert checkpoint.state[name].data.sharding == old.data.sharding, name
+        assert repr(checkpoint.state[name]) == repr(old)
 
 
 def test_arrays_are_written_from_the_last_on_and_given_back_one_by_one(

@@ -98,6 +98,9 @@ def test_reprs_show_the_replicas() -> None:
     assert repr(value) == "PerReplica:{\n  0: Array(1., dtype=float32),\n  1: Array(2., dtype=float32)\n}"
     assert repr(strategy.place(jnp.float32(3))).startswith("Mirrored:{\n  0: Array(3., dtype=float32),\n  1:")
     assert repr(per_replica(strategy, ["a", "b"])) == "PerReplica:{\n  0: 'a',\n  1: 'b'\n}"
+    for leaf in (True, "frozen", jax.ShapeDtypeStruct((), jnp.float32), None, (2,)):
+        for nest in (strategy.place(jnp.float32(3)), value):
+            assert repr(jax.tree.map(lambda _, leaf=leaf: leaf, nest)) == f"{type(nest).__name__}({leaf!r})"
 
 
 def test_they_are_pytrees() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import jaxtribute as jd
 from jaxtribute._src.core.input.sources import adapt
 from jaxtribute._src.core.input.splitting import Shard
 from jaxtribute.errors import InputError
@@ -67,6 +68,27 @@ def test_a_generator_goes_nowhere() -> None:
     stream.set_state({"batches": 0})
     with pytest.raises(InputError, match=r"one-shot iterator.*HINT"):
         stream.set_state({"batches": 2})
+
+
+def test_another_pass_over_a_generator_goes_on_and_is_refused_once_it_has_ended() -> None:
+    source = adapt(np.full(2, number) for number in range(3))
+    first = source.open(Shard())
+    next(first)
+    first.close()
+    second = source.open(Shard())
+    assert [next(second).tree.tolist() for _ in range(2)] == [[1, 1], [2, 2]]
+    with pytest.raises(StopIteration):
+        next(second)
+    with pytest.raises(InputError, match=r"one-shot iterator, which has ended. HINT: distribute a list"):
+        next(source.open(Shard()))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_loop_over_epochs_does_not_end_silently_with_the_first(devices: int) -> None:
+    data = jd.MirroredStrategy(devices).experimental_distribute_dataset(np.full(4, number) for number in range(3))
+    assert sum(1 for _ in data) == 3
+    with pytest.raises(InputError, match="which has ended"):
+        next(iter(data))
 
 
 def test_lengths() -> None:

@@ -141,7 +141,8 @@ class CellLeaf:
             return
         value = to_value(np.asarray(value), saved).astype(dtype_of(saved.dtype), copy=False)
         if saved.key:
-            self._set(jax.random.wrap_key_data(jax.numpy.asarray(value), impl=saved.key))
+            data = jax.random.key_data(old)
+            self._set(jax.random.wrap_key_data(own(value, data.sharding if old.committed else None), impl=saved.key))
         elif isinstance(old, jax.Array):
             self._set(own(value, old.sharding if old.committed else None))
         elif isinstance(old, (bool, int, float)):

@@ -68,6 +68,15 @@ class ReplicaValues(DistributedValues):
 
     __slots__ = ()
 
+    data: Any
+
+    def __repr__(self) -> str:
+        # `jax.tree.map` puts whatever its function returns in an array's place: a flag, a shape, a label.
+        return DistributedValues.__repr__(self) if self._holds_values() else f"{type(self).__name__}({self.data!r})"
+
+    def _holds_values(self) -> bool:
+        return isinstance(self.data, jax.Array)
+
 
 @partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=["mesh", "scalar", "shapes", "idle"])
 @dataclass(slots=True, repr=False, eq=False, init=True)
@@ -177,6 +186,11 @@ class PerReplica(ReplicaValues, Generic[T]):
             row[_corner(part.shape)] = part
         whole = padded.reshape(mesh.size * largest[0], *largest[1:])
         return cls(jax.device_put(whole, mesh.split), mesh, shapes=shapes)
+
+    def _holds_values(self) -> bool:
+        if isinstance(self.data, tuple):
+            return len(cast("tuple[Any, ...]", self.data)) == len(self._replica_ids())
+        return isinstance(self.data, jax.Array)
 
     @property
     def is_ragged(self) -> bool:

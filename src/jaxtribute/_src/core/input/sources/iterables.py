@@ -25,6 +25,7 @@ class IterableSource(Source):
     def __init__(self, iterable: Iterable[Nest]) -> None:
         self._iterable = iterable
         self._peeked: Iterator[Nest] | None = None
+        self._is_begun = False
 
     def open(self, shard: Shard) -> CountingStream:
         """Starts a pass; a worker reads all of it, and its share is cut from each batch."""
@@ -33,8 +34,10 @@ class IterableSource(Source):
             return CountingStream(iter(self._iterable), self._iterable)
         if isinstance(self._iterable, Iterator):
             peeked, self._peeked = self._peeked, None
+            rest = self._iterable if peeked is None else peeked
+            begun, self._is_begun = self._is_begun, True
             # In a chain, so that closing the stream leaves the user's own generator open.
-            return CountingStream(itertools.chain(self._iterable if peeked is None else peeked))
+            return CountingStream(_unless_ended(rest) if begun else itertools.chain(rest))
         return CountingStream(iter(self._iterable), reiterable=True)
 
     def first(self) -> Nest | None:
@@ -61,6 +64,21 @@ class IterableSource(Source):
     def knows_end(self) -> bool:
         """True if the number of batches is the same on every worker."""
         return isinstance(self._iterable, Sequence)
+
+
+def _unless_ended(iterator: Iterator[Nest]) -> Iterator[Nest]:
+    """The rest of a one-shot iterator that an earlier pass has begun.
+
+    Raises:
+      InputError: nothing is left; a loop over epochs would train for the first one only.
+    """
+    first = next(iterator, None)
+    if first is None:
+        raise InputError(
+            "another pass over a one-shot iterator, which has ended. HINT: distribute a list of batches, an object "
+            "whose __iter__ begins anew, or a dataset; or distribute a new iterator for each epoch."
+        )
+    yield from itertools.chain([first], iterator)  # in a chain, which leaves the user's generator open
 
 
 class CountingStream:
