@@ -154,7 +154,11 @@ class Peers:
     def set(self, key: str, value: str) -> None:
         self.says[key] = value
 
-    def get(self, key: str, timeout_s: float, *, of: int) -> str:
+    def meets(self, what: str) -> str:
+        return what
+
+    def get(self, key: str, timeout_s: float, *, of: int, at: str = "") -> str:
+        assert at == "the save of a checkpoint" or "/marks/" in key
         if key not in self.says:
             raise DeadlineError(f"waited {timeout_s:g} s for {self.names[of]} to set {key!r}")
         return self.says[key]

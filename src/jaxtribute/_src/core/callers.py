@@ -76,7 +76,7 @@ def _holds_libraries(folder: str, above: int) -> bool:
 
 
 class Callers:
-    """Where code is, and whose it is."""
+    """The line that a thread is at, and the owner of its code."""
 
     frame_of = staticmethod(frame_of)
     is_of_user = staticmethod(is_of_user)

@@ -210,6 +210,7 @@ class Checkpoint:
             found, channel = self._found(), self._agreeing()
             if channel is None:
                 claim.check_manager()  # at once; of several workers the first alone knows, and tells the others
+            here = channel and channel.cluster.meets("the save of a checkpoint")
             positions = {name: _position(name, iterator) for name, iterator in found.iterators.items()}
             with updating:  # no step in between: all values are of one moment
                 specs, leaves = found.snapshots(self._memory)  # a function of its own: see interrupts
@@ -227,6 +228,7 @@ class Checkpoint:
                     past=self._past,
                     owned=owner is not None,
                     channel=channel,
+                    here=here,
                     timeout_s=timeout_s,
                 ).run,
                 target,

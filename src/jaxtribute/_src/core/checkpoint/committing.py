@@ -34,11 +34,12 @@ from jaxtribute._src.core.checkpoint.turns import TURN
 from jaxtribute._src.core.checksums import Mark
 from jaxtribute._src.core.cluster import runtime
 from jaxtribute._src.core.cluster.runtime import Cluster
+from jaxtribute._src.core.cluster.step_log import Place
 from jaxtribute._src.core.input.iterator import position_file
 from jaxtribute._src.core.observers import WRITE
 from jaxtribute._src.core.types import HostArray
 from jaxtribute._src.core.values.stored import Lease
-from jaxtribute.errors import CheckpointError, ConfigError, DeadlineError
+from jaxtribute.errors import CheckpointError, ClusterError, ConfigError, DeadlineError
 
 STATE = "state"
 """The folder of a checkpoint that holds its arrays."""
@@ -100,6 +101,7 @@ class Save:
       past: the checkpoints that the values come from; it learns of this one.
       owned: whether it stays so after this save.
       channel: how the processes agree; None for one alone.
+      here: the call, in which all processes must be then.
       timeout_s: how long the processes wait for each other; None for `Cluster.patience`.
     """
 
@@ -112,6 +114,7 @@ class Save:
     past: Past
     owned: bool = False
     channel: SaveChannel | None = None
+    here: Place | None = None
     timeout_s: float | None = None
 
     @property
@@ -124,12 +127,13 @@ class Save:
 
         Raises:
           CheckpointError: a process could not write; it is named.
+          ClusterError: a process is in another call, or failed; it is named.
           DeadlineError: a process did not come in time; it is named.
         """
         try:
             with WRITE.during(self, str(self.path)):
                 self._run()
-        except (CheckpointError, DeadlineError):
+        except (CheckpointError, ClusterError, DeadlineError):
             raise  # they name the worker already
         except Exception as error:
             raise not_written(self.path, error) from error
@@ -180,7 +184,7 @@ class Save:
         if first:
             cluster.set(f"{key}/made", made)
         else:
-            made = cluster.get(f"{key}/made", timeout_s, of=0)
+            made = cluster.get(f"{key}/made", timeout_s, of=0, at=self.here)
 
         def write() -> None:
             # The marks are set before `written` is, so the first process finds them without waiting.
@@ -192,7 +196,7 @@ class Save:
             cluster.set(f"{key}/result", f"{cluster.names[0]}: {made}" if made else self._end(channel, timeout_s))
             channel.clean()
         # All wait for the end: a save that one process takes for complete is so for every other.
-        result = cluster.get(f"{key}/result", timeout_s, of=0)
+        result = cluster.get(f"{key}/result", timeout_s, of=0, at=self.here)
         if result:
             raise CheckpointError(
                 f"{self.path} was not saved: {result}. HINT: see the output of the worker that is named; checkpoints "
@@ -203,7 +207,7 @@ class Save:
         """Completes the checkpoint once all workers have written; returns what went wrong on any of them."""
         cluster, failed = channel.cluster, list[str]()
         for rank in range(cluster.workers):
-            outcome = cluster.get(f"{channel.key}/written/{rank}", timeout_s, of=rank)
+            outcome = cluster.get(f"{channel.key}/written/{rank}", timeout_s, of=rank, at=self.here)
             if outcome:
                 failed.append(f"{cluster.names[rank]}: {outcome}")
 

@@ -34,7 +34,7 @@ from jaxtribute._src.core.cluster.failures import ELSEWHERE, Failure, may_be_bro
 from jaxtribute._src.core.cluster.key_values import KeyValues
 from jaxtribute._src.core.cluster.roster import Roster
 from jaxtribute._src.core.cluster.spec import ClusterSpec
-from jaxtribute._src.core.cluster.step_log import StepLog
+from jaxtribute._src.core.cluster.step_log import Place, StepLog
 from jaxtribute._src.core.cluster.waiting import RunningClock, await_workers
 from jaxtribute._src.core.cluster.watch import Watch
 from jaxtribute._src.core.environment import seconds
@@ -68,6 +68,8 @@ class Cluster(KeyValues):
         self._unexplained: BaseException | None = None
         """The last error of which nothing was learned from the others."""
         self._numbers: Counter[str] = Counter()
+        self._point = 0
+        self._announcements: Counter[str] = Counter()
 
     @property
     def timeout_s(self) -> float:
@@ -123,8 +125,9 @@ class Cluster(KeyValues):
 
         Raises:
           DeadlineError: some did not come; it names them.
-          ClusterError: meanwhile a worker failed.
+          ClusterError: meanwhile a worker failed, or one has ended or is in another call.
         """
+        here = self.meets(f"the barrier {name!r}")
         number = self._barriers[name] = self._barriers.get(name, 0) + 1
         place = f"jaxtribute/barrier/{name}/{number}"
         self.set(f"{place}/{self.rank}", "")
@@ -133,16 +136,24 @@ class Cluster(KeyValues):
             here = self.by_rank(place)
             return [rank for rank in range(self.workers) if rank not in here]
 
-        await_workers(self.roster, absent, f"at the barrier {name!r}", timeout_s, self.check, self.watch.whereabouts)
+        def check() -> None:
+            self.check()
+            for rank in range(self.workers):
+                # The second look: it may have come, and gone on.
+                if rank != self.rank and (parted := self._parted(rank, here)) is not None and rank in absent():
+                    raise parted
+
+        await_workers(self.roster, absent, f"at the barrier {name!r}", timeout_s, check, self.watch.whereabouts)
         if number > 1:  # all are here, so all have left the one before
             self.delete(f"jaxtribute/barrier/{name}/{number - 1}/{self.rank}")
 
-    def exchange(self, what: str, text: str) -> list[str]:
+    def exchange(self, what: str, text: str, *, at: Place | None = None) -> list[str]:
         """Gives this worker's text and returns every worker's, by rank; all workers make the same calls in order.
 
         Args:
           what: names the call; workers that are at different ones get an error.
           text: what this worker tells, up to about a megabyte.
+          at: the step that it is part of; by default it is a call of its own.
 
         Raises:
           ClusterError: the workers are at different calls, or one failed.
@@ -150,11 +161,11 @@ class Cluster(KeyValues):
         """
         # Keys by number, not by name: workers at different calls then read each other's texts, and can say so.
         number, self._exchanges = self._exchanges, self._exchanges + 1
-        place = f"jaxtribute/exchange/{number}"
+        key, here = f"jaxtribute/exchange/{number}", at or self.meets(what)
         own = [what, text, caller()]
-        self.set(f"{place}/{self.rank}", json.dumps(own))
+        self.set(f"{key}/{self.rank}", json.dumps(own))
         told = [
-            own if rank == self.rank else json.loads(self._told(f"{place}/{rank}", what, rank))
+            own if rank == self.rank else json.loads(self._told(f"{key}/{rank}", here, rank))
             for rank in range(self.workers)
         ]
         if number:  # all are here, so all have read what came before
@@ -167,14 +178,64 @@ class Cluster(KeyValues):
             )
         return [one[1] for one in told]
 
-    def _told(self, key: str, what: str, rank: int) -> str:
+    def _told(self, key: str, here: Place, rank: int) -> str:
         """A worker's message in an exchange, unless the worker has ended or hangs."""
         try:
-            return self.get(key, self.timeout_s, of=rank)
+            return self.get(key, self.timeout_s, of=rank, at=here)
         except DeadlineError as error:
-            raise DeadlineError(
-                f"{self.names[self.rank]} waits at {what}, in {self.steps.last}, at {caller()}: {error}"
-            ) from None
+            raise DeadlineError(f"{self.names[self.rank]} waits at {here.told}: {error}") from None
+
+    def meets(self, what: str) -> Place:
+        """Notes that the program comes to a call that all workers make together, and which no step is.
+
+        Whoever waits in it learns of workers that are in another call instead. Call it where steps are called, in the
+        thread that trains.
+
+        Args:
+          what: names the call, the same on all workers.
+        """
+        return self.steps.meets(what, caller())
+
+    def announce(self, what: str, text: str) -> None:
+        """Tells workers that come to the same call, at this point of the program, and waits for none.
+
+        Args:
+          what: names the call.
+          text: what they are told.
+        """
+        self.set(self._announced(what), text)
+
+    def announced(self, what: str, rank: int) -> str | None:
+        """Waits for what another worker announces at this point of the program; None if it has gone on without.
+
+        Args:
+          what: names the call.
+          rank: the worker.
+
+        Raises:
+          ClusterError: meanwhile a worker failed.
+          DeadlineError: within `timeout_s` it has done neither.
+        """
+        key = self._announced(what)
+        found: str | None = None
+
+        def absent() -> list[int]:
+            nonlocal found
+            # Asked before the look: what has been announced is there by the time when the worker goes on.
+            gone = rank in self.watch.left or self.watch.pulses.report(rank).get("call", 0) > self.steps.calls
+            found = self.try_get(key)
+            return [] if gone or found is not None else [rank]
+
+        await_workers(self.roster, absent, f"for {what}", self.timeout_s, self.check, self.watch.whereabouts)
+        return found
+
+    def _announced(self, what: str) -> str:
+        """The key of an announcement: all workers that come here have been in as many steps, and other calls."""
+        if self._point != self.steps.calls:
+            self._point = self.steps.calls
+            self._announcements.clear()
+        self._announcements[what] += 1
+        return f"jaxtribute/announced/{what}/{self._point}/{self._announcements[what]}"
 
     def entering(self, name: str, collectives: Callable[[], Sequence[str]]) -> None:
         """Notes that a program over all workers is about to be handed to the devices.
