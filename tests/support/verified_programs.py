@@ -198,6 +198,8 @@ def convolution(strategy: jd.Strategy, wrong: str) -> Made:
     two_lines="local-count",
     per_batch="local-count",
     weights="local-count",
+    epsilon="local-count",
+    mean_count="mean-of-sums",
     perplexity="local-mean local-count local-total mean-of-means batch-statistics",
 )
 def language(strategy: jd.Strategy, wrong: str) -> Made:
@@ -221,11 +223,14 @@ def language(strategy: jd.Strategy, wrong: str) -> Made:
             if wrong == "weights":
                 weights = mask / mask.sum()  # at: language.weights
                 return (each * weights).sum()
+            if wrong == "epsilon":
+                return total / (mask.sum() + 1e-6)  # at: language.epsilon
             if wrong == "perplexity":
                 return jnp.exp(each.mean()) / 100  # at: language.perplexity
             if wrong == "constant_weights":
                 return jd.nn.compute_average_loss(each, sample_weight=mask, global_batch_size=ROWS * 4)
-            count = context().all_reduce("SUM", mask.sum())
+            how = "MEAN" if wrong == "mean_count" else "SUM"
+            count = context().all_reduce(how, mask.sum())  # at: language.mean_count
             if wrong == "gathered_count":
                 count = context().all_gather(mask, axis=0).sum()
             return total / count
@@ -295,6 +300,7 @@ def regularized(strategy: jd.Strategy, wrong: str) -> Made:
     "right wasserstein",
     discriminator="local-mean",
     generator="local-mean",
+    matching="batch-statistics local-mean",
     noise="same-random-numbers",
 )
 def adversarial(strategy: jd.Strategy, wrong: str) -> Made:
@@ -320,6 +326,9 @@ def adversarial(strategy: jd.Strategy, wrong: str) -> Made:
 
         def of_first() -> Any:
             each = jax.nn.softplus(-judged(jnp.tanh(z @ g)))
+            if wrong == "matching":
+                gap = jnp.tanh(z @ g).mean(0)  # at: adversarial.matching
+                return each.sum() / ROWS + (gap**2).sum() / context().num_replicas_in_sync
             if wrong == "generator":
                 return jnp.mean(each)  # at: adversarial.generator
             return each.sum() / ROWS
@@ -338,6 +347,8 @@ def adversarial(strategy: jd.Strategy, wrong: str) -> Made:
     "right supervised pairs_of_one_example",
     local="pairs-of-rows",
     targets="numbers-of-rows pairs-of-rows",
+    one_way="pairs-of-rows",
+    whole="reduced-twice",
     softmax="softmax-over-batch",
 )
 def contrastive(strategy: jd.Strategy, wrong: str) -> Made:
@@ -366,6 +377,12 @@ def contrastive(strategy: jd.Strategy, wrong: str) -> Made:
                 place = jnp.arange(before.shape[0]) < context().replica_id_in_sync_group
                 target = jnp.where(place, before, 0).sum() + jnp.arange(rows)
             each = cross_entropy(one @ everyone.T, target)
+            if wrong == "one_way":
+                logits = other @ one.T, jnp.arange(rows)  # at: contrastive.one_way
+                each = each + optax.softmax_cross_entropy_with_integer_labels(*logits)
+            if wrong == "whole":
+                scores = context().all_gather(one, axis=0) @ everyone.T
+                return cross_entropy(scores, jnp.arange(len(scores))).mean()  # at: contrastive.whole
             if wrong == "supervised":
                 each = each + ((one - other) ** 2).sum(-1)
             return each.sum() / ROWS
@@ -547,6 +564,8 @@ def measured(x: Any, y: Any, w: Any, wrong: str) -> Any:
     ratio="mean-of-means",
     variable="mean-of-means local-mean",
     first="one-replica",
+    steps="counted-on-each-replica",
+    running="local-total mean-of-sums",
     f1="local-count local-total mean-of-means",
     maximum_of_rows="extreme-over-batch",
 )
@@ -555,6 +574,10 @@ def metrics(strategy: jd.Strategy, wrong: str) -> Made:
     with strategy.scope():
         hits = jd.Variable(0.0, trainable=False, name="hits", aggregation=jd.VariableAggregation.SUM)
         share = jd.Variable(0.0, trainable=False, name="share", aggregation=jd.VariableAggregation.MEAN)
+        on_read = jd.VariableSynchronization.ON_READ
+        steps = jd.Variable(
+            0.0, trainable=False, name="steps", synchronization=on_read, aggregation=jd.VariableAggregation.SUM
+        )
         last = jd.Variable(0.0, trainable=False, name="last", aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA)
 
     def replica(x: Any, y: Any) -> Any:
@@ -562,6 +585,10 @@ def metrics(strategy: jd.Strategy, wrong: str) -> Made:
         hits.assign_add(right.sum())
         if wrong == "variable":
             share.assign(right.mean())  # at: metrics.variable
+        if wrong == "steps":
+            steps.assign_add(1.0)  # at: metrics.steps
+        if wrong == "running":
+            share.assign(0.9 * share + 0.1 * right.sum())  # at: metrics.running
         if wrong == "first":
             last.assign(right.sum())  # at: metrics.first
         return measured(x, y, w, wrong)
@@ -573,7 +600,7 @@ def metrics(strategy: jd.Strategy, wrong: str) -> Made:
             return strategy.reduce("SUM", result, axis=None)  # at: metrics.accuracy
         if wrong == "ratio":
             return strategy.reduce("MEAN", result, axis=None)  # at: metrics.ratio
-        if wrong in ("right", "counted", "variable", "first"):
+        if wrong in ("right", "counted", "variable", "first", "steps", "running"):
             return strategy.reduce("MEAN", result, axis=0)
         return strategy.reduce("SUM" if wrong in ("maximum", "in_loss") else "MEAN", result, axis=None)
 
@@ -751,3 +778,71 @@ def outside(strategy: jd.Strategy, wrong: str) -> Made:
         sgd.apply_gradients([total], reduce_op=None)
 
     return step, tuple(arrays((ROWS, 4), (ROWS, 2)))
+
+
+@program(
+    "right clipped",
+    updates="gradient-before-reduction",
+    mean="local-mean",
+)
+def functional(strategy: jd.Strategy, wrong: str) -> Made:
+    """A state that goes in and comes out."""
+    transform = optax.chain(optax.clip_by_global_norm(0.1 if wrong == "clipped" else 10.0), optax.adam(1e-2))
+
+    def replica(state: Any, x: Any, y: Any) -> Any:
+        def loss(w: Any) -> Any:
+            each = ((jnp.tanh(x @ w) - y) ** 2).sum(-1)
+            return each.mean() if wrong == "mean" else each.sum() / ROWS  # at: functional.mean
+
+        w, slots = state
+        value, gradient = jax.value_and_grad(loss)(w)
+        if wrong == "updates":
+            updates = transform.update(gradient, slots)  # at: functional.updates
+            update, slots = context().all_reduce("MEAN", updates)
+        else:
+            update, slots = transform.update(context().all_reduce("SUM", gradient), slots)
+        return (w + update, slots), value
+
+    @jd.function
+    def step(state: Any, x: Any, y: Any) -> Any:
+        state, value = strategy.run(replica, args=(state, x, y))
+        return state, strategy.reduce("SUM", value, axis=None)
+
+    (w,) = arrays((4, 2))
+    return step, (strategy.place((w, transform.init(w))), *arrays((ROWS, 4), (ROWS, 2)))
+
+
+@program(
+    "right",
+    advantage="batch-statistics",
+    share="local-total batch-statistics",
+)
+def experts(strategy: jd.Strategy, wrong: str) -> Made:
+    """A mixture whose load is balanced, trained on advantages."""
+    gate, head = held = variables(strategy, (4, 3), (4, 3))
+    adam = optimizer(strategy, optax.adam(1e-2), held)
+
+    def replica(x: Any, reward: Any) -> Any:
+        mean = context().all_reduce("SUM", reward.sum()) / ROWS
+        if wrong == "advantage":
+            mean = reward.mean()  # at: experts.advantage
+        advantage = reward - mean
+
+        def loss() -> Any:
+            odds = jax.nn.softmax(x @ gate)
+            chosen = jax.nn.one_hot(odds.argmax(-1), 3)
+            share = context().all_reduce("SUM", chosen.sum(0)) / ROWS
+            if wrong == "share":
+                share = chosen.sum(0) / ROWS  # at: experts.share
+            balance = (share * odds.sum(0) / ROWS).sum()
+            return (advantage[:, None] * odds * (x @ head)).sum() / ROWS + balance
+
+        value, gradients = jd.value_and_grad(loss, held)()
+        adam.apply_gradients(gradients)
+        return value
+
+    @jd.function
+    def step(x: Any, reward: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica, args=(x, reward)), axis=None)
+
+    return step, tuple(arrays((ROWS, 4), (ROWS,)))

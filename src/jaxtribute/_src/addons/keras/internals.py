@@ -24,8 +24,10 @@ from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
 from keras.src.backend.config import is_nnx_enabled as is_nnx_enabled
 from keras.src.backend.jax import trainer
+from keras.src.legacy.saving import legacy_h5_format as legacy_h5_format
 from keras.src.losses import loss as losses
 from keras.src.models.functional import Functional as Functional
+from keras.src.saving import saving_lib as saving_lib
 from keras.src.saving.keras_saveable import KerasSaveable as KerasSaveable
 from keras.src.trainers.data_adapters import is_grain_dataset as is_grain_dataset
 from keras.src.trainers.data_adapters import is_tf_dataset, is_torch_dataloader
@@ -35,6 +37,7 @@ from keras.src.trainers.data_adapters.data_adapter_utils import (
     class_weight_to_sample_weights as class_weight_to_sample_weights,
 )
 from keras.src.utils import backend_utils
+from keras.src.utils import file_utils as file_utils
 from keras.src.utils.python_utils import is_default as is_default
 from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet
 

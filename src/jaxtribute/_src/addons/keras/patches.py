@@ -166,12 +166,15 @@ def _called(original: Method, model: KerasModel, *args: Leaf, **kwargs: Leaf) ->
 
 
 def _written_once(original: Method, strategy: Strategy, model: KerasModel, *args: Leaf, **kwargs: Leaf) -> Any:
-    def write() -> Any:
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
+
+    def write(path: Leaf) -> Any:
+        bound.arguments["filepath"] = path
         # Outside the scope other workers need not take part in what Keras makes for it.
         with Context.entered(Context.outside()):
-            return original(model, *args, **kwargs)
+            return original(*bound.args, **bound.kwargs)
 
-    return multi_worker.once(strategy, model, kwargs.get("filepath", args[0] if args else None), write)
+    return multi_worker.once(strategy, model, bound.arguments["filepath"], write)
 
 
 def _made(
@@ -301,14 +304,18 @@ PATCHES = (
     Patch(JAXTrainer, ("compile",), _in_scope, "metrics and optimizer are the strategy's", in_strategy=True),
     Patch(JAXTrainer, _CALLED, _called, "the model's strategy is in force, whoever calls"),
     Patch(
-        keras.Model,
-        ("save", "save_weights", "export"),
+        internals.saving_lib,
+        ("save_model", "save_weights_only"),
         _written_once,
         _WRITTEN,
         in_strategy=True,
     ),
-    Patch(keras.saving, ("save_model",), _written_once, _WRITTEN, in_strategy=True),
-    Patch(keras.models, ("save_model",), _written_once, _WRITTEN, in_strategy=True),
+    Patch(internals.legacy_h5_format, ("save_model_to_hdf5",), _written_once, _WRITTEN, in_strategy=True),
+    Patch(internals.file_utils, ("makedirs",), multi_worker.folder, "workers make one folder at the same time"),
+    Patch(keras.Model, ("export",), _written_once, _WRITTEN, in_strategy=True),
+    Patch(
+        keras.callbacks.TensorBoard, ("_log_weights",), multi_worker.histograms, "all workers read what is in slices"
+    ),
     Patch(keras.callbacks.BackupAndRestore, ("_save_model", "on_train_end"), backups.backed_up, _WRITTEN),
     Patch(keras.callbacks.BackupAndRestore, ("on_train_begin",), backups.restored, "workers begin alike"),
     *(

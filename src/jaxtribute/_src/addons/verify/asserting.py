@@ -33,7 +33,7 @@ def verify(step: Callee, *batch: Nest, strategy: Any = None, raises: bool = True
     Args:
       step: a `jd.function`, or a function that would be one, that calls `strategy.run`.
       batch: its arguments. Batches of a distributed dataset, or, with `strategy`, arrays whose axis 0 has the rows of
-        the whole batch: those with as many rows as the first one.
+        the whole batch: those with as many rows as the first one. What `strategy.place` has placed stays whole.
       strategy: the strategy; needed for plain arrays.
       raises: whether to raise an error if the step differs; otherwise the verdict says so.
 
@@ -73,7 +73,7 @@ class _Once(Watcher):
 def _distributed(batch: tuple[Any, ...], strategy: Any) -> tuple[Any, ...]:
     leaves, tree = Nests.flatten(batch)
     count = strategy.num_replicas_in_sync
-    if count == 1 or any(map(Nests.is_distributed, leaves)):
+    if count == 1 or any(isinstance(leaf, PerReplica) for leaf in leaves):
         return batch
     rows = next((len(leaf) for leaf in leaves if Nests.is_array(leaf) and np.ndim(leaf) and not is_key(leaf)), 0)
     bounds = np.cumsum(slice_sizes(rows, count))[:-1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,11 +31,19 @@ _ORDERS = frozenset(
 )
 _CUTS = frozenset({"slice", "dynamic_slice", "split", "reshape", "gather"})
 _EXTREMES = frozenset("reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin reduce_window_max".split())
-_LINEAR = frozenset(
-    {*_ADDS, "convert_element_type", "reshape", "transpose", "mul", "div", "neg", "broadcast_in_dim", "squeeze"}
-)
+_SCATTERS = frozenset({"reduce_scatter", "psum_scatter"})
+_HANDED = frozenset({"convert_element_type", "reshape", "transpose", "broadcast_in_dim", "squeeze"})
+_LINEAR = frozenset({*_ADDS, *_HANDED, "mul", "div", "neg", "select_n"})
+_OF_A_COUNT = frozenset({*_ADDS, *_HANDED, "max"})
 _STEPS_BACK = 50
-"""Operations that are asked for the line of a key."""
+"""Operations that are asked for the line of a key, or whether a value is a gradient."""
+_UNREDUCED = {
+    (Kind.SUM, "MEAN"): "mean-of-sums",
+    (Kind.MEAN, "SUM"): "sum-of-means",
+    (Kind.SAME, "SUM"): "counted-on-each-replica",
+    (Kind.MEAN, "MEAN"): "mean-of-means",
+}
+"""By what replicas have, and how it is reduced, what is wrong with that."""
 _TABLE = CATALOGUE
 
 
@@ -82,6 +90,8 @@ class Suspects:
         self._pairs = [_paired(self._tape, tape) for tape in found.tapes]
         self._found = found
         self._known: dict[int, Relation] = {}
+        self._between: dict[int, tuple[int, Relation]] = {}
+        """By operations what replicas reduce before them, and one device does not: its maker, and what came of it."""
         names = {difference.name for difference in apart} | set(others)
         roots = {difference.name: _value_of(one, difference) for difference in apart}
         self._wrong = [number for value in roots.values() for number in self._makers(value)]
@@ -121,10 +131,14 @@ class Suspects:
         """The first mistake."""
         leaves, chain = self._leaves()
         if not leaves:
-            return self._unreduced() or self._unknown()
+            return self._merged() or self._unreduced() or self._unknown()
         # What one device computes in a way of its own, as of a synchronized layer, cannot be compared.
         paired = [leaf for leaf in leaves if all(self._other(index, leaf) for index in range(len(self._pairs)))]
-        return self._judged((paired or leaves)[0], chain)
+        first, *others = paired or leaves
+        if self._tape.records[first].name in _CUTS:
+            # Behind rows that are taken piece by piece a number that is a multiple still says something.
+            first = next((leaf for leaf in others if self._relation(leaf).kind is not Kind.NONE), first)
+        return self._judged(first, chain)
 
     # The chain of wrong values.
 
@@ -159,8 +173,8 @@ class Suspects:
             chain.add(number)
             inner = whole and not self._reduces(number)
             wrong = [
-                (maker, inner)
-                for place in self._wrong_operands(number, inner)
+                (maker, of_whole)
+                for place, of_whole in self._wrong_operands(number, whole=inner)
                 for maker in self._operand_makers(number, place)
             ]
             todo.extend(wrong)
@@ -186,13 +200,30 @@ class Suspects:
     def _operand_makers(self, number: int, place: int) -> tuple[int, ...]:
         return self._makers(self._tape.records[number].operands[place])
 
-    def _wrong_operands(self, number: int, whole: bool = False) -> list[int]:
-        """The operands of an operation that are made up wrongly, and that some operation has made."""
-        return [
-            place
-            for place in range(len(self._tape.records[number].operands))
-            if self._operand_makers(number, place) and not self._is_right(self._operand(number, place), whole)
-        ]
+    def _wrong_operands(self, number: int, *, whole: bool) -> list[tuple[int, bool]]:
+        """The operands of an operation that are made up wrongly, and that some operation has made.
+
+        With each, whether it is to be the same on all replicas: what something is divided by always is.
+        """
+        found: list[tuple[int, bool]] = []
+        for place in range(len(self._tape.records[number].operands)):
+            makers, of_whole = self._operand_makers(number, place), whole or self._divides(number, place)
+            relation = self._operand(number, place)
+            if makers and not self._is_right(relation, of_whole):
+                found.append((place, of_whole))
+                if self._is_between(number, place) and self._relation(makers[0]).good:
+                    self._between[number] = makers[0], relation
+        return found
+
+    def _divides(self, number: int, place: int) -> bool:
+        return place == 1 and self._tape.records[number].name == "div"
+
+    def _is_between(self, number: int, place: int) -> bool:
+        """True if replicas have made something else of an operand on its way from where one device has it from."""
+        makers, other = self._operand_makers(number, place), self._other(0, number)
+        if not makers or other is None or place >= len(other.operands):
+            return False
+        return self._pairs[0].get(makers[0]) not in self._found.tapes[0].makers.get(id(other.operands[place]), ())
 
     def _operand(self, number: int, place: int) -> Relation:
         makers = self._operand_makers(number, place)
@@ -200,13 +231,16 @@ class Suspects:
         others = [self._other(index, number) for index in range(len(self._pairs))]
         if any(other is None or place >= len(other.operands) for other in others):
             return self._relation(makers[0]) if makers else SKIPPED
-        return relate(
+        relation = relate(
             record.operands[place],
             [other.operands[place] for other in others if other is not None],
             self._arrangement,
             self._scale_before(makers),
             self._close,
         )
+        if relation.alike and makers and not self._is_between(number, place):
+            return replace(relation, alike=self._relation(makers[0]).alike)
+        return relation
 
     def _scale_before(self, makers: Sequence[int]) -> float:
         return max((_scale(self._tape.records[maker]) for maker in makers[:1]), default=0.0)
@@ -231,6 +265,10 @@ class Suspects:
             relation = relate(value, parts, self._arrangement, _scale(record), self._close)
             if worst is SKIPPED or not relation.good:
                 worst = relation
+        by_chance = worst.alike and not self._is_sum(number)
+        given = [self._operand(number, place) for place in range(len(record.operands))] if by_chance else []
+        if any(one.kind is Kind.ROWS or (one.kind is Kind.SUM and not one.alike) for one in given):
+            return replace(worst, alike=False)  # sums over each replica's rows, and equal by chance
         return worst
 
     # What kind of mistake it is.
@@ -252,22 +290,22 @@ class Suspects:
         collective = self._wrong_collective(leaf, chain)
         if collective is not None:
             return collective
-        if record.name in _SUMS or record.name.startswith("strategy.reduce SUM"):
+        if record.name in _SUMS | _SCATTERS or record.name.startswith("strategy.reduce SUM"):
             return self._summed_twice(leaf)
-        if self._is_mean_of_sums(leaf):
+        if self._is_mean(leaf):
             return self._named("mean-of-sums", leaf)
         if relation.kind in (Kind.SCALED, Kind.SUM) and relation.factor < 1 - 1e-9:
             return self._named("scaled-by-replicas", leaf)
         if self._counts_replicas(leaf):
             return self._named("scaled-by-replicas", leaf)
-        divisor = self._operand_makers(leaf, len(record.operands) - 1) if record.name == "div" else ()
-        if any(self._tape.records[number].name == "reduce_sum" for number in self._upstream(divisor)):
-            return self._named("local-count", leaf)
+        if record.name == "div" and self._count_of(self._operand_makers(leaf, 1)) is not None:
+            return self._local_count(leaf)
         if broken is not None and not self._is_sum(broken):
             # A mean that is added to a part of a sum is no statistics.
             after = self._tape.records[broken]
             rows = any(self._operand(broken, place).kind is Kind.ROWS for place in range(len(after.operands)))
-            if not after.backwards and (rows or after.name not in _ADDS):
+            # A gradient sees a value of the way forward only if something else than a sum is made of it.
+            if not (after.backwards and record.backwards) and (rows or after.name not in _ADDS):
                 return self._named("batch-statistics", leaf, broken)
         return self._of_means(leaf, chain)
 
@@ -292,17 +330,27 @@ class Suspects:
 
     def _from_backward(self, number: int) -> bool:
         """True if a value is a gradient: made backwards, or of such by what changes no numbers."""
-        for _ in range(6):
-            record = self._tape.records[number]
+        todo = [number]
+        for _ in range(_STEPS_BACK):
+            if not todo:
+                break
+            record = self._tape.records[todo[0]]
             if record.backwards:
                 return True
-            if record.name not in _LINEAR:
-                return False
-            makers = [maker for place in range(len(record.operands)) for maker in self._operand_makers(number, place)]
-            if not makers:
-                return False
-            number = makers[0]
+            todo += self._all_makers(todo[0]) if record.name in _LINEAR else ()
+            del todo[0]
         return False
+
+    def _last_made_of_gathered(self, leaf: int) -> int:
+        """The last single number that is made of gathered rows before anything is differentiated: a loss."""
+        after: set[int] = set()
+        last = leaf
+        for number, record in enumerate(self._tape.records[:leaf]):
+            if record.name.startswith("all_gather") or after.intersection(self._all_makers(number)):
+                after.add(number)
+                if not record.backwards and not np.ndim(record.results[0]):
+                    last = number
+        return last
 
     def _after_sum(self, number: int) -> bool:
         """True if an operation is the division of a mean over the replicas."""
@@ -320,20 +368,25 @@ class Suspects:
         """An operation whose operands are right."""
         kinds = [self._operand(leaf, place).kind for place in range(len(self._tape.records[leaf].operands))]
         return (
-            self._of_one_replica(leaf, kinds)
-            or self._of_partial_sum(leaf, kinds)
+            self._of_one_replica(leaf, kinds, chain)
+            or self._of_partial_sum(leaf, kinds, chain)
             or (self._in_pieces(leaf, chain) if Kind.ROWS in kinds else None)
             or self._named(self._among_rows(leaf, chain), leaf)
         )
 
-    def _of_one_replica(self, leaf: int, kinds: Sequence[Kind]) -> Culprit | None:
+    def _of_one_replica(self, leaf: int, kinds: Sequence[Kind], chain: set[int]) -> Culprit | None:
         """A count, a term or a choice that each replica has for itself."""
         record = self._tape.records[leaf]
         if record.name == "div" and kinds[-1] is Kind.SUM and np.ndim(record.operands[-1]) == 0:
-            return self._named("local-count", leaf)
+            return self._local_count(leaf)
         if any(self._tape.records[maker].name == "axis_index" for maker in self._all_makers(leaf)):
             return self._named("one-replica", leaf)
         if record.name in _ADDS and Kind.SUM in kinds and Kind.SAME in kinds:
+            reduction = self._averages(chain)
+            if reduction is not None:
+                return self._named("mean-of-sums", reduction, self._operand_makers(leaf, kinds.index(Kind.SUM))[0])
+            if any(one.variable is not None and one.variable.aggregation.name == "MEAN" for one in self._apart):
+                return self._named("local-total", self._operand_makers(leaf, kinds.index(Kind.SUM))[0], leaf)
             # A number that is added to a part of a sum is no term of its own.
             term = self._upstream(self._operand_makers(leaf, kinds.index(Kind.SAME)))
             made = any(np.ndim(value) for number in term for value in self._tape.records[number].operands)
@@ -342,11 +395,18 @@ class Suspects:
             return self._named("one-replica", leaf)
         return None
 
-    def _of_partial_sum(self, leaf: int, kinds: Sequence[Kind]) -> Culprit | None:
+    def _averages(self, chain: set[int]) -> int | None:
+        """The division of a mean over the replicas on the way to what is wrong."""
+        return min((number for number in chain if self._is_mean(number)), default=None)
+
+    def _of_partial_sum(self, leaf: int, kinds: Sequence[Kind], chain: set[int]) -> Culprit | None:
         """A replica's part of a sum that stands for the sum."""
         if Kind.SUM not in kinds:
             return None
         record = self._tape.records[leaf]
+        quotient = self._quotient_by(leaf, chain)
+        if quotient is not None:
+            return self._local_count(quotient)
         partial = self._operand_makers(leaf, kinds.index(Kind.SUM))
         if Kind.ROWS in kinds and partial and not record.backwards:
             return self._named("batch-statistics", partial[0], leaf)
@@ -358,12 +418,12 @@ class Suspects:
         """The pattern of an operation that compares, orders or numbers a replica's rows."""
         record = self._tape.records[leaf]
         text = (record.place.whole if record.place else "").lower()
+        if record.name == "dot_general" or len(self._scaled_axes(leaf)) > 1:
+            return "pairs-of-rows"
         if "softmax" in text or "logsumexp" in text:
             return "softmax-over-batch"
         if record.name in _EXTREMES or record.name.startswith("reduce_window"):
             return "extreme-over-batch"
-        if record.name == "dot_general" or len(self._scaled_axes(leaf)) > 1:
-            return "pairs-of-rows"
         numbers = record.name == "iota" or not record.operands
         if numbers and not (record.name == "iota" and self._on_line(leaf, "sort", chain)):
             return "numbers-of-rows"
@@ -401,14 +461,33 @@ class Suspects:
                 if near > 1.2 and abs(near / ratio - 1) < 0.5:
                     return self._of_means(number, chain)
             elif record.name == "div" and self._is_counted(makers):
-                return self._named("local-count", number)
+                return self._local_count(number)
         return None
 
     def _is_counted(self, makers: Sequence[int]) -> bool:
         """True if a number is a sum over a replica's own rows."""
-        before = self._upstream(makers)
-        summed = any(self._tape.records[number].name == "reduce_sum" for number in before)
-        return summed and not any(self._is_sum(number) for number in before)
+        return self._count_of(makers) is not None and not any(map(self._is_sum, self._upstream(makers)))
+
+    def _count_of(self, makers: Sequence[int]) -> int | None:
+        """The last sum over a replica's own rows that a number is made of."""
+        sums = (number for number in self._upstream(makers) if self._tape.records[number].name == "reduce_sum")
+        return max(sums, default=None)
+
+    def _local_count(self, quotient: int) -> Culprit:
+        return self._named("local-count", quotient, self._count_of(self._operand_makers(quotient, 1)))
+
+    def _quotient_by(self, leaf: int, chain: set[int]) -> int | None:
+        """The operation that divides a part of a sum by what becomes of a count, to which a number is added before."""
+        after = {leaf}
+        if self._tape.records[leaf].name not in _OF_A_COUNT or np.ndim(self._tape.records[leaf].results[0]):
+            return None
+        for number in sorted(number for number in chain if number > leaf):
+            record = self._tape.records[number]
+            if self._divides(number, 1) and after.intersection(self._operand_makers(number, 1)):
+                return number if self._operand(number, 0).kind in (Kind.SUM, Kind.ROWS) else None
+            if record.name in _OF_A_COUNT and after.intersection(self._all_makers(number)):
+                after.add(number)
+        return None
 
     def _scaled_axes(self, leaf: int) -> list[int]:
         value, other = self._tape.records[leaf].results[0], self._other(0, leaf)
@@ -442,6 +521,9 @@ class Suspects:
         return None
 
     def _summed_twice(self, leaf: int) -> Culprit:
+        if self._tape.records[leaf].name in _SCATTERS:
+            # Each replica computes the whole loss, of gathered rows.
+            return self._named("reduced-twice", self._last_made_of_gathered(leaf), leaf)
         makers = self._operand_makers(leaf, 0)
         reduced = [number for number in self._upstream(makers) if self._is_sum(number)]
         # What no data has gone into was never a part of a sum.
@@ -452,7 +534,8 @@ class Suspects:
             return self._named("sum-of-means", leaf, makers[0] if makers else None)
         return self._named("reduced-twice", leaf, max(reduced, default=None))
 
-    def _is_mean_of_sums(self, leaf: int) -> bool:
+    def _is_mean(self, leaf: int) -> bool:
+        """True if an operation makes a mean over the replicas."""
         record = self._tape.records[leaf]
         if record.name.startswith("strategy.reduce MEAN"):
             return True
@@ -493,38 +576,54 @@ class Suspects:
         if not scaled or line.line not in elsewhere:
             return None
         lines = {str(self._tape.records[number].place) for number in self._right if self._is_sum(number)}
-        for number in sorted(chain):
-            # One that right results go through as well is not to blame for this one.
-            if number > leaf and self._is_sum(number) and str(self._tape.records[number].place) not in lines:
-                return self._named("sum-of-means", number, leaf)
+        sums = sorted(number for number in chain if number > leaf and self._is_sum(number))
+        # Those that right results go through as well are not to blame for this one.
+        if not sums or any(str(self._tape.records[number].place) in lines for number in sums):
+            return None
+        return self._named("sum-of-means", sums[0], leaf)
+
+    def _merged(self) -> Culprit | None:
+        """Blames what replicas reduce, and one device does not, such as gradients in Keras's own steps."""
+        for number, (maker, after) in sorted(self._between.items()):
+            scaled = [one for one in self._upstream([maker]) if self._counts_replicas(one)]
+            if scaled:
+                return self._named("scaled-by-replicas", min(scaled), number)
+            how = "SUM" if after.factor > 1 else "MEAN"
+            name = _UNREDUCED.get((self._relation(maker).kind, how))
+            if name is not None:
+                return self._named(name, number, maker)
         return None
 
     def _unreduced(self) -> Culprit | None:
-        """Blames a value that each replica has right, and that nothing puts together."""
-        apart = (number for number in self._wrong if self._relation(number).kind in (Kind.SUM, Kind.ROWS, Kind.MEAN))
-        number = next(apart, None)
-        if number is None:
-            return None
-        culprit = self._named("one-replica", number)
-        line = next((self._found.lines.get(one.variable) for one in self._apart if one.variable is not None), None)
-        if line is not None and line.line != getattr(culprit.place, "line", 0):
-            culprit.place, culprit.elsewhere = line, culprit.place
-        return culprit
+        """Blames a value that each replica has right, and that is not put together, or not as it should be."""
+        line = self._written()
+        how = {one.variable.aggregation.name for one in self._apart if one.variable is not None}
+        for number in self._wrong:
+            kind = self._relation(number).kind
+            names = [_UNREDUCED[kind, one] for one in how if (kind, one) in _UNREDUCED]
+            if names or kind in (Kind.SUM, Kind.ROWS, Kind.MEAN):
+                culprit = self._named(names[0] if names else "one-replica", number)
+                if line is not None and line.line != getattr(culprit.place, "line", 0):
+                    culprit.place, culprit.elsewhere = line, culprit.place
+                return culprit
+        return None
+
+    def _written(self) -> Place | None:
+        """The line that writes a variable that differs."""
+        lines = (self._found.lines.get(one.variable) for one in self._apart if one.variable is not None)
+        return next(filter(None, lines), None)
 
     @staticmethod
     def unreduced(op: ReduceOp, relation: Relation, place: Place, one: Any, parts: Sequence[Any]) -> Culprit:
         """The culprit that reduces the replicas' results, outside of the step, as their values do not want it."""
-        names = {
-            (Kind.SUM, ReduceOp.MEAN): "mean-of-sums",
-            (Kind.MEAN, ReduceOp.SUM): "sum-of-means",
-            (Kind.SAME, ReduceOp.SUM): "sum-of-means",
-            (Kind.MEAN, ReduceOp.MEAN): "mean-of-means",
-        }
-        return Culprit(_TABLE[names.get((relation.kind, op), "local-total")], place, None, "", one, list(parts))
+        name = _UNREDUCED.get((relation.kind, op.name), "local-total")
+        if relation.kind is Kind.SAME:
+            name = "sum-of-means"
+        return Culprit(_TABLE[name], place, None, "", one, list(parts))
 
     def _unknown(self) -> Culprit:
         if self._apart and np.shape(self._apart[0].alone) == np.shape(self._apart[0].others):
-            return Culprit(_TABLE["one-replica"], None)
+            return Culprit(_TABLE["one-replica"], self._written())
         return Culprit(_TABLE["unknown"], None)
 
     def _named(self, pattern: str, number: int, elsewhere: int | None = None) -> Culprit:
@@ -563,9 +662,7 @@ def _scale(record: Record) -> float:
 
 def _paired(one: Tape, other: Tape) -> dict[int, int]:
     """By the number of an operation on one device, that of the same one on a replica."""
-    keys = [
-        [(record.name, record.place.line if record.place else 0) for record in tape.records] for tape in (one, other)
-    ]
+    keys = [[(record.name, record.place) for record in tape.records] for tape in (one, other)]
     if keys[0] == keys[1]:
         return {number: number for number in range(len(keys[0]))}
     matcher = difflib.SequenceMatcher(None, *keys, autojunk=False)

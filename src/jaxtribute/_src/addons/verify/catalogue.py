@@ -75,12 +75,13 @@ _PATTERNS = (
         "reduced-twice",
         "what is the same on all replicas already is added up again",
         "reduce once: leave one of the two reductions out, or optimizer.apply_gradients(gradients, reduce_op=None) for "
-        "gradients that are reduced",
+        "gradients that are reduced; of a loss of all gathered rows take this replica's rows, "
+        "or apply with 'MEAN'",
     ),
     Pattern(
         "mean-of-sums",
         "the replicas' values are parts of a sum, and their mean divides it by the number of replicas once more",
-        "reduce them with 'SUM'",
+        "reduce them with 'SUM'; in a train_step or compute_loss of Keras, which averages, take the mean of the rows",
     ),
     Pattern(
         "sum-of-means",

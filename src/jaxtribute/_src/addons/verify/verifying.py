@@ -121,6 +121,8 @@ class Verification:
         if any(hasattr(leaf, "__next__") for leaf in leaves):
             raise CannotVerify("it draws from an iterator of its own. HINT: call it with the batch")
         self._leaves = list(map(_whole, leaves))
+        pairs = zip(leaves, self._leaves, strict=True)
+        self._given_data = any(_is_data(whole) for leaf, whole in pairs if not isinstance(leaf, Mirrored))
         self._split, self.batch = _batches(leaves, self._leaves, batches, strategy)
         self._state = {variable: _shaken(variable, number) for number, variable in enumerate(self._variables)}
         self._context = Context.current()
@@ -211,7 +213,7 @@ class Verification:
         # What differs in most arrangements first: a part of it may pass here and there, as Adam's first step does.
         ordered = sorted(groups.items(), key=lambda group: -len(group[0]))
         shown = ", ".join(list(failing)[:3])
-        if wrong and not any(map(_is_data, self._leaves)):
+        if wrong and not self._given_data:
             verdict.unverified.append(f"{shown} depend on the number of replicas, and no batch is given to the step")
             return
         if wrong and all(one.idle for one, _ in wrong):

@@ -109,9 +109,8 @@ class Watcher(Observer):
             del self._drawn[:-_RECENT]
 
     def _look_at(self, batch: Any, key: Any) -> None:
-        """Notes whether replicas share a batch of a step unevenly."""
-        ragged = (isinstance(leaf, PerReplica) and leaf.shapes is not None for leaf in Nests.flatten(batch)[0])
-        if key is not None and any(ragged):
+        """Notes whether replicas share a batch of a step unevenly; those without rows do not count."""
+        if key is not None and any(map(_is_uneven, Nests.flatten(batch)[0])):
             for verdict in self._of.setdefault(key, []):
                 verdict.uneven = True
             self._uneven.add(key)
@@ -249,6 +248,11 @@ class Watcher(Observer):
         self._begun = time.perf_counter()
         self.verdicts.append(verdict)
         self._report(verdict)
+
+
+def _is_uneven(leaf: Any) -> bool:
+    shapes = (leaf.shapes or ()) if isinstance(leaf, PerReplica) else ()
+    return len({shape for shape in shapes if shape[0]}) > 1
 
 
 _KINDS = Kinds.STEP, Kinds.TRACE, Kinds.DISPATCH, Kinds.RUN, Kinds.REDUCE, Kinds.INPUT, Kinds.SCHEDULE

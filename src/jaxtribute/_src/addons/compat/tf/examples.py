@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
 import zlib
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from jaxtribute._src.addons.compat.tf.specs import as_dtype
 from jaxtribute._src.addons.compat.tf.tensors import TensorLike, host_array
@@ -45,7 +45,20 @@ _DTYPES = {1: "f4", 2: "f8", 3: "i4", 4: "u1", 5: "i2", 6: "i1", 7: "O", 9: "i8"
 """Numbers of TensorFlow's types in a Tensor. Source: types.proto"""
 
 
+@functools.cache
 def _classes() -> dict[str, Any]:
+    """Protobuf's classes of the messages, by their names.
+
+    Raises:
+      MissingLibraryError: protobuf is not installed.
+    """
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError as error:
+        raise MissingLibraryError(
+            "tf.train.Example and tensors in files are messages of protobuf, which is not installed. HINT: pip install "
+            "protobuf."
+        ) from error
     file = descriptor_pb2.FileDescriptorProto(name="jaxtribute/example.proto", package=_PACKAGE, syntax="proto3")
     for name, fields in _FIELDS.items():
         message = file.message_type.add(name=name)
@@ -66,9 +79,10 @@ def _classes() -> dict[str, Any]:
     return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _FIELDS}
 
 
-_MADE = _classes()
-BytesList, FloatList, Int64List = _MADE["BytesList"], _MADE["FloatList"], _MADE["Int64List"]
-Feature, Features = _MADE["Feature"], _MADE["Features"]
+def __getattr__(name: str) -> Any:
+    if name in _FIELDS:
+        return _classes()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class Example:
@@ -81,7 +95,7 @@ class Example:
     """
 
     def __init__(self, features: Any = None) -> None:
-        self._message: Any = _MADE["Example"](features=features)
+        self._message: Any = _classes()["Example"](features=features)
 
     @classmethod
     def FromString(cls, data: TensorLike) -> Example:  # noqa: N802 (protobuf's name)
@@ -180,7 +194,7 @@ def serialize_tensor(tensor: TensorLike) -> bytes:
     number = next((one for one, code in _DTYPES.items() if np.dtype(code) == array.dtype), None)
     if number is None:
         raise ArgumentError(f"an array of {array.dtype} cannot be serialized. HINT: cast it first.")
-    proto = _MADE["Tensor"](dtype=number)
+    proto = _classes()["Tensor"](dtype=number)
     for size in array.shape:
         proto.tensor_shape.dim.add(size=size)
     if array.dtype == object:
@@ -198,7 +212,7 @@ def parse_tensor(serialized: TensorLike, out_type: DType) -> Any:
 
     Source: `tf.io.parse_tensor`.
     """
-    proto = _MADE["Tensor"].FromString(np.asarray(serialized, dtype=object).item())
+    proto = _classes()["Tensor"].FromString(np.asarray(serialized, dtype=object).item())
     dtype, wanted = np.dtype(_DTYPES[proto.dtype]), np.dtype(as_dtype(out_type))
     if dtype != wanted:
         raise InputError(f"the tensor is of {dtype}, and {wanted} is asked for. HINT: see out_type.")
