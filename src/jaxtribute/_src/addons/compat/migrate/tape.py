@@ -218,7 +218,7 @@ def _gradients(source: Source, tapes: Tapes, names: Sequence[str], after: Sequen
 
 
 def _other_use(scope: Scope, name: ast.Name) -> str:
-    """What a tape is used for besides gradients after its block."""
+    """Reason why a use of a tape is no gradient right after its block."""
     for part in nodes(scope, ast.Call):
         if isinstance(part.func, ast.Attribute) and part.func.value is name and part.func.attr == "watch":
             what = ast.unparse(part.args[0]) if part.args else "x"

@@ -267,7 +267,7 @@ class TFRecordOptions:
 
 
 _WINDOWS = {"GZIP": zlib.MAX_WBITS | 16, "ZLIB": zlib.MAX_WBITS}
-"""How zlib is told which of the two formats to write."""
+"""Argument of zlib for each of the two formats."""
 
 
 class TFRecordWriter:
