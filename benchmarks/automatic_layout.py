@@ -25,11 +25,11 @@ import jax
 
 import jaxtribute as jd
 import layout_models
+from jaxtribute._src.addons.layouts.automatic import Candidate, split_at
+from jaxtribute._src.addons.layouts.search import Search
+from jaxtribute._src.addons.layouts.settling import Choice
 from jaxtribute._src.core import context as contexts
-from jaxtribute._src.core.execution.capture import capture
-from jaxtribute._src.core.layouts.search import Search
-from jaxtribute._src.core.layouts.settling import Choice
-from jaxtribute._src.core.values.automatic import Candidate, split_at
+from jaxtribute._src.core.execution.capture import Capture
 
 QUICK = "tied autoencoder"
 
@@ -41,7 +41,7 @@ def compared(name: str) -> list[dict[str, Any]]:
     step, batch, named = layout_models.build(name, strategy)
     variables = list(named.values())
     call = step.python_function
-    traced = capture(lambda leaves: call(type(batch)(leaves[0], mesh)), contexts.current(), [batch.data])
+    traced = Capture.of(lambda leaves: call(type(batch)(leaves[0], mesh)), contexts.current(), [batch.data])
     choice = Choice(traced, [batch.data], mesh, set(variables))
     table: dict[Any, Candidate] = {}
 

@@ -17,12 +17,12 @@ FLOORS = [
     {"values"},
     {"collectives"},
     {"execution"},
-    {"input", "cluster", "nn", "layouts"},
-    {"strategies", "precision", "config", "debug"},
+    {"input", "cluster", "nn"},
+    {"strategies", "config"},
     {"optimizer"},
     {"checkpoint"},
     # The fence: what stands above is add-ons, of which the core imports none.
-    {"messaging", "resolvers", "sources", "tracking"},
+    {"messaging", "preemption", "resolvers", "sources", "tpu", "tracking", "training"},
     {"launcher", "rpc"},
     {"parameter_servers"},
     {"integrations", "models"},
@@ -30,7 +30,7 @@ FLOORS = [
     {"compat"},
     {"testing"},
     {"tools"},
-    {"bench", "doctor", "live", "profiling", "verify", "visualize"},
+    {"bench", "doctor", "layouts", "live", "profiling", "verify", "visualize"},
     {"planning"},
     {"compiling"},
     {"cli"},
@@ -47,6 +47,7 @@ UPWARD = {
     ("points", "checkpoint"): "types: what add-ons register",
     ("points", "cluster"): "types: what add-ons register",
     ("points", "input"): "types: what add-ons register",
+    ("points", "strategies"): "types: what add-ons register",
 }
 """Imports that point up, for type checkers alone or within a function, with their reasons."""
 

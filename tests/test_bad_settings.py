@@ -104,6 +104,7 @@ TABLE: dict[str, Callable[[Path], tuple[Any, tuple[Any, ...], dict[str, Any]]]] 
     "function": lambda _: given(jd.function, func=lambda x: x),
     "grad": lambda _: given(jd.grad, fn=lambda: 1.0, variables=[variable()]),
     "value_and_grad": lambda _: given(jd.value_and_grad, fn=lambda: 1.0, variables=[variable()]),
+    "value_and_grads": lambda _: given(jd.value_and_grads, fn=lambda: (1.0,), variables=[variable()]),
     "Variable": lambda _: given(jd.Variable, initial_value=1.0),
     "Optimizer": lambda _: given(jd.Optimizer, transform=optax.sgd(1.0), variables=[variable()]),
     "Model": lambda _: given(jd.Model, model={"w": jnp.ones(2)}),

@@ -75,14 +75,15 @@ _LAZY = {
     "MultiWorkerMirroredStrategy": "core.strategies.multi_worker",
     "Optimizer": "core.optimizer.optimizer",
     "ParameterServerStrategy": "addons.parameter_servers.strategy",
-    "Server": "core.cluster.server",
-    "TPUStrategy": "core.strategies.tpu",
+    "Server": "addons.parameter_servers.engines.server",
+    "TPUStrategy": "addons.tpu.strategy",
     "grad": "core.execution.autodiff",
     "is_main": "core.cluster.main_process",
     "latest_checkpoint": "core.checkpoint.folder",
     "progress": "addons.live.progress",
     "shard_hint": "core.input.grain_files",
     "value_and_grad": "core.execution.autodiff",
+    "value_and_grads": "core.execution.autodiff",
 }
 """Lazily imported public names, and the private module that defines each."""
 
@@ -112,16 +113,18 @@ if _TYPE_CHECKING:
     from jaxtribute import testing as testing
     from jaxtribute._src.addons.live.progress import progress as progress
     from jaxtribute._src.addons.models.model import Model as Model
+    from jaxtribute._src.addons.parameter_servers.engines.server import Server as Server
     from jaxtribute._src.addons.parameter_servers.strategy import ParameterServerStrategy as ParameterServerStrategy
+    from jaxtribute._src.addons.tpu.strategy import TPUStrategy as TPUStrategy
     from jaxtribute._src.core.checkpoint.checkpoint import Checkpoint as Checkpoint
     from jaxtribute._src.core.checkpoint.folder import latest_checkpoint as latest_checkpoint
     from jaxtribute._src.core.checkpoint.manager import CheckpointManager as CheckpointManager
     from jaxtribute._src.core.cluster.main_process import is_main as is_main
-    from jaxtribute._src.core.cluster.server import Server as Server
     from jaxtribute._src.core.cluster.spec import ClusterDeviceFilters as ClusterDeviceFilters
     from jaxtribute._src.core.cluster.spec import ClusterSpec as ClusterSpec
     from jaxtribute._src.core.execution.autodiff import grad as grad
     from jaxtribute._src.core.execution.autodiff import value_and_grad as value_and_grad
+    from jaxtribute._src.core.execution.autodiff import value_and_grads as value_and_grads
     from jaxtribute._src.core.input.dataset import DistributedDataset as DistributedDataset
     from jaxtribute._src.core.input.grain_files import shard_hint as shard_hint
     from jaxtribute._src.core.input.iterator import DistributedIterator as DistributedIterator
@@ -133,7 +136,6 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
     from jaxtribute._src.core.strategies.fully_sharded import FullyShardedStrategy as FullyShardedStrategy
     from jaxtribute._src.core.strategies.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
-    from jaxtribute._src.core.strategies.tpu import TPUStrategy as TPUStrategy
     from jaxtribute._src.core.values.spec import ArraySpec as ArraySpec
 
 

@@ -6,7 +6,6 @@ from jaxtribute._src.core.cluster.resolvers import detect, known, register
 from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver, Detection
 from jaxtribute._src.core.cluster.resolvers.simple import SimpleClusterResolver
 from jaxtribute._src.core.cluster.resolvers.tf_config import TFConfigClusterResolver
-from jaxtribute._src.core.cluster.resolvers.union import UnionResolver
 from jaxtribute._src.public import lazy_names as _lazy_names
 from jaxtribute._src.public import publish as _publish
 
@@ -15,6 +14,7 @@ if _TYPE_CHECKING:
     from jaxtribute._src.addons.resolvers.kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
     from jaxtribute._src.addons.resolvers.slurm import SlurmClusterResolver
     from jaxtribute._src.addons.resolvers.tpu import TPUClusterResolver
+    from jaxtribute._src.addons.resolvers.union import UnionResolver
 
 __all__ = [
     "ClusterResolver",
@@ -38,6 +38,7 @@ _LAZY = {
     "KubernetesExecutableLocation": "addons.resolvers.kubernetes",
     "SlurmClusterResolver": "addons.resolvers.slurm",
     "TPUClusterResolver": "addons.resolvers.tpu",
+    "UnionResolver": "addons.resolvers.union",
 }
 
 _lazy_names(__name__, _LAZY)

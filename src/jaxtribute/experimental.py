@@ -14,18 +14,18 @@ _LAZY = {
     "observe": "core.observers",
     "ValueContext": "core.strategies.base",
     "CentralStorageStrategy": "core.strategies.central_storage",
-    "AutomaticLayout": "core.values.automatic",
+    "AutomaticLayout": "addons.layouts.automatic",
     "DatasetCreator": "core.input.options",
-    "DeviceAssignment": "core.strategies.device_assignment",
+    "DeviceAssignment": "addons.tpu.device_assignment",
     "MultiWorkerMirroredStrategy": "addons.compat.older",
     "ParameterServerStrategy": "addons.parameter_servers.strategy",
-    "PreemptionCheckpointHandler": "core.checkpoint.preemption",
-    "PreemptionWatcher": "core.checkpoint.preemption",
+    "PreemptionCheckpointHandler": "addons.preemption.handler",
+    "PreemptionWatcher": "addons.preemption.handler",
     "SidecarEvaluator": "addons.tracking.sidecar",
     "TPUStrategy": "addons.compat.older",
-    "TerminationConfig": "core.checkpoint.preemption",
-    "Topology": "core.strategies.device_assignment",
-    "automatic_layout": "core.layouts.settling",
+    "TerminationConfig": "addons.preemption.handler",
+    "Topology": "addons.tpu.device_assignment",
+    "automatic_layout": "addons.layouts.settling",
     "compile_for": "addons.compiling.targets",
 }
 _LAZY_MODULES = {"coordinator", "partitioners", "rpc"}
@@ -37,25 +37,25 @@ if _TYPE_CHECKING:
     from jaxtribute._src.addons.compat.older import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
     from jaxtribute._src.addons.compat.older import TPUStrategy as TPUStrategy
     from jaxtribute._src.addons.compiling.targets import compile_for as compile_for
+    from jaxtribute._src.addons.layouts.automatic import AutomaticLayout as AutomaticLayout
+    from jaxtribute._src.addons.layouts.settling import automatic_layout as automatic_layout
     from jaxtribute._src.addons.parameter_servers.strategy import ParameterServerStrategy as ParameterServerStrategy
+    from jaxtribute._src.addons.preemption.handler import PreemptionCheckpointHandler as PreemptionCheckpointHandler
+    from jaxtribute._src.addons.preemption.handler import PreemptionWatcher as PreemptionWatcher
+    from jaxtribute._src.addons.preemption.handler import TerminationConfig as TerminationConfig
+    from jaxtribute._src.addons.tpu.device_assignment import DeviceAssignment as DeviceAssignment
+    from jaxtribute._src.addons.tpu.device_assignment import Topology as Topology
     from jaxtribute._src.addons.tracking.sidecar import SidecarEvaluator as SidecarEvaluator
-    from jaxtribute._src.core.checkpoint.preemption import PreemptionCheckpointHandler as PreemptionCheckpointHandler
-    from jaxtribute._src.core.checkpoint.preemption import PreemptionWatcher as PreemptionWatcher
-    from jaxtribute._src.core.checkpoint.preemption import TerminationConfig as TerminationConfig
     from jaxtribute._src.core.collectives.options import CollectiveCommunication as CollectiveCommunication
     from jaxtribute._src.core.collectives.options import CollectiveHints as CollectiveHints
     from jaxtribute._src.core.collectives.options import CommunicationImplementation as CommunicationImplementation
     from jaxtribute._src.core.collectives.options import CommunicationOptions as CommunicationOptions
     from jaxtribute._src.core.input.options import DatasetCreator as DatasetCreator
-    from jaxtribute._src.core.layouts.settling import automatic_layout as automatic_layout
     from jaxtribute._src.core.observers import Event as Event
     from jaxtribute._src.core.observers import Observer as Observer
     from jaxtribute._src.core.observers import observe as observe
     from jaxtribute._src.core.strategies.base import ValueContext as ValueContext
     from jaxtribute._src.core.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
-    from jaxtribute._src.core.strategies.device_assignment import DeviceAssignment as DeviceAssignment
-    from jaxtribute._src.core.strategies.device_assignment import Topology as Topology
-    from jaxtribute._src.core.values.automatic import AutomaticLayout as AutomaticLayout
 
 
 _lazy_names(__name__, _LAZY, _LAZY_MODULES)

@@ -11,7 +11,6 @@ Names that have no documentation of their own:
 - `points`: the module with the points at which add-ons register: `points.PICTURES.register(...)`.
 - `settings`: the module with the checks of arguments: `settings.whole("limit", limit, 1)`.
 - `Jaxpr`, `ClosedJaxpr`, `JaxprEqn`, `Var`, `Literal`, `Tracer`: JAX's classes, the same names for all its versions.
-- `ELEMENTWISE`: the names of the operations that compute each element from the elements in its place.
 - `updating`: the lock that is held while a step gives up variables' arrays and puts new ones in place.
 """
 
@@ -20,72 +19,105 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from jaxtribute._src.public import lazy_names as _lazy_names
 
 if _TYPE_CHECKING:
-    from jaxtribute._src.core import points, settings
-    from jaxtribute._src.core.allocator import tune_allocator
-    from jaxtribute._src.core.callers import located
-    from jaxtribute._src.core.checkpoint.committing import cluster as saving_cluster
-    from jaxtribute._src.core.checkpoint.folder import latest_of_any_name, saves_in
-    from jaxtribute._src.core.checkpoint.restoring import read_all
-    from jaxtribute._src.core.checkpoint.state import StateAdapter
-    from jaxtribute._src.core.checksums import damages as damaged_files
-    from jaxtribute._src.core.checksums import mark as checksum_of
-    from jaxtribute._src.core.cluster.accelerators import visible_gpus
-    from jaxtribute._src.core.cluster.addresses import Address
-    from jaxtribute._src.core.cluster.failures import ExitCode
-    from jaxtribute._src.core.cluster.roster import Roster
-    from jaxtribute._src.core.cluster.runtime import current as current_cluster
-    from jaxtribute._src.core.cluster.server import ServerDef
-    from jaxtribute._src.core.cluster.spec import task_number
-    from jaxtribute._src.core.collectives.in_replica import all_reduce
-    from jaxtribute._src.core.collectives.summation import AutoSum, OneDeviceSum, PackedSum, Packs, Summation, TreeSum
-    from jaxtribute._src.core.context import Context
-    from jaxtribute._src.core.devices import default_devices, described_devices, device_name, resolve_device
-    from jaxtribute._src.core.environment import count, parse_json, shown, whole_number
-    from jaxtribute._src.core.execution.capture import Capture
-    from jaxtribute._src.core.execution.eager import Eager
-    from jaxtribute._src.core.execution.executor import Executor
-    from jaxtribute._src.core.execution.feeds import Drawn, EndOfData, Feed
-    from jaxtribute._src.core.execution.function import Function
-    from jaxtribute._src.core.execution.gathers import Gathers
-    from jaxtribute._src.core.execution.inference import varying_outputs
-    from jaxtribute._src.core.execution.nests import Nests
-    from jaxtribute._src.core.execution.overlay import Overlay
-    from jaxtribute._src.core.execution.program import Program
-    from jaxtribute._src.core.execution.row_gradients import overlaid_rows
-    from jaxtribute._src.core.execution.standpoints import InReplica
-    from jaxtribute._src.core.execution.traced import TracedProgram, TracedReplica, check_untraced
-    from jaxtribute._src.core.folders import Folder
-    from jaxtribute._src.core.input.batches import Batch, as_batch, copied, examples_in
-    from jaxtribute._src.core.input.grain_tree import exact
-    from jaxtribute._src.core.input.placement import BatchPlacer
-    from jaxtribute._src.core.input.sources import register as register_source
-    from jaxtribute._src.core.input.sources.base import Source
-    from jaxtribute._src.core.input.sources.grain_map import MapSource
-    from jaxtribute._src.core.input.sources.iterables import CountingStream, IterableSource
-    from jaxtribute._src.core.input.splitting import Shard, slice_sizes
-    from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Tracer, Var
-    from jaxtribute._src.core.jaxprs.flow import Flow
-    from jaxtribute._src.core.jaxprs.kinds import ELEMENTWISE
-    from jaxtribute._src.core.jaxprs.programs import Programs
-    from jaxtribute._src.core.jaxprs.rows import Rows
-    from jaxtribute._src.core.libraries import Library
-    from jaxtribute._src.core.observers import Kinds, subscribe
-    from jaxtribute._src.core.optimizer.parameters import Parameters
-    from jaxtribute._src.core.optimizer.slots import Slots, optax_rules
-    from jaxtribute._src.core.reading import Disk
-    from jaxtribute._src.core.values.mesh import ReplicaMesh
-    from jaxtribute._src.core.values.numbers import initial_array, row_ids
-    from jaxtribute._src.core.values.operators import ArrayOperators, operand
-    from jaxtribute._src.core.values.placing import own
-    from jaxtribute._src.core.values.policies.base import Policy, Update
-    from jaxtribute._src.core.values.policies.central import CentralPolicy
-    from jaxtribute._src.core.values.policies.mirrored import MirroredPolicy
-    from jaxtribute._src.core.values.policies.on_read import OnReadPolicy
-    from jaxtribute._src.core.values.policies.plain import PlainPolicy
-    from jaxtribute._src.core.values.policies.sharded import ShardedPolicy
-    from jaxtribute._src.core.values.scatter import Scatter
-    from jaxtribute._src.core.values.slices import Cut
-    from jaxtribute._src.core.values.stored import Lease, updating
+    from jaxtribute._src.core import points as points
+    from jaxtribute._src.core import settings as settings
+    from jaxtribute._src.core.allocator import tune_allocator as tune_allocator
+    from jaxtribute._src.core.callers import Callers as Callers
+    from jaxtribute._src.core.callers import located as located
+    from jaxtribute._src.core.checkpoint.committing import saving_cluster as saving_cluster
+    from jaxtribute._src.core.checkpoint.folder import latest_of_any_name as latest_of_any_name
+    from jaxtribute._src.core.checkpoint.folder import saves_in as saves_in
+    from jaxtribute._src.core.checkpoint.restoring import read_all as read_all
+    from jaxtribute._src.core.checkpoint.state import StateAdapter as StateAdapter
+    from jaxtribute._src.core.checksums import Disk as Disk
+    from jaxtribute._src.core.cluster.accelerators import visible_gpus as visible_gpus
+    from jaxtribute._src.core.cluster.addresses import Address as Address
+    from jaxtribute._src.core.cluster.failures import ExitCode as ExitCode
+    from jaxtribute._src.core.cluster.roster import Roster as Roster
+    from jaxtribute._src.core.cluster.runtime import Cluster as Cluster
+    from jaxtribute._src.core.cluster.spec import task_number as task_number
+    from jaxtribute._src.core.collectives.in_replica import all_reduce as all_reduce
+    from jaxtribute._src.core.collectives.summation import AutoSum as AutoSum
+    from jaxtribute._src.core.collectives.summation import OneDeviceSum as OneDeviceSum
+    from jaxtribute._src.core.collectives.summation import PackedSum as PackedSum
+    from jaxtribute._src.core.collectives.summation import Packs as Packs
+    from jaxtribute._src.core.collectives.summation import Summation as Summation
+    from jaxtribute._src.core.collectives.summation import TreeSum as TreeSum
+    from jaxtribute._src.core.context import Context as Context
+    from jaxtribute._src.core.devices import default_devices as default_devices
+    from jaxtribute._src.core.devices import described_devices as described_devices
+    from jaxtribute._src.core.devices import device_name as device_name
+    from jaxtribute._src.core.devices import resolve_device as resolve_device
+    from jaxtribute._src.core.environment import count as count
+    from jaxtribute._src.core.environment import parse_json as parse_json
+    from jaxtribute._src.core.environment import shown as shown
+    from jaxtribute._src.core.environment import whole_number as whole_number
+    from jaxtribute._src.core.execution.capture import Capture as Capture
+    from jaxtribute._src.core.execution.capture import varying_outputs as varying_outputs
+    from jaxtribute._src.core.execution.eager import Eager as Eager
+    from jaxtribute._src.core.execution.executor import Executor as Executor
+    from jaxtribute._src.core.execution.feeds import Drawn as Drawn
+    from jaxtribute._src.core.execution.feeds import EndOfData as EndOfData
+    from jaxtribute._src.core.execution.feeds import Feed as Feed
+    from jaxtribute._src.core.execution.function import Function as Function
+    from jaxtribute._src.core.execution.gathers import Gathers as Gathers
+    from jaxtribute._src.core.execution.nests import Nests as Nests
+    from jaxtribute._src.core.execution.overlay import Overlay as Overlay
+    from jaxtribute._src.core.execution.program import Program as Program
+    from jaxtribute._src.core.execution.row_gradients import overlaid_rows as overlaid_rows
+    from jaxtribute._src.core.execution.standpoints import InReplica as InReplica
+    from jaxtribute._src.core.execution.traced import TracedProgram as TracedProgram
+    from jaxtribute._src.core.execution.traced import TracedReplica as TracedReplica
+    from jaxtribute._src.core.execution.traced import check_untraced as check_untraced
+    from jaxtribute._src.core.folders import Folder as Folder
+    from jaxtribute._src.core.input.batches import Batch as Batch
+    from jaxtribute._src.core.input.batches import as_batch as as_batch
+    from jaxtribute._src.core.input.batches import copied as copied
+    from jaxtribute._src.core.input.batches import examples_in as examples_in
+    from jaxtribute._src.core.input.grain_tree import exact as exact
+    from jaxtribute._src.core.input.placement import BatchPlacer as BatchPlacer
+    from jaxtribute._src.core.input.sources import register_source as register_source
+    from jaxtribute._src.core.input.sources.base import Source as Source
+    from jaxtribute._src.core.input.sources.grain_map import MapSource as MapSource
+    from jaxtribute._src.core.input.sources.iterables import CountingStream as CountingStream
+    from jaxtribute._src.core.input.sources.iterables import IterableSource as IterableSource
+    from jaxtribute._src.core.input.splitting import Shard as Shard
+    from jaxtribute._src.core.input.splitting import slice_sizes as slice_sizes
+    from jaxtribute._src.core.jaxprs.core import ClosedJaxpr as ClosedJaxpr
+    from jaxtribute._src.core.jaxprs.core import Jaxpr as Jaxpr
+    from jaxtribute._src.core.jaxprs.core import JaxprEqn as JaxprEqn
+    from jaxtribute._src.core.jaxprs.core import Literal as Literal
+    from jaxtribute._src.core.jaxprs.core import Tracer as Tracer
+    from jaxtribute._src.core.jaxprs.core import Var as Var
+    from jaxtribute._src.core.jaxprs.flow import Flow as Flow
+    from jaxtribute._src.core.jaxprs.programs import Programs as Programs
+    from jaxtribute._src.core.jaxprs.rows import Rows as Rows
+    from jaxtribute._src.core.libraries import Library as Library
+    from jaxtribute._src.core.observers import Kinds as Kinds
+    from jaxtribute._src.core.observers import subscribe as subscribe
+    from jaxtribute._src.core.optimizer.parameters import Parameters as Parameters
+    from jaxtribute._src.core.optimizer.slots import Slots as Slots
+    from jaxtribute._src.core.optimizer.slots import optax_rules as optax_rules
+    from jaxtribute._src.core.strategies.groups import Groups as Groups
+    from jaxtribute._src.core.strategies.groups import ProgramLayout as ProgramLayout
+    from jaxtribute._src.core.strategies.multi_worker import MultiWorkerExtended as MultiWorkerExtended
+    from jaxtribute._src.core.values.mesh import ReplicaMesh as ReplicaMesh
+    from jaxtribute._src.core.values.numbers import initial_array as initial_array
+    from jaxtribute._src.core.values.numbers import row_ids as row_ids
+    from jaxtribute._src.core.values.operators import ArrayOperators as ArrayOperators
+    from jaxtribute._src.core.values.operators import operand as operand
+    from jaxtribute._src.core.values.placing import own as own
+    from jaxtribute._src.core.values.policies.base import Policy as Policy
+    from jaxtribute._src.core.values.policies.base import Update as Update
+    from jaxtribute._src.core.values.policies.central import CentralPolicy as CentralPolicy
+    from jaxtribute._src.core.values.policies.mirrored import MirroredPolicy as MirroredPolicy
+    from jaxtribute._src.core.values.policies.on_read import OnReadPolicy as OnReadPolicy
+    from jaxtribute._src.core.values.policies.plain import PlainPolicy as PlainPolicy
+    from jaxtribute._src.core.values.policies.sharded import ShardedPolicy as ShardedPolicy
+    from jaxtribute._src.core.values.scatter import Scatter as Scatter
+    from jaxtribute._src.core.values.slices import Cut as Cut
+    from jaxtribute._src.core.values.stored import Lease as Lease
+    from jaxtribute._src.core.values.stored import updating as updating
 
 _LAZY = {
     "Address": "core.cluster.addresses",
@@ -93,15 +125,16 @@ _LAZY = {
     "AutoSum": "core.collectives.summation",
     "Batch": "core.input.batches",
     "BatchPlacer": "core.input.placement",
+    "Callers": "core.callers",
     "Capture": "core.execution.capture",
     "CentralPolicy": "core.values.policies.central",
     "ClosedJaxpr": "core.jaxprs.core",
+    "Cluster": "core.cluster.runtime",
     "Context": "core.context",
     "CountingStream": "core.input.sources.iterables",
     "Cut": "core.values.slices",
-    "Disk": "core.reading",
+    "Disk": "core.checksums",
     "Drawn": "core.execution.feeds",
-    "ELEMENTWISE": "core.jaxprs.kinds",
     "Eager": "core.execution.eager",
     "EndOfData": "core.execution.feeds",
     "Executor": "core.execution.executor",
@@ -111,6 +144,7 @@ _LAZY = {
     "Folder": "core.folders",
     "Function": "core.execution.function",
     "Gathers": "core.execution.gathers",
+    "Groups": "core.strategies.groups",
     "InReplica": "core.execution.standpoints",
     "IterableSource": "core.input.sources.iterables",
     "Jaxpr": "core.jaxprs.core",
@@ -121,6 +155,7 @@ _LAZY = {
     "Literal": "core.jaxprs.core",
     "MapSource": "core.input.sources.grain_map",
     "MirroredPolicy": "core.values.policies.mirrored",
+    "MultiWorkerExtended": "core.strategies.multi_worker",
     "Nests": "core.execution.nests",
     "OnReadPolicy": "core.values.policies.on_read",
     "OneDeviceSum": "core.collectives.summation",
@@ -131,12 +166,12 @@ _LAZY = {
     "PlainPolicy": "core.values.policies.plain",
     "Policy": "core.values.policies.base",
     "Program": "core.execution.program",
+    "ProgramLayout": "core.strategies.groups",
     "Programs": "core.jaxprs.programs",
     "ReplicaMesh": "core.values.mesh",
     "Roster": "core.cluster.roster",
     "Rows": "core.jaxprs.rows",
     "Scatter": "core.values.scatter",
-    "ServerDef": "core.cluster.server",
     "Shard": "core.input.splitting",
     "ShardedPolicy": "core.values.policies.sharded",
     "Slots": "core.optimizer.slots",
@@ -152,11 +187,8 @@ _LAZY = {
     "all_reduce": "core.collectives.in_replica",
     "as_batch": "core.input.batches",
     "check_untraced": "core.execution.traced",
-    "checksum_of": "core.checksums:mark",
     "copied": "core.input.batches",
     "count": "core.environment",
-    "current_cluster": "core.cluster.runtime:current",
-    "damaged_files": "core.checksums:damages",
     "default_devices": "core.devices",
     "described_devices": "core.devices",
     "device_name": "core.devices",
@@ -172,11 +204,11 @@ _LAZY = {
     "parse_json": "core.environment",
     "points": "core.points:",
     "read_all": "core.checkpoint.restoring",
-    "register_source": "core.input.sources:register",
+    "register_source": "core.input.sources",
     "resolve_device": "core.devices",
     "row_ids": "core.values.numbers",
     "saves_in": "core.checkpoint.folder",
-    "saving_cluster": "core.checkpoint.committing:cluster",
+    "saving_cluster": "core.checkpoint.committing",
     "settings": "core.settings:",
     "shown": "core.environment",
     "slice_sizes": "core.input.splitting",
@@ -184,111 +216,9 @@ _LAZY = {
     "task_number": "core.cluster.spec",
     "tune_allocator": "core.allocator",
     "updating": "core.values.stored",
-    "varying_outputs": "core.execution.inference",
+    "varying_outputs": "core.execution.capture",
     "visible_gpus": "core.cluster.accelerators",
     "whole_number": "core.environment",
 }
-
-__all__ = [
-    "ELEMENTWISE",
-    "Address",
-    "ArrayOperators",
-    "AutoSum",
-    "Batch",
-    "BatchPlacer",
-    "Capture",
-    "CentralPolicy",
-    "ClosedJaxpr",
-    "Context",
-    "CountingStream",
-    "Cut",
-    "Disk",
-    "Drawn",
-    "Eager",
-    "EndOfData",
-    "Executor",
-    "ExitCode",
-    "Feed",
-    "Flow",
-    "Folder",
-    "Function",
-    "Gathers",
-    "InReplica",
-    "IterableSource",
-    "Jaxpr",
-    "JaxprEqn",
-    "Kinds",
-    "Lease",
-    "Library",
-    "Literal",
-    "MapSource",
-    "MirroredPolicy",
-    "Nests",
-    "OnReadPolicy",
-    "OneDeviceSum",
-    "Overlay",
-    "PackedSum",
-    "Packs",
-    "Parameters",
-    "PlainPolicy",
-    "Policy",
-    "Program",
-    "Programs",
-    "ReplicaMesh",
-    "Roster",
-    "Rows",
-    "Scatter",
-    "ServerDef",
-    "Shard",
-    "ShardedPolicy",
-    "Slots",
-    "Source",
-    "StateAdapter",
-    "Summation",
-    "TracedProgram",
-    "TracedReplica",
-    "Tracer",
-    "TreeSum",
-    "Update",
-    "Var",
-    "all_reduce",
-    "as_batch",
-    "check_untraced",
-    "checksum_of",
-    "copied",
-    "count",
-    "current_cluster",
-    "damaged_files",
-    "default_devices",
-    "described_devices",
-    "device_name",
-    "exact",
-    "examples_in",
-    "initial_array",
-    "latest_of_any_name",
-    "located",
-    "operand",
-    "optax_rules",
-    "overlaid_rows",
-    "own",
-    "parse_json",
-    "points",
-    "read_all",
-    "register_source",
-    "resolve_device",
-    "row_ids",
-    "saves_in",
-    "saving_cluster",
-    "settings",
-    "shown",
-    "slice_sizes",
-    "subscribe",
-    "task_number",
-    "tune_allocator",
-    "updating",
-    "varying_outputs",
-    "visible_gpus",
-    "whole_number",
-]
 
 _lazy_names(__name__, _LAZY)

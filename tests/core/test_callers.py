@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import Any
 
-from jaxtribute._src.core.callers import caller, located, main_thread, stack
+from jaxtribute._src.core.callers import caller, frame_of, located, stack
 
 
 def test_the_users_own_line() -> None:
@@ -27,7 +27,7 @@ def test_nobody() -> None:
 
 def test_the_main_thread_seen_from_another() -> None:
     found: list[str] = []
-    thread = threading.Thread(target=lambda: found.extend([located(main_thread()), stack(main_thread())]))
+    thread = threading.Thread(target=lambda: found.extend([located(frame_of()), stack(frame_of())]))
     thread.start()
     thread.join(10)
     assert found[0]

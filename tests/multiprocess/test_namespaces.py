@@ -35,7 +35,7 @@ alone = digits.train("one-device", 1, {EPOCHS}, Console()).loss if jax.process_i
 ports = [one.laddr for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN]
 hosts = ",".join(sorted({{port.ip.removeprefix("::ffff:") for port in ports}}))
 # Only now: while they start and compile, a slow machine may keep workers silent for longer.
-runtime.current().watch._silence_s = {SILENCE_S}
+runtime.Cluster.current().watch._silence_s = {SILENCE_S}
 print(f"trained: {{loss}} {{alone}} {{hosts}}", flush=True)
 
 strategy = jd.MultiWorkerMirroredStrategy()

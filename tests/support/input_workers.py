@@ -29,7 +29,7 @@ def _dataset(case: str) -> Any:
 def rows(case: str) -> list[tuple[list[list[int]], bool]]:
     """For each element, the rows of this worker's replicas, and whether it is ragged."""
     worker_programs.strategy()  # joins the cluster
-    cluster = runtime.current()
+    cluster = runtime.Cluster.current()
     assert cluster is not None
     mesh = ReplicaMesh(jax.devices())
     assert mesh.size == 4

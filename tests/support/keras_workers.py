@@ -95,7 +95,10 @@ def _sources(model: Any, keras: Any, x: Any, y: Any, batch: int) -> dict[str, An
     return found
 
 
-SAVES = "save", "save_model", "weights", "checkpoint callback", "own callback", "backup"
+SAVES = (
+    *("save", "not compiled", "save_model", "weights"),
+    *("checkpoint callback", "own callback", "backup", "first alone", "second alone"),
+)
 """Ways to save that `save_and_load` tries."""
 
 
@@ -139,10 +142,21 @@ def _saved_and_loaded(folder: Path) -> dict[str, float]:
                 raise InterruptedError
 
     found: dict[str, float] = {}
-    model.fit(**fit, callbacks=[keras.callbacks.ModelCheckpoint(folder / "last.keras"), Own()])
-    found["checkpoint callback"] = off(keras.models.load_model(folder / "last.keras"))
+    model.fit(**fit, callbacks=[keras.callbacks.ModelCheckpoint(folder / "new" / "last.keras"), Own()])
+    found["checkpoint callback"] = off(keras.models.load_model(folder / "new" / "last.keras"))
+    for number, way in enumerate(("first alone", "second alone")):
+        if rank() == number:  # nobody waits for the other
+            model.save(folder / f"{way}.keras")
+            keras.models.load_model(folder / f"{way}.keras")
+        model.save(folder / f"{way} before.keras")
+        found[way] = off(keras.models.load_model(folder / f"{way} before.keras"))
     model.save(folder / "model.keras")
     found["save"] = off(keras.models.load_model(folder / "model.keras"))
+    with s.scope():
+        plain = keras.models.clone_model(model)  # which has no optimizer
+    plain.set_weights(model.get_weights())
+    plain.save(folder / "plain.keras")
+    found["not compiled"] = off(keras.models.load_model(folder / "plain.keras"))
     keras.saving.save_model(model, folder / "function.keras")
     with s.scope():
         loaded = keras.models.load_model(folder / "function.keras")

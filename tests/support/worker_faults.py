@@ -20,7 +20,7 @@ from jaxtribute._src.core.cluster import runtime
 CASE, STEP, STEPS = sys.argv[1], 3, 40
 
 strategy = jd.MultiWorkerMirroredStrategy()
-cluster = runtime.current()
+cluster = runtime.Cluster.current()
 assert cluster is not None
 BAD = cluster.rank == 1
 

@@ -28,7 +28,7 @@ def strategy() -> jd.MultiWorkerMirroredStrategy:
 
 
 def rank() -> int:
-    cluster = runtime.current()
+    cluster = runtime.Cluster.current()
     assert cluster is not None
     return cluster.rank
 

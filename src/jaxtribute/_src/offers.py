@@ -15,8 +15,7 @@ def offer_all() -> None:
         (points.RESOLVERS, ("addons.resolvers.tpu", "addons.resolvers.slurm", "addons.resolvers.kubernetes")),
         (points.STATEFUL, ("addons.models.state", "addons.keras.state")),
         (points.PICTURES, ("addons.visualize.picture",)),
-        (points.PARAMETER_SERVERS, ("addons.parameter_servers.engines.ray_node",)),
         (points.OLDER_METHODS, ("addons.compat.legacy",)),
-        (points.TRAFFIC, ("addons.tools.hlo.exchanges",)),
+        (points.LAYOUTS, ("addons.layouts.automatic",)),
     ):
         point.offer(*(f"{_HOME}.{module}" for module in modules))

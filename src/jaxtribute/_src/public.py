@@ -44,7 +44,7 @@ def lazy_names(
 
     def find(name: str) -> Any:
         if name in public:
-            return import_module(f"jaxtribute.{name}")
+            return _load(home, name, f"jaxtribute.{name}")
         if name not in names:
             raise AttributeError(f"module {home!r} has no attribute {name!r}", name=name)
         place, colon, other = names[name].partition(":")

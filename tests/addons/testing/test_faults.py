@@ -154,7 +154,7 @@ def fall_silent() -> str:
     """Rank 1 falls silent; rank 0 notices, and says of whom."""
     os.environ[runtime.SILENCE] = "25"
     jd.MultiWorkerMirroredStrategy()
-    cluster = runtime.current()
+    cluster = runtime.Cluster.current()
     assert cluster is not None
     with inject(drop_heartbeats(rank=1, at="here")):
         point("here")
@@ -182,13 +182,13 @@ def test_only_pulses_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     store = types.SimpleNamespace(written=[], key_value_dir_get=lambda _: ["found"])
     store.key_value_set = lambda key, *_: store.written.append(key)
     watch = types.SimpleNamespace(_store=store)
-    monkeypatch.setattr(extending, "current_cluster", lambda: types.SimpleNamespace(watch=watch))
+    monkeypatch.setattr(extending.Cluster, "current", lambda: types.SimpleNamespace(watch=watch))
     with inject(drop_heartbeats(at="here")):
         point("here")
     watch._store.key_value_set("jaxtribute/watch/pulse/1", "{}", True)
     watch._store.key_value_set("jaxtribute/watch/failure/1", "{}", True)
     assert store.written == ["jaxtribute/watch/failure/1"]
     assert watch._store.key_value_dir_get("x") == ["found"]
-    monkeypatch.setattr(extending, "current_cluster", lambda: None)
+    monkeypatch.setattr(extending.Cluster, "current", lambda: None)
     with inject(drop_heartbeats(at="here")):
         point("here")

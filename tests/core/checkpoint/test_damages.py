@@ -230,7 +230,7 @@ def test_workers_learn_of_damages_before_they_read(
         shutil.copytree(saved / "ckpt-2", path)
         (path / name).unlink()
         pair: Any = Pair(rank, path)
-        monkeypatch.setattr(committing, "cluster", lambda pair=pair: pair)
+        monkeypatch.setattr(committing, "saving_cluster", lambda pair=pair: pair)
         with pytest.raises(CheckpointDamagedError):
             program.checkpoint.restore(path)
         assert program.numbers() == {7}
@@ -311,8 +311,8 @@ def test_the_parts_of_several_processes_are_all_files(saved: Path) -> None:
     marks = Description.read(saved / "ckpt-2").files
     names = checksums.names(saved / "ckpt-2")
     assert sorted([*marks, "jaxtribute.json"]) == names
-    assert checksums.damages(saved / "ckpt-2", marks) == []
-    nowhere = [checksums.damages(saved / "nowhere", marks, (part, 3)) for part in range(3)]
+    assert checksums.damaged_files(saved / "ckpt-2", marks) == []
+    nowhere = [checksums.damaged_files(saved / "nowhere", marks, (part, 3)) for part in range(3)]
     assert sorted(line for lines in nowhere for line in lines) == sorted(f"{name}: missing" for name in marks)
     assert all(nowhere)
 
@@ -320,4 +320,4 @@ def test_the_parts_of_several_processes_are_all_files(saved: Path) -> None:
 def test_the_checksum_is_that_of_zlib(tmp_path: Path) -> None:
     content = random.Random(0).randbytes(3 << 20)
     (tmp_path / "file").write_bytes(content)
-    assert checksums.mark(tmp_path / "file") == (len(content), zlib.crc32(content))
+    assert checksums.checksum_of(tmp_path / "file") == (len(content), zlib.crc32(content))

@@ -126,7 +126,7 @@ class Folder(RuleBasedStateMachine):
         self.begin_anew()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reading, "_PAUSES_S", ())
-            patch.setattr(checksums, "mark", refuse)
+            patch.setattr(checksums, "checksum_of", refuse)
             if self.expected() is None:
                 with pytest.raises(errors.CheckpointError):
                     self.manager.restore_or_initialize()
@@ -192,7 +192,7 @@ def refuse(*_: object) -> Any:
 @contextlib.contextmanager
 def failing_once(number: int) -> Generator[None]:
     """The first file that is looked at cannot be read, the next time it can."""
-    mark, failed = checksums.mark, list[int]()
+    mark, failed = checksums.checksum_of, list[int]()
 
     def fail(path: Path) -> Any:
         if not failed:
@@ -202,7 +202,7 @@ def failing_once(number: int) -> Generator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "_PAUSES_S", (0.0,))
-        patch.setattr(checksums, "mark", fail)
+        patch.setattr(checksums, "checksum_of", fail)
         yield
 
 

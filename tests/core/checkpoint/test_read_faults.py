@@ -118,7 +118,7 @@ def test_an_error_that_lasts_is_no_damage(error: str, saved: Path) -> None:
 def test_damage_that_is_certain_counts_though_other_files_cannot_be_read(saved: Path) -> None:
     files = [path for path in (saved / "ckpt-3" / "state").rglob("*") if path.is_file()]
     files[0].write_bytes(b"")
-    mark = checksums.mark
+    mark = checksums.checksum_of
 
     def fail(path: Path) -> Any:
         if path.name == "turn.json" and "ckpt-3" in str(path):
@@ -126,7 +126,7 @@ def test_damage_that_is_certain_counts_though_other_files_cannot_be_read(saved: 
         return mark(path)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checksums, "mark", fail)
+        patch.setattr(checksums, "checksum_of", fail)
         with pytest.raises(CheckpointDamagedError):
             jd.Checkpoint(v=0).restore(saved / "ckpt-3")
 

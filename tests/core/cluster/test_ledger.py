@@ -32,14 +32,15 @@ class Meeting:
         self.others = list(others)
         self.whats: list[str] = []
 
-    def exchange(self, what: str, text: str) -> list[str]:
+    def exchange(self, what: str, text: str, *, at: Any) -> list[str]:
+        assert at == "the step"
         self.whats.append(what)
         other = self.others.pop(0)
         return [text, text if other is None else json.dumps(other)]
 
 
 def compare(meeting: Meeting, name: str, collectives: list[str]) -> None:
-    cluster: Any = SimpleNamespace(names=NAMES, exchange=meeting.exchange)
+    cluster: Any = SimpleNamespace(names=NAMES, exchange=meeting.exchange, steps=SimpleNamespace(place="the step"))
     ledger.compare(cluster, name, collectives)
 
 

@@ -98,6 +98,14 @@ def test_everyone_gets_everyones_text() -> None:
     assert len([key for key in store.values if "/exchange/" in key]) <= 4, "old keys are deleted"
 
 
+def test_how_long_workers_wait_for_each_other() -> None:
+    one = cluster(Store())
+    assert one.patience() == 5.0
+    assert one.patience(7.0) == 7.0
+    one.timeout_s = float("inf")
+    assert one.patience() == 600.0
+
+
 def test_workers_at_different_calls_are_told_of_both() -> None:
     for error in both(Store(), lambda one: one.exchange(f"call {one.rank}", "")):
         assert isinstance(error, ClusterError)
@@ -125,10 +133,12 @@ def reported(one: runtime.Cluster, *names: str) -> None:
     one.watch.pulses.hear(1, json.dumps({"count": 1, "report": log.report()}), 0.0)
 
 
-PARTED = r"worker 0 .* is in step 2 of step, at .*, and worker 1 .* is in another call, last seen in step \d of other"
+PARTED = (
+    r"worker 0 .* is in greeting, after step 2, .*, and worker 1 .* is in another call, last seen in step \d of other"
+)
 
 
-@pytest.mark.parametrize("theirs", [("step", "other"), ("step", "other", "other"), ("step", "other", "step", "other")])
+@pytest.mark.parametrize("theirs", [("step", "other"), ("step", "step", "other"), ("step", "other", "step", "other")])
 def test_who_is_in_another_step_is_not_waited_for(theirs: tuple[str, ...]) -> None:
     one = cluster(Store(), timeout_s=60.0)
     one.steps.entering("step")
@@ -142,7 +152,7 @@ def test_who_is_in_another_step_is_not_waited_for(theirs: tuple[str, ...]) -> No
     assert one.explained(broken).__cause__ is broken
 
 
-@pytest.mark.parametrize("theirs", [(), ("step",), ("step", "step"), ("other",), ("step", "step", "other")])
+@pytest.mark.parametrize("theirs", [(), ("step",), ("step", "step"), ("other",)])
 def test_who_is_late_or_was_in_another_step_before_is_waited_for(theirs: tuple[str, ...]) -> None:
     one = cluster(Store(), timeout_s=0.05)
     one.steps.entering("step")
@@ -150,6 +160,31 @@ def test_who_is_late_or_was_in_another_step_before_is_waited_for(theirs: tuple[s
     reported(one, *theirs)
     with pytest.raises(DeadlineError):
         one.exchange("greeting", "")
+
+
+@pytest.mark.parametrize("call", ["exchange", "barrier"])
+def test_who_leaves_a_call_out_is_told_at_once(call: str) -> None:
+    one = cluster(Store(), timeout_s=60.0)
+    one.steps.entering("step")
+    reported(one, "step", "step")
+    told = r"worker 0 .* is in .*greeting.*, after step 1, .*, and worker 1 .* last seen in step 2 of step.*jd\.is_main"
+    with pytest.raises(ClusterError, match=told):
+        one.exchange("greeting", "") if call == "exchange" else one.barrier("greeting")
+
+
+def test_an_announcement_is_for_those_who_come_to_it() -> None:
+    store = Store()
+    first, second = cluster(store, timeout_s=0.05), cluster(store, rank=1, timeout_s=0.05)
+    for one in (first, second):
+        one.steps.entering("step")
+    first.announce("file", "a")
+    first.announce("file", "b")
+    assert [second.announced("file", 0), second.announced("file", 0)] == ["a", "b"]
+    with pytest.raises(DeadlineError, match=r"waited 0\.05 s for file for worker 0"):
+        second.announced("file", 0)
+    first.steps.entering("step")
+    second.watch.pulses.hear(0, json.dumps({"count": 1, "report": first.steps.report()}), 0.0)
+    assert second.announced("file", 0) is None  # it has gone on without
 
 
 def test_a_collective_that_breaks_tells_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:

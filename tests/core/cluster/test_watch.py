@@ -72,7 +72,7 @@ def test_workers_learn_what_the_others_do() -> None:
     log.entering("train_step")
     with watching(store, 0) as (first, _), watching(store, 1, steps=log):
         until(lambda: first.pulses.report(1))
-        assert first.pulses.report(1)["name"] == "train_step"
+        assert first.pulses.report(1)["told"] == "step 1 of train_step"
         assert first.pulses.report(1)["step"] == 1
         assert first.pulses.report(7) == {}
 

@@ -88,9 +88,9 @@ def test_one_collective_for_many_small_gradients(count: int) -> None:
         return strategy.run(step)
 
     from jaxtribute._src.core import context as contexts
-    from jaxtribute._src.core.execution.capture import capture
+    from jaxtribute._src.core.execution.capture import Capture
 
-    text = str(capture(lambda _: traced(), contexts.current(), []).closed)
+    text = str(Capture.of(lambda _: traced(), contexts.current(), []).closed)
     assert text.count("psum") == 1
     results = execute("compiled", strategy, step)
     assert [np.asarray(result).tolist() for result in results] == [[[1.0] * (i + 1)] * 2 for i in range(count)]

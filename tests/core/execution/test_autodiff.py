@@ -8,7 +8,7 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.core import context as contexts
-from jaxtribute.errors import ArgumentTypeError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
 from replicas import components, each_executor, execute, fraction, here, ident, mirrored, per_replica, variable
 
 STEP = 1e-2
@@ -226,3 +226,46 @@ def test_gradients_by_an_integer_variable_are_jaxs_error(executor: str) -> None:
     v = variable(mirrored(2), 1)
     with pytest.raises(TypeError, match="int32"):
         execute(executor, mirrored(2), jd.grad(lambda: v.read_value().astype(float) * ident().astype(float), v))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_several_losses_of_one_computation(replicas: int, compiled: bool) -> None:
+    """Gradients of x v w and x (v + w) w by hand; what the function counts it counts once."""
+    strategy = jd.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+    with strategy.scope():
+        v, w = jd.Variable(2.0), jd.Variable([3.0, 5.0])
+        count = jd.Variable(0, aggregation="only_first_replica")
+
+    def losses(x: Any) -> Any:
+        count.assign_add(1)
+        return (x * v * jnp.sum(w), x * (v + w) * w), {"x": x}  # the second one has two elements
+
+    def step() -> Any:
+        return strategy.run(jd.value_and_grads(losses, ({"v": v}, (w, [v, w])), has_aux=True), (jnp.float32(10),))
+
+    (found, aux), (first, (second, (third, fourth))) = (jd.function(step) if compiled else step)()
+    ours = lambda value: np.asarray(strategy.experimental_local_results(value)[0])  # noqa: E731
+    assert ours(found[0]) == 160
+    np.testing.assert_array_equal(ours(found[1]), [150, 350])
+    assert ours(aux["x"]) == 10
+    assert ours(first["v"]) == ours(third) == 80
+    np.testing.assert_array_equal(ours(second), [80, 120])
+    np.testing.assert_array_equal(ours(fourth), [80, 120])
+    assert count.numpy() == 1
+
+
+def test_a_variable_that_stands_twice_has_its_gradient_twice() -> None:
+    w = jd.Variable(3.0)
+    one, (two,) = jd.grad(lambda: w * w, (w, [w]))()
+    assert float(one) == float(two) == 6
+
+
+@pytest.mark.parametrize(
+    ("variables", "losses"), [((), ()), (3.0, (1.0,)), (1, (1.0, 2.0)), (2, (1.0,)), (1, 1.0), (1, [1.0])]
+)
+def test_several_losses_are_counted(variables: Any, losses: Any) -> None:
+    w = jd.Variable(1.0)
+    given = (w,) * variables if isinstance(variables, int) else variables
+    with pytest.raises((ArgumentError, ArgumentTypeError), match="HINT"):
+        jd.value_and_grads(lambda: jax.tree.map(lambda loss: loss * w, losses), given)()

@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 import jaxtribute as jd
-from jaxtribute._src.core.execution.inference import varying_outputs
+from jaxtribute._src.core.execution.capture import varying_outputs
 from jaxtribute._src.core.values.mesh import AXIS
 from replicas import components, execute, fraction, here, ident, mirrored, per_replica, variable
 

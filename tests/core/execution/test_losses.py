@@ -15,7 +15,7 @@ from jax import lax
 
 import jaxtribute as jd
 from jaxtribute._src.core import context as contexts
-from jaxtribute._src.core.execution.capture import capture
+from jaxtribute._src.core.execution.capture import Capture
 from replicas import fraction, mirrored, per_replica, variable
 
 RATE = 0.5
@@ -41,7 +41,7 @@ class Training:
 
     def collectives(self, step: Any, *leaves: Any) -> int:
         """How many collectives a step is."""
-        text = str(capture(lambda given: step(*given), contexts.current(), leaves).closed)
+        text = str(Capture.of(lambda given: step(*given), contexts.current(), leaves).closed)
         return text.count("psum") + text.count("_reduce_split")
 
 
@@ -166,7 +166,7 @@ def test_a_gradient_alone_takes_nothing_along() -> None:
     def step(data: Any) -> Any:
         return training.strategy.run(replica, (data,))
 
-    text = str(capture(lambda given: step(*given), contexts.current(), [split()]).closed)
+    text = str(Capture.of(lambda given: step(*given), contexts.current(), [split()]).closed)
     assert text.count("psum") == 1
     assert "concatenate" not in text
 

@@ -7,7 +7,7 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.core import context as contexts
-from jaxtribute._src.core.execution.capture import Constant, capture
+from jaxtribute._src.core.execution.capture import Capture, Constant
 from jaxtribute._src.core.execution.program_variables import ProgramVariables
 from jaxtribute._src.core.execution.traced import TracedFunction
 from jaxtribute.errors import StrategyMixError
@@ -15,7 +15,7 @@ from replicas import components, fraction, here, mirrored, one_device, variable
 
 
 def captured(fn: Any, *leaves: Any) -> Any:
-    return capture(lambda leaves: fn(*leaves), contexts.current(), leaves)
+    return Capture.of(lambda leaves: fn(*leaves), contexts.current(), leaves)
 
 
 def test_constants_are_structure() -> None:

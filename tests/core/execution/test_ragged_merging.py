@@ -10,7 +10,7 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.core import context as contexts
-from jaxtribute._src.core.execution.capture import capture
+from jaxtribute._src.core.execution.capture import Capture
 from jaxtribute._src.core.execution.cutting import inlined, makes_collectives
 from jaxtribute._src.core.execution.eager import NotSplittable
 from jaxtribute._src.core.execution.ragged import ReplicaClass, prepare
@@ -193,7 +193,7 @@ def test_gradients_of_the_whole_step_use_each_shapes_rules() -> None:
 def text_of(fn: Callable[[Any], Any], *counts: int) -> str:
     """The program of two replicas that get rows by `counts`."""
     split = deal(PAIR, rows(sum(counts), 2), counts)
-    return str(capture(lambda leaves: PAIR.run(fn, leaves), contexts.current(), [split]).closed)
+    return str(Capture.of(lambda leaves: PAIR.run(fn, leaves), contexts.current(), [split]).closed)
 
 
 def test_what_all_shapes_share_is_computed_once() -> None:

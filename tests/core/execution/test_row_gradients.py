@@ -13,6 +13,7 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.core import context as contexts
+from jaxtribute._src.core.execution.autodiff import _of_one  # pyright: ignore[reportPrivateUsage]
 from jaxtribute._src.core.execution.eager import Eager
 from jaxtribute._src.core.execution.overlay import Overlay
 from jaxtribute._src.core.execution.row_gradients import differentiate_by_rows, overlaid_rows
@@ -48,7 +49,7 @@ def by_rows(loss: Callable[[], Any], variables: list[jd.Variable]) -> tuple[floa
         with contexts.entered(contexts.Context(context.strategy, context.replica, overlay)):
             return loss(), None
 
-    (value, _), grads = differentiate_by_rows(call, Eager(), variables)
+    (value, _), (grads,) = differentiate_by_rows(_of_one, call, Eager(), variables)
     return float(value), grads
 
 

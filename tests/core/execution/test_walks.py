@@ -66,7 +66,7 @@ def test_the_page_names_the_files_that_a_step_goes_through() -> None:
     walks: dict[str, list[set[str]]] = {
         name: [set(files) for files in calls] for name, calls in json.loads(printed.splitlines()[-1]).items()
     }
-    for number, name, most in ((1, "eager", 14), (2, "compiled", 13)):
+    for number, name, most in ((1, "eager", 12), (2, "compiled", 12)):
         first = walks[name][0]
         assert named(number) - first == set(), "the page names a file that is not entered"
         assert len(named(number)) <= most

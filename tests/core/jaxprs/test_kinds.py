@@ -17,9 +17,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 import jaxtribute as jd
+from jaxtribute._src.core.execution.capture import varying_outputs
 from jaxtribute._src.core.execution.central.placing import sink
 from jaxtribute._src.core.execution.cutting import makes_collectives
-from jaxtribute._src.core.execution.inference import varying_outputs
 from jaxtribute._src.core.jaxprs.core import opened
 from jaxtribute._src.core.jaxprs.kinds import list_collectives
 from jaxtribute._src.core.values.mesh import AXIS

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from jaxtribute._src.core.jaxprs.core import is_program
-from jaxtribute._src.core.optimizer.slicing import NotSliceable, Slice, own_slice, run_on_slices, whole
+from jaxtribute._src.core.optimizer.updates import NotSliceable, Slice, own_slice, run_on_slices, whole
 from jaxtribute._src.core.values.slices import Cut
 from ragged import rows
 from replicas import mirrored

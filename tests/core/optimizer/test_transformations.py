@@ -41,6 +41,8 @@ ROUND = [(name, list(KINDS)[i % 5], PLACES[(11 * i + 5) % len(PLACES)]) for i, n
 @pytest.mark.parametrize(("name", "kind", "place"), ROUND, ids=lambda one: str(one).replace(", ", "-"))
 def test_as_plain_optax(name: str, kind: str, place: Place) -> None:
     for _, _, _, outcome in product([kind], [place], [name]):
+        if "belongs to an add-on that is not installed" in str(outcome):
+            pytest.skip("an add-on is missing")
         assert not isinstance(outcome, str), outcome
         assert not failures({name: outcome})
 

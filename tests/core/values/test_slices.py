@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from jaxtribute._src.core.execution.inference import varying_outputs
+from jaxtribute._src.core.execution.capture import varying_outputs
 from jaxtribute._src.core.values.slices import Cut, alike, axis_in_tiles
 from jaxtribute.errors import VariableError
 from replicas import mirrored

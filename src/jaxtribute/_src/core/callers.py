@@ -1,12 +1,17 @@
-"""Finds the line of the user's code that a call comes from, for messages."""
+"""Finds the line of the user's code that a call comes from, for messages, and tells whose code a module is."""
 
 from __future__ import annotations
 
 import sys
+import sysconfig
 import threading
 import traceback
+from functools import lru_cache
+from pathlib import Path
 from types import FrameType
 
+_LIBRARIES = tuple(Path(path).resolve() for path in set(map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))))
+_OWN = Path(__file__).resolve().parents[2]
 _NOT_THE_USERS = ("jaxtribute.", "jax.", "threading", "concurrent.")
 
 
@@ -15,9 +20,10 @@ def caller() -> str:
     return located(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
 
 
-def main_thread() -> FrameType | None:
-    """The frame that the main thread is in."""
-    return sys._current_frames().get(threading.main_thread().ident or 0)  # pyright: ignore[reportPrivateUsage]
+def frame_of(thread: int | None = None) -> FrameType | None:
+    """The frame that a thread is in, by its number; by default the main thread."""
+    number = threading.main_thread().ident if thread is None else thread
+    return sys._current_frames().get(number or 0)  # pyright: ignore[reportPrivateUsage]
 
 
 def located(frame: FrameType | None) -> str:
@@ -39,3 +45,39 @@ def located(frame: FrameType | None) -> str:
 def stack(frame: FrameType | None) -> str:
     """The stack of a frame, as a traceback shows it."""
     return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+
+def is_of_user(name: str | None) -> bool:
+    """True if a module, by its name, is the user's: neither Python's, an installed library's nor this one."""
+    if name == "__main__":
+        return True
+    path = getattr(sys.modules.get(name or ""), "__file__", None)
+    if not isinstance(path, str):
+        return False
+    # Above the module's packages: the folder that Python found the first of them in.
+    above = (name or "").count(".") + (Path(path).stem == "__init__")
+    # Some installers link the files of a library to a store elsewhere.
+    return not any(_holds_libraries(str(file.parent), above) for file in (Path(path).absolute(), Path(path).resolve()))
+
+
+@lru_cache(maxsize=1024)
+def _holds_libraries(folder: str, above: int) -> bool:
+    """True if libraries are installed in a folder, or so many above it.
+
+    Those are Python's own, those of its environment, of the user alone, of a second environment, of `pip --target`.
+    """
+    own = Path(folder)
+    if any(own.is_relative_to(library) for library in (*_LIBRARIES, _OWN)):
+        return True
+    if {"site-packages", "dist-packages"} & set(own.parts):
+        return True
+    root = Path(*own.parts[: max(1, len(own.parts) - above)])
+    return next(root.glob("*.dist-info/RECORD"), None) is not None
+
+
+class Callers:
+    """The line that a thread is at, and the owner of its code."""
+
+    frame_of = staticmethod(frame_of)
+    is_of_user = staticmethod(is_of_user)
+    stack = staticmethod(stack)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from jaxtribute._src.core.reading import passing, patiently
+from jaxtribute._src.core.reading import exists, passing, patiently
 
 _PIECE_BYTES = 1 << 20
 _THREADS = 4
@@ -43,7 +43,7 @@ def names(directory: Path) -> list[str]:
     return sorted(found)
 
 
-def mark(path: Path) -> Mark:
+def checksum_of(path: Path) -> Mark:
     """Reads a file, and returns its size and checksum.
 
     Args:
@@ -61,10 +61,10 @@ def mark(path: Path) -> Mark:
 
 def marks(directory: Path, chosen: Collection[str]) -> dict[str, Mark]:
     """The marks of some files, by their names below `directory`."""
-    return {name: patiently(lambda name=name: mark(directory / name)) for name in chosen}
+    return {name: patiently(lambda name=name: checksum_of(directory / name)) for name in chosen}
 
 
-def damages(directory: Path, written: Mapping[str, Mark], part: tuple[int, int] = (0, 1)) -> list[str]:
+def damaged_files(directory: Path, written: Mapping[str, Mark], part: tuple[int, int] = (0, 1)) -> list[str]:
     """Compares files with what was written.
 
     Args:
@@ -105,10 +105,20 @@ def _problem(path: Path, written: Mark) -> str:
         size = path.stat().st_size
         if size != written[0]:
             return f"{size} bytes instead of {written[0]}"
-        return "" if mark(path) == written else "other bytes than were written"
+        return "" if checksum_of(path) == written else "other bytes than were written"
     except FileNotFoundError:
         return "missing"
     except OSError as error:
         if passing(error):
             raise
         return f"no file: {error.strerror or error}"
+
+
+class Disk:
+    """Files of a disk that may fail for a moment: reads, and what was written there."""
+
+    patiently = staticmethod(patiently)
+    passing = staticmethod(passing)
+    exists = staticmethod(exists)
+    checksum_of = staticmethod(checksum_of)
+    damaged_files = staticmethod(damaged_files)

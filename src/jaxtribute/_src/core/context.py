@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jaxtribute._src.core.points import LIBRARIES
 from jaxtribute._src.core.traced_reads import traced_reads
+from jaxtribute.errors import ContextError, StrategyMixError
 
 if TYPE_CHECKING:
     from jaxtribute._src.core.execution.executor import Executor
@@ -177,3 +178,42 @@ class entered:  # noqa: N801
         del self._entries[self._depth :]
         if not self._told or traced_reads.contexts:
             show()
+
+
+def check_enterable(strategy: Strategy, what: str) -> None:
+    """Checks that `strategy` may be entered here.
+
+    Raises:
+      ContextError: inside a replica function, whichever the strategy.
+      StrategyMixError: inside another strategy's scope.
+    """
+    context = current()
+    now = context.strategy
+    # Outside every scope the default strategy's only replica is in force, in which everything may be entered.
+    if context.replica is not None and context.replica is not fallback.make().replica:
+        raise ContextError(
+            f"{what} was called inside a function that strategy.run executes on each replica "
+            f"({type(now).__name__}). HINT: call it outside, or inside ctx.merge_call(fn)."
+        )
+    if now.is_default or now is strategy:
+        return
+    if strategy.is_default:
+        raise StrategyMixError(
+            f"{what}: the default strategy must not nest inside the scope of {type(now).__name__}. "
+            "HINT: leave that scope first."
+        )
+    raise StrategyMixError(
+        f"{what}: mixing {type(strategy).__name__} with {type(now).__name__}, whose scope is active. HINT: leave "
+        "that scope first, or use one strategy throughout (jd.get_strategy() returns the active one)."
+    )
+
+
+def require_cross_replica(strategy: Strategy, method: str) -> Context:
+    """Checks that a method that works on all replicas' values is not called by one replica. Returns the context.
+
+    Raises:
+      ContextError: inside a replica function.
+      StrategyMixError: inside another strategy's scope.
+    """
+    check_enterable(strategy, f"{type(strategy).__name__}.{method}")
+    return current()

@@ -15,11 +15,10 @@ from jaxtribute.errors import MissingLibraryError
 if TYPE_CHECKING:
     from jaxtribute._src.core.checkpoint.state import StateAdapter
     from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver
-    from jaxtribute._src.core.cluster.server import ServerDef
-    from jaxtribute._src.core.cluster.spec import ClusterSpec
     from jaxtribute._src.core.drawing import Drawing
     from jaxtribute._src.core.input.sources import Adapter
     from jaxtribute._src.core.libraries import Library
+    from jaxtribute._src.core.strategies.groups import ProgramLayout
 
 T = TypeVar("T")
 _OWN = "jaxtribute."
@@ -85,9 +84,7 @@ STATEFUL: Point[StateAdapter] = Point("to save the state of another library's ob
 """Adapters that tell checkpoints which of an object's values are its state."""
 PICTURES: Point[Drawing] = Point("to draw strategies and values")
 """Pictures of strategies, values and datasets."""
-PARAMETER_SERVERS: Point[Callable[[ClusterSpec, ServerDef], Callable[[], None]]] = Point("to run parameter servers")
-"""Functions that start a task of a cluster with parameter servers, and return what waits for its end."""
 OLDER_METHODS: Point[tuple[type, type]] = Point("to run methods of `Strategy` that newer ones have replaced")
 """Classes with the older methods of `Strategy` and of `StrategyExtended`."""
-TRAFFIC: Point[Callable[[str, int], float]] = Point("to read what a compiled program moves between devices")
-"""Functions of a compiled program's text and the number of its devices: the bytes that its collectives move."""
+LAYOUTS: Point[Callable[[], ProgramLayout]] = Point("to choose a layout of variables")
+"""Makers of the layout that `layout="auto"` asks for."""

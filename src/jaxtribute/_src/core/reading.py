@@ -73,11 +73,3 @@ def exists(path: Path) -> bool:
             raise
         return False
     return True
-
-
-class Disk:
-    """Reads of a disk that may fail for a moment."""
-
-    patiently = staticmethod(patiently)
-    passing = staticmethod(passing)
-    exists = staticmethod(exists)

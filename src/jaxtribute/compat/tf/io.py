@@ -9,6 +9,7 @@ import numpy as np
 from jaxtribute._src.addons.compat.catalog.lookup import explain_absent
 from jaxtribute._src.addons.compat.tf.examples import FixedLenFeature as FixedLenFeature
 from jaxtribute._src.addons.compat.tf.examples import FixedLenSequenceFeature as FixedLenSequenceFeature
+from jaxtribute._src.addons.compat.tf.examples import TFRecordOptions as TFRecordOptions
 from jaxtribute._src.addons.compat.tf.examples import TFRecordWriter as TFRecordWriter
 from jaxtribute._src.addons.compat.tf.examples import decode_image as decode_image
 from jaxtribute._src.addons.compat.tf.examples import parse_example as parse_example

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxtribute._src.addons.compat.catalog.lookup import explain_absent
 from jaxtribute._src.addons.compat.tf.averages import ExponentialMovingAverage as ExponentialMovingAverage
-from jaxtribute._src.core.cluster.server import ServerDef as ServerDef
+from jaxtribute._src.addons.parameter_servers.engines.server import ServerDef as ServerDef
 from jaxtribute._src.core.cluster.spec import ClusterDef as ClusterDef
 from jaxtribute._src.core.cluster.spec import ClusterSpec as ClusterSpec
 from jaxtribute._src.core.cluster.spec import JobDef as JobDef

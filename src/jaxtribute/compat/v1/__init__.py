@@ -13,7 +13,7 @@ from jaxtribute._src.addons.compat.v1_strategies import MirroredStrategy as Mirr
 from jaxtribute._src.addons.compat.v1_strategies import OneDeviceStrategy as OneDeviceStrategy
 from jaxtribute._src.addons.compat.v1_strategies import Strategy as Strategy
 from jaxtribute._src.addons.compat.v1_strategies import get_loss_reduction as get_loss_reduction
-from jaxtribute._src.core.cluster.server import Server as Server
+from jaxtribute._src.addons.parameter_servers.engines.server import Server as Server
 from jaxtribute._src.core.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
 from jaxtribute._src.core.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
 from jaxtribute._src.core.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce

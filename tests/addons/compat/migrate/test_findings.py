@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute._src.addons.compat.migrate.findings import Edit, Source
+from jaxtribute._src.addons.compat.migrate.findings import Edit, Source, whole_changes
 
 TEXT = "a = 1\nlong = 'é', a\n\nlast = 3"
 
@@ -47,11 +47,18 @@ class TestEdits:
     def test_an_insertion_comes_before_a_change_at_the_same_place(self) -> None:
         assert Source("old").apply([Edit(0, 3, "new"), Edit(0, 0, "first ")]) == "first new"
 
-    def test_the_outer_of_two_edits_wins(self) -> None:
-        assert Source("f(x)").apply([Edit(2, 3, "y"), Edit(0, 4, "g")]) == "g"
+    def test_the_outer_of_two_changes_wins_and_the_other_is_not_made_in_part(self) -> None:
+        inner, outer = (Edit(2, 3, "y"), Edit(6, 7, "z")), (Edit(0, 4, "g"),)
+        assert Source("f(x), x").apply(whole_changes([inner, outer])) == "g, x"
 
-    def test_the_same_edit_twice_is_one(self) -> None:
-        assert Source("abc").apply([Edit(0, 1, "x"), Edit(0, 1, "x")]) == "xbc"
+    def test_the_same_change_twice_is_one(self) -> None:
+        assert Source("abc").apply(whole_changes([(Edit(0, 1, "x"),), (Edit(0, 1, "x"),)])) == "xbc"
+
+    def test_two_insertions_at_a_place_are_made_in_turns(self) -> None:
+        assert whole_changes([(Edit(0, 0, "a"), Edit(3, 3, ")")), (Edit(0, 0, "b"),)]) == [
+            Edit(0, 0, "a"),
+            Edit(3, 3, ")"),
+        ]
 
     @given(st.lists(st.integers(0, 30), unique=True), st.text("é数ab", min_size=31, max_size=31))
     def test_edits_that_do_not_touch_are_all_made(self, places: list[int], letters: str) -> None:

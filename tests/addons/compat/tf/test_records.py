@@ -1,5 +1,8 @@
 """Datasets of TFRecord files and of lines of text."""
 
+import gzip
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,9 +61,27 @@ def test_a_file_that_ends_early_is_an_error(files: list[Path], missing: int) -> 
 
 
 @pytest.mark.parametrize("kind", [tf.data.TFRecordDataset, tf.data.TextLineDataset])
-def test_compressed_files_are_refused(files: list[Path], kind: type[tf.data.TFRecordDataset]) -> None:
-    with pytest.raises(ArgumentError, match=r"GZIP.*HINT"):
+def test_what_is_not_compressed_so_is_refused(files: list[Path], kind: type[tf.data.TFRecordDataset]) -> None:
+    with pytest.raises(InputError, match=r"GZIP.*HINT"):
         kind(files, compression_type="GZIP")
+    with pytest.raises(ArgumentError, match=r"XZ.*HINT"):
+        kind(files, compression_type="XZ")
+
+
+@pytest.mark.parametrize(("kind", "unpack"), [("GZIP", gzip.decompress), ("ZLIB", zlib.decompress)])
+def test_compressed_records(tmp_path: Path, kind: str, unpack: Callable[[bytes], bytes]) -> None:
+    path, plain = tmp_path / "packed", b""
+    for options in (None, kind, tf.io.TFRecordOptions(compression_type=kind)):
+        with tf.io.TFRecordWriter(str(path), options) as writer:
+            for record in range(3):
+                writer.write(bytes([20 + record] * (record + 1)))
+        plain = plain or path.read_bytes()
+        assert options is None or unpack(path.read_bytes()) == plain
+    found = [one.item() for one in tf.data.TFRecordDataset(path, compression_type=kind).as_numpy_iterator()]
+    assert found == [bytes([20 + record] * (record + 1)) for record in range(3)]
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputError, match=r"cannot be unpacked.*HINT"):
+        tf.data.TFRecordDataset(path, compression_type=kind)
 
 
 def test_lines_are_bytes_without_their_ends(tmp_path: Path) -> None:

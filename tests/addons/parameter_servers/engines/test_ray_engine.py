@@ -13,9 +13,9 @@ import pytest
 from jaxtribute._src.addons.cli.main import main
 from jaxtribute._src.addons.launcher.node import LOOPBACK
 from jaxtribute._src.addons.parameter_servers.engines import ray_engine, ray_node
+from jaxtribute._src.addons.parameter_servers.engines.server import Server
 from jaxtribute._src.addons.parameter_servers.scheduling import starting
 from jaxtribute._src.addons.parameter_servers.scheduling.starting import tasks_of
-from jaxtribute._src.core.cluster.server import Server
 from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
 from processes import free_ports, run_python
 

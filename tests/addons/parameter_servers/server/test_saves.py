@@ -26,14 +26,14 @@ def saved(folder: Path, numbers: tuple[int, ...]) -> list[Path]:
     paths = [folder / f"save-{number:06d}" for number in numbers]
     for number, path in zip(numbers, paths, strict=True):
         saves.write_state(saves.file_of(path, 0), {}, [np.full(3, number)])
-        marks = {0: checksums.mark(saves.file_of(path, 0))}
+        marks = {0: checksums.checksum_of(saves.file_of(path, 0))}
         saves.complete(path, saves.SaveDescription.of(number, {0: (0, (3,), "int64")}, marks))
     return paths
 
 
 def test_what_cannot_be_read_now_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, last = saved(tmp_path, (1, 2))
-    mark, failed = checksums.mark, list[Path]()
+    mark, failed = checksums.checksum_of, list[Path]()
 
     def fail(path: Path) -> checksums.Mark:
         failed.append(path)
@@ -42,7 +42,7 @@ def test_what_cannot_be_read_now_is_not_damaged(tmp_path: Path, monkeypatch: pyt
         return mark(path)
 
     monkeypatch.setattr(reading, "_PAUSES_S", (0.0,))
-    monkeypatch.setattr(checksums, "mark", fail)
+    monkeypatch.setattr(checksums, "checksum_of", fail)
     times = range(1, 2)
     assert saves.latest(tmp_path) == last
     times = range(1, 100)

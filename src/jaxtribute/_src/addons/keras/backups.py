@@ -18,7 +18,7 @@ def backed_up(original: Callable[..., Any], callback: Foreign, *args: Leaf) -> N
     if strategy is None:
         original(callback, *args)
     else:
-        multi_worker.once(strategy, internals.model_of(callback), path, lambda: original(callback, *args))
+        multi_worker.once(strategy, internals.model_of(callback), path, lambda _: original(callback, *args))
 
 
 def restored(original: Callable[..., Any], callback: Foreign, *args: Leaf) -> None:

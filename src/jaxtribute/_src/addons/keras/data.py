@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
+import numpy as np
 
 from jaxtribute import DistributedDataset, DistributedIterator, PerReplica
 from jaxtribute._src.addons.keras import multi_worker
-from jaxtribute._src.addons.keras.internals import DataAdapter
+from jaxtribute._src.addons.keras.internals import DataAdapter, class_weight_to_sample_weights
 from jaxtribute._src.addons.keras.variables import on_servers
+from jaxtribute.errors import ArgumentError
 from jaxtribute.experimental import DatasetCreator
 from jaxtribute.extending import BatchPlacer, Shard
 from jaxtribute.typing import Nest
@@ -89,6 +91,20 @@ def readable(x: Nest) -> Any:
     # Not imported for the question: whoever has such a dataset has imported the module.
     module = sys.modules.get("jaxtribute._src.addons.compat.tf.dataset")
     return x.to_grain() if module is not None and isinstance(x, module.Dataset) else x
+
+
+def weighted(x: Nest, class_weight: Mapping[int, float]) -> Any:
+    """A dataset of Grain's whose batches `(x, y)` get a third part: each example's weight, by its class."""
+
+    def with_weights(element: Nest) -> Any:
+        if not isinstance(element, tuple) or len(element) != 2:
+            raise ArgumentError(
+                f"{class_weight=} with elements that are no (x, y). HINT: give the weights as the third part of the "
+                "dataset's elements, and leave class_weight out."
+            )
+        return (*element, class_weight_to_sample_weights(np.asarray(element[1]), class_weight))
+
+    return x.map(with_weights)
 
 
 def creator_of(x: Nest) -> DatasetCreator | None:

@@ -9,6 +9,7 @@ the compiled step once for each batch, and its successor, which scans over batch
 from __future__ import annotations
 
 import collections
+import inspect
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,13 +24,20 @@ from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
 from keras.src.backend.config import is_nnx_enabled as is_nnx_enabled
 from keras.src.backend.jax import trainer
+from keras.src.legacy.saving import legacy_h5_format as legacy_h5_format
 from keras.src.losses import loss as losses
 from keras.src.models.functional import Functional as Functional
+from keras.src.saving import saving_lib as saving_lib
 from keras.src.saving.keras_saveable import KerasSaveable as KerasSaveable
-from keras.src.trainers.data_adapters import is_grain_dataset, is_tf_dataset, is_torch_dataloader
+from keras.src.trainers.data_adapters import is_grain_dataset as is_grain_dataset
+from keras.src.trainers.data_adapters import is_tf_dataset, is_torch_dataloader
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
+from keras.src.trainers.data_adapters.data_adapter_utils import (
+    class_weight_to_sample_weights as class_weight_to_sample_weights,
+)
 from keras.src.utils import backend_utils
+from keras.src.utils import file_utils as file_utils
 from keras.src.utils.python_utils import is_default as is_default
 from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet
 
@@ -139,6 +147,25 @@ def has_own_train_step(model: KerasModel) -> bool:
     """True if a model's class replaces Keras's training step."""
     # Of the class: Keras itself sets no `train_step` on a model.
     return type(model).train_step is not JAXTrainer.train_step
+
+
+def takes_data_alone(model: KerasModel, kind: str) -> bool:
+    """True if a model's class has a step in TensorFlow's form, `train_step(self, data)`: on JAX Keras passes a state.
+
+    Args:
+      model: the model.
+      kind: `"train"`, `"test"` or `"predict"`.
+    """
+    step = getattr(type(model), f"{kind}_step")
+    if step is getattr(JAXTrainer, f"{kind}_step"):
+        return False
+    given = list(inspect.signature(step).parameters.values())
+    return len(given) == 2 and given[1].kind in (given[1].POSITIONAL_ONLY, given[1].POSITIONAL_OR_KEYWORD)
+
+
+def has_call(model: KerasModel) -> bool:
+    """True if a model says what it computes; one of a class whose `train_step` alone computes need not."""
+    return type(model).call is not keras.Model.call
 
 
 def is_unbuilt(model: KerasModel) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import random
 import threading
+import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from keras import callbacks
 
+from jaxtribute import get_strategy
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.internals import KerasModel
 from jaxtribute._src.addons.keras.variables import read_by_all
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 _REPORTERS = callbacks.CSVLogger, callbacks.ProgbarLogger, callbacks.RemoteMonitor, callbacks.TensorBoard
 """Callbacks that show figures or write them down, and nobody reads them during the training."""
 _FILES = "files of Keras"
+_WHOLE = ".keras", ".h5"
+"""Ends of the names of what Keras writes as one file."""
 
 
 def is_first(strategy: Strategy) -> bool:
@@ -45,12 +50,58 @@ def silenced(method: Callable[..., Any], model: KerasModel, args: Leaf, kwargs: 
     given = bound.arguments.get("callbacks")
     if given is not None and not isinstance(given, callbacks.CallbackList):
         listed = given if isinstance(given, (list, tuple)) else [given]
-        kept = [one for one in listed if not isinstance(one, _REPORTERS)]
+        kept = [_along(one) for one in listed if not isinstance(one, _REPORTERS) or _reads(one)]
         for one in kept:
             if isinstance(one, callbacks.ModelCheckpoint):
                 one.verbose = 0
         bound.arguments["callbacks"] = kept
     return bound.args[1:], bound.kwargs
+
+
+def _reads(callback: Foreign) -> bool:
+    """True if a callback that reports reads the model's values, which all workers do together if each has a part."""
+    return isinstance(callback, callbacks.TensorBoard) and bool(callback.histogram_freq or callback.embeddings_freq)
+
+
+def _along(callback: Foreign) -> Any:
+    return _Along(callback) if _reads(callback) else callback
+
+
+class _Along(callbacks.Callback):
+    """Reads with the first worker's `TensorBoard`, and writes nothing."""
+
+    def __init__(self, callback: Foreign) -> None:
+        super().__init__()
+        self._callback = callback
+
+    def set_model(self, model: KerasModel) -> None:
+        super().set_model(model)
+        if self._callback.embeddings_freq:
+            self._callback.set_model(model)  # which fails on all workers, if it does
+
+    def on_epoch_end(self, epoch: int, logs: Leaf = None) -> None:
+        del logs
+        callback, model = self._callback, internals.model_of(self)
+        if callback.histogram_freq and epoch % callback.histogram_freq == 0:
+            with read_by_all(model.variables, get_strategy().extended.mesh.peers):
+                pass
+        if callback.embeddings_freq and epoch % callback.embeddings_freq == 0:
+            callback._log_embeddings(epoch)  # a save, which all workers make
+
+
+def folder(original: Callable[..., Any], path: Leaf) -> None:
+    """Makes a folder that was not there a moment ago; another worker may have made it since."""
+    try:
+        original(path)
+    except FileExistsError:
+        if not Path(path).is_dir():
+            raise
+
+
+def histograms(original: Callable[..., Any], callback: Foreign, *args: Leaf) -> None:
+    """`TensorBoard._log_weights`, which the first worker alone calls."""
+    with read_by_all(internals.model_of(callback).variables, get_strategy().extended.mesh.peers):
+        original(callback, *args)
 
 
 @contextmanager
@@ -66,56 +117,71 @@ def running(strategy: Strategy) -> Generator[None]:
         peers.exchange(_FILES, "")
 
 
-def once(strategy: Strategy, model: KerasModel, path: Leaf, write: Callable[[], Any]) -> Any:
-    """Lets the first worker write a file or folder, and the others go on once it is there.
+def once(strategy: Strategy, model: KerasModel, path: Leaf, write: Callable[[Any], Any]) -> Any:
+    """Lets the first worker write a file or folder, and the others that come go on once it is there.
 
-    A worker that does not see it then, as its disk is one of its own, or its path, writes it too.
+    If each worker has all values, the first one waits for none: it may be the only one that saves. Another one writes
+    too if it does not see what the first has written, as its disk is one of its own, or its path, or if the first has
+    gone on without a save.
 
     Args:
       strategy: whose workers they are.
       model: whose values are written.
       path: what is written.
-      write: writes it.
+      write: writes it, to the path that it is told.
 
     Returns:
       What `write` returns; None on a worker that has not written.
 
     Raises:
       CheckpointError: (on the other workers) the first one has failed to.
+      ClusterError: workers hold parts of the values, and another one does not save.
     """
     peers = strategy.extended.mesh.peers
     if peers is None or _state.writing:
-        return write()
-    with read_by_all([*model.variables, *(model.optimizer.variables if model.optimizer else ())]):
+        return write(path)
+    optimizer = getattr(model, "optimizer", None)  # there is none before `compile`
+    with read_by_all([*model.variables, *(optimizer.variables if optimizer else ())], peers):
         return _once(is_first(strategy), peers, path, write)
 
 
-def _once(first: bool, peers: Foreign, path: Leaf, write: Callable[[], Any]) -> Any:
-    result = None
+def _once(first: bool, peers: Foreign, path: Leaf, write: Callable[[Any], Any]) -> Any:
     if first:
         try:
-            result = _written(write)
+            result = _written(path, write)
         except Exception as error:
-            peers.exchange(_FILES, json.dumps({"failure": f"{type(error).__name__}: {error}"}))
+            peers.announce(_FILES, json.dumps({"failure": f"{type(error).__name__}: {error}"}))
             raise
-    told = json.loads(peers.exchange(_FILES, json.dumps({"mark": _mark(path) if first else None}))[0])
+        peers.announce(_FILES, json.dumps({"mark": _mark(path)}))
+        return result
+    told = json.loads(peers.announced(_FILES, 0) or "{}")
     if "failure" in told:
         raise CheckpointError(
             f"worker 0 could not write a Keras model's file: {told['failure']}. HINT: see its own error."
         )
-    if not first and (told["mark"] is None or told["mark"] != _mark(path)):
-        return _written(write)
-    return result
+    mark = told.get("mark")
+    return _written(path, write) if mark is None or mark != _mark(path) else None
 
 
-def _written(write: Callable[[], Any]) -> Any:
-    """Writes, as part of which others of Keras's functions may."""
+def _written(path: Leaf, write: Callable[[Any], Any]) -> Any:
+    """Writes, as part of which others of Keras's functions may.
+
+    A file is there whole or not at all: another worker may look at it, or write it too.
+    """
+    whole = isinstance(path, (str, os.PathLike)) and str(path).endswith(_WHOLE) and "://" not in str(path)
+    target = Path(path).absolute() if whole else None
+    place = path if target is None else target.with_name(f".{os.getpid()}-{uuid.uuid4().hex[:8]}-{target.name}")
     _state.writing = True
     try:
         with internals.own_names():
-            return write()
+            result = write(place)
+        if target is not None:
+            Path(place).replace(target)
+        return result
     finally:
         _state.writing = False
+        if target is not None:
+            Path(place).unlink(missing_ok=True)
 
 
 def _mark(path: Leaf) -> Any:

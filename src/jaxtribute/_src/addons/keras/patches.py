@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from jaxtribute._src.addons.keras import backups, checks, internals, multi_worker, sending, trainer
+from jaxtribute._src.addons.keras import adapting, backups, checks, internals, multi_worker, sending, trainer
 
 # Not used here: Keras must know the operation in it when it loads a model that another process has saved.
 from jaxtribute._src.addons.keras import functions as functions
 from jaxtribute._src.addons.keras.additivity import checked_updates
 from jaxtribute._src.addons.keras.building import as_shapes, shapes_of_a_replica
 from jaxtribute._src.addons.keras.custom_loops import initialized_now
-from jaxtribute._src.addons.keras.data import DistributedAdapter, adapted, readable
+from jaxtribute._src.addons.keras.data import DistributedAdapter, adapted, readable, weighted
 from jaxtribute._src.addons.keras.internals import JAXEpochIterator, JAXTrainer, KerasModel, is_nnx_enabled
 from jaxtribute._src.addons.keras.server_loops import applied
 from jaxtribute._src.addons.keras.share import (
@@ -166,12 +166,15 @@ def _called(original: Method, model: KerasModel, *args: Leaf, **kwargs: Leaf) ->
 
 
 def _written_once(original: Method, strategy: Strategy, model: KerasModel, *args: Leaf, **kwargs: Leaf) -> Any:
-    def write() -> Any:
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
+
+    def write(path: Leaf) -> Any:
+        bound.arguments["filepath"] = path
         # Outside the scope other workers need not take part in what Keras makes for it.
         with Context.entered(Context.outside()):
-            return original(model, *args, **kwargs)
+            return original(*bound.args, **bound.kwargs)
 
-    return multi_worker.once(strategy, model, kwargs.get("filepath", args[0] if args else None), write)
+    return multi_worker.once(strategy, model, bound.arguments["filepath"], write)
 
 
 def _made(
@@ -191,6 +194,9 @@ def _made(
 def _built_on_sample(
     original: Method, strategy: Strategy, model: KerasModel, iterator: Nest = None, data_batch: Leaf = None
 ) -> None:
+    # A model that only its own steps compute with has nothing to call: the models in it are built already.
+    if not internals.has_call(model) and internals.takes_data_alone(model, "train"):
+        return
     if not internals.is_unbuilt(model):
         original(model)
         return
@@ -236,7 +242,13 @@ def _heard(original: Method, callbacks: Foreign, hook: Method, *args: Leaf) -> N
 
 
 def _adapting(original: Method, epoch: Foreign, x: Nest, *args: Leaf, **kwargs: Leaf) -> None:
-    strategy, x = Context.current().strategy, readable(x)
+    strategy, whole, x = Context.current().strategy, x, readable(x)
+    if x is not whole:
+        # Keras warns of Grain, which the program does not know of: nobody has asked for `shuffle`, or said a length.
+        kwargs["shuffle"], epoch.__dict__[_OF_TENSORFLOW] = False, True
+    # Keras weighs the examples of arrays alone.
+    if kwargs.get("class_weight") is not None and internals.is_grain_dataset(x):
+        x = weighted(x, kwargs.pop("class_weight"))
     if not strategy.is_default:
         given, x = x, adapted(x, strategy)
         checks.check_input(given, x, args, kwargs)
@@ -250,7 +262,8 @@ def _adapting(original: Method, epoch: Foreign, x: Nest, *args: Leaf, **kwargs: 
 
 def _expected(original: Method, epoch: Foreign) -> None:
     # Keras warns of data that end before the steps do; here nobody has said how many there are.
-    if epoch.steps_per_epoch or not isinstance(epoch.data_adapter, DistributedAdapter):
+    unsized = isinstance(epoch.data_adapter, DistributedAdapter) or _OF_TENSORFLOW in epoch.__dict__
+    if epoch.steps_per_epoch or not unsized:
         original(epoch)
 
 
@@ -268,10 +281,13 @@ def _on_host(original: Method, epoch: Foreign) -> Iterator[Any]:
 
 # ---------------------------------------------------------------------------------------------------------- the table
 
+_OF_TENSORFLOW = "_jaxtribute_dataset"
+"""The attribute of an epoch that reads a dataset of `jaxtribute.compat.tf`."""
 _SHOWN = ("fit", "evaluate", "predict")
 _WRITTEN = "of several workers the first writes, and the others wait"
 _GRADIENTS = "gradients are added up before they are applied"
 _OWN_GRADIENTS = "the same in a replica function of one's own"
+_ADAPTED = "Keras reads TensorFlow's datasets only"
 _CALLED = (*_SHOWN, "train_on_batch", "test_on_batch", "predict_on_batch")
 
 # One row for each place: what is replaced, by what, and why. Anything that Keras does is changed here or not at all, so
@@ -288,14 +304,18 @@ PATCHES = (
     Patch(JAXTrainer, ("compile",), _in_scope, "metrics and optimizer are the strategy's", in_strategy=True),
     Patch(JAXTrainer, _CALLED, _called, "the model's strategy is in force, whoever calls"),
     Patch(
-        keras.Model,
-        ("save", "save_weights", "export"),
+        internals.saving_lib,
+        ("save_model", "save_weights_only"),
         _written_once,
         _WRITTEN,
         in_strategy=True,
     ),
-    Patch(keras.saving, ("save_model",), _written_once, _WRITTEN, in_strategy=True),
-    Patch(keras.models, ("save_model",), _written_once, _WRITTEN, in_strategy=True),
+    Patch(internals.legacy_h5_format, ("save_model_to_hdf5",), _written_once, _WRITTEN, in_strategy=True),
+    Patch(internals.file_utils, ("makedirs",), multi_worker.folder, "workers make one folder at the same time"),
+    Patch(keras.Model, ("export",), _written_once, _WRITTEN, in_strategy=True),
+    Patch(
+        keras.callbacks.TensorBoard, ("_log_weights",), multi_worker.histograms, "all workers read what is in slices"
+    ),
     Patch(keras.callbacks.BackupAndRestore, ("_save_model", "on_train_end"), backups.backed_up, _WRITTEN),
     Patch(keras.callbacks.BackupAndRestore, ("on_train_begin",), backups.restored, "workers begin alike"),
     *(
@@ -369,6 +389,8 @@ PATCHES = (
         internals.Functional, ("_assert_input_compatibility",), unchecked, "a model of strings takes single examples"
     ),
     Patch(internals.Functional, ("_standardize_inputs",), host_inputs, "JAX has no strings: they stay on the host"),
+    Patch(keras.layers.Normalization, ("adapt",), adapting.adapt_normalization, _ADAPTED),
+    Patch(keras.layers.Discretization, ("adapt",), adapting.adapt_discretization, _ADAPTED),
     Patch(keras.optimizers.Optimizer, ("stateless_apply",), whole_batch_gradients, _GRADIENTS),
     Patch(keras.optimizers.LossScaleOptimizer, ("stateless_apply",), whole_batch_gradients, _GRADIENTS),
     Patch(keras.optimizers.Optimizer, ("apply",), applied, _OWN_GRADIENTS),

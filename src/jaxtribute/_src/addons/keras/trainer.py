@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxtribute import Mirrored, PerReplica, Strategy, function
+from jaxtribute import Mirrored, PerReplica, Strategy, function, get_strategy
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.data import Placer
 from jaxtribute._src.addons.keras.internals import KerasModel
 from jaxtribute._src.addons.keras.steps import Lists, Step, predict_step, test_step, train_step
 from jaxtribute._src.addons.keras.variables import StrategyVariable, adopt, on_servers
+from jaxtribute.extending import Context
 from jaxtribute.typing import Leaf, Nest
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ def strategy_of(model: KerasModel) -> Strategy | None:
         found = _strategy_of(tracker.variables[:1])
     if found is None and getattr(model, "built", False):
         found = _strategy_of(model.weights)
+    # Keras's own loop passes values on; a step in TensorFlow's form reads and writes variables.
+    if found is None and any(internals.takes_data_alone(model, kind) for kind in MAKERS):
+        with Context.entered(Context.outside()):
+            found = get_strategy()
     if found is not None:
         remember(model, found)
     return found
@@ -61,6 +66,8 @@ def make_train_function(model: KerasModel, strategy: Strategy) -> Function:
     """Function that `fit` calls."""
     if on_servers(strategy):
         return _scheduled(model, strategy, "train")
+    if internals.takes_data_alone(model, "train"):
+        return _repeated(model, _stateful(model, strategy, model.train_step))
     return _repeated(model, _step(model, strategy, train_step))
 
 
@@ -68,12 +75,17 @@ def make_test_function(model: KerasModel, strategy: Strategy) -> Function:
     """Function that `evaluate` calls."""
     if on_servers(strategy):
         return _scheduled(model, strategy, "test")
+    if internals.takes_data_alone(model, "test"):
+        return _repeated(model, _stateful(model, strategy, model.test_step))
     return _repeated(model, _step(model, strategy, test_step))
 
 
 def make_predict_function(model: KerasModel, strategy: Strategy) -> Function:
     """Function that `predict` calls; its results are all replicas' outputs."""
-    step = _step(model, strategy, predict_step)
+    if internals.takes_data_alone(model, "predict"):
+        step = _stateful(model, strategy, model.predict_step, joins=True)
+    else:
+        step = _step(model, strategy, predict_step)
 
     def whole(batch: Nest) -> Any:
         return jax.tree.map(lambda leaf: _joined(leaf, strategy), step(batch), is_leaf=_is_distributed)
@@ -90,6 +102,29 @@ def _scheduled(model: KerasModel, strategy: Strategy, kind: str) -> Function:
     from jaxtribute._src.addons.keras.scheduling import make_function
 
     return make_function(model, strategy, kind)
+
+
+def _stateful(
+    model: KerasModel, strategy: Strategy, method: Callable[[Any], Any], *, joins: bool = False
+) -> Callable[[Any], Any]:
+    """One step in TensorFlow's form on a batch from Keras: each replica runs it as a loop of the user's own would."""
+    lists = Lists.of(model)
+    for variable in lists.all:
+        adopt(variable, strategy)
+    compiled = model.jit_compile and not model.run_eagerly
+    place = Placer(strategy, compiled)
+
+    def shown(value: Leaf) -> Any:
+        if isinstance(value, PerReplica):
+            return strategy.reduce("MEAN", value, axis=None)
+        return value.data if isinstance(value, Mirrored) else value
+
+    def step(batch: Nest) -> Any:
+        result = strategy.run(method, (batch,))
+        return result if joins else jax.tree.map(shown, result, is_leaf=_is_distributed)
+
+    run = function(step).owning_arguments() if compiled else step
+    return lambda batch: run(place(batch)[0])
 
 
 def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], Step]) -> Callable[[Any], Any]:

@@ -134,8 +134,16 @@ class StrategyVariable(keras.Variable):
 
 
 @contextmanager
-def read_by_all(variables: Iterable[KerasVariable]) -> Generator[None]:
-    """Reads the variables of which other workers hold parts, as all do together; then each may read them alone."""
+def read_by_all(variables: Iterable[KerasVariable], peers: Foreign) -> Generator[None]:
+    """Reads the variables of which other workers hold parts, as all do together; then each may read them alone.
+
+    Args:
+      variables: those of a strategy, and others.
+      peers: the strategy's workers.
+
+    Raises:
+      ClusterError: another worker is known to be in another call.
+    """
     parts = [
         variable
         for variable in variables
@@ -143,6 +151,8 @@ def read_by_all(variables: Iterable[KerasVariable]) -> Generator[None]:
         and variable._stored is not None  # pyright: ignore[reportPrivateUsage]
         and variable.stored.policy.cut is not None
     ]
+    if parts and peers is not None:
+        peers.exchange("the values of a Keras model in slices", "")
     try:
         for variable in parts:
             variable._read = np.asarray(variable.stored.read_value())  # pyright: ignore[reportPrivateUsage]

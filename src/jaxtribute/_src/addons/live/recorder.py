@@ -26,7 +26,7 @@ from jaxtribute._src.addons.live.files import Lines, Tail, now_file, read_now, w
 from jaxtribute._src.addons.live.looks import OUTSIDE, PARTS, Pace
 from jaxtribute._src.addons.live.noted import OBSERVED, Noted
 from jaxtribute._src.addons.live.windows import Window, wall
-from jaxtribute.extending import Kinds, count, located, subscribe
+from jaxtribute.extending import Callers, Kinds, count, located, subscribe
 from jaxtribute.typing import Device, Foreign, Json
 
 _TELL_S, _USE_S = 0.3, 0.9
@@ -69,7 +69,7 @@ class _Compiling:
 
     def is_on(self, thread: int | None) -> bool:
         """True if the thread compiles."""
-        frame = frame_of(thread)
+        frame = Callers.frame_of(thread or 0)
         while frame is not None:
             compiles = self._known.get(frame.f_code)
             if compiles is None:
@@ -78,11 +78,6 @@ class _Compiling:
                 return True
             frame = frame.f_back
         return False
-
-
-def frame_of(thread: int | None) -> Foreign:
-    """The frame that a thread is in."""
-    return sys._current_frames().get(thread or 0)  # pyright: ignore[reportPrivateUsage]
 
 
 class Recorder:
@@ -246,7 +241,7 @@ class Recorder:
             "since": None if first is None else wall(first.start_s),
             "for": first.name if first is not None and first.kind in _NAMED else "",
             "absent": list(waits[0].arguments) if waits else None,
-            "where": located(frame_of(self.noted.thread)),
+            "where": located(Callers.frame_of(self.noted.thread or 0)),
             "steps": self.noted.steps,
             "window": self._record(window),
         }

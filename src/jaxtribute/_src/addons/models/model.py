@@ -16,11 +16,11 @@ from jaxtribute._src.addons.models.parts import Kind, Outline, Part, is_key, tak
 from jaxtribute._src.addons.models.trees import take_state_apart
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, VariableError
 from jaxtribute.extending import Context
-from jaxtribute.precision import LossScale, Policy
 from jaxtribute.typing import ArrayLike, Leaf, Nest, ReduceOpLike
 
 if TYPE_CHECKING:
     from jaxtribute import ReplicaContext
+    from jaxtribute.precision import LossScale, Policy
 
 _AGGREGATIONS = {
     Kind.STATISTIC: VariableAggregation.MEAN,
@@ -92,7 +92,11 @@ class Model(Generic[M]):
     ) -> None:
         if optimizer is None and options:
             raise ArgumentError(f"{sorted(options)} are for an optimizer. HINT: pass an Optax transformation, too.")
-        self._precision = Policy.parse(precision) if isinstance(precision, str) else precision
+        if isinstance(precision, str):
+            from jaxtribute.precision import Policy  # an add-on that most models do without
+
+            precision = Policy.parse(precision)
+        self._precision = precision
         self._kind = type(model).__name__
         key = _key(rng)
         parts, self._outline = take_apart(model, wrt)

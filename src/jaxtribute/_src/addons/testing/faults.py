@@ -256,9 +256,9 @@ class _Silent:
 
 
 def _fall_silent() -> None:
-    from jaxtribute.extending import current_cluster
+    from jaxtribute.extending import Cluster
 
-    cluster = current_cluster()
+    cluster = Cluster.current()
     if cluster is not None:
         # By the store, not by stopping the watch: a worker whose network is cut still watches the others.
         watch: Any = cluster.watch

@@ -57,7 +57,9 @@ class EventFile:
         """Writes an event for the text tab."""
         from tensorboardX.summary import text as text_summary
 
-        self._write(text_summary(name, text), step, time_s)
+        event = text_summary(name, text)
+        event.value[0].tag = name  # as TensorFlow writes it; tensorboardX adds to the name
+        self._write(event, step, time_s)
 
     def configure(self, settings: Mapping[str, Json]) -> None:
         """Writes the settings as a text of JSON."""

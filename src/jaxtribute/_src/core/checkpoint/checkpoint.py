@@ -171,7 +171,7 @@ class Checkpoint:
     @staticmethod
     def _agreed_path(path: str | PathLike[str]) -> Path:
         """The first worker's path, where each worker may have been told another; its folder is made."""
-        own, cluster = check_path(path, "path"), committing.cluster()
+        own, cluster = check_path(path, "path"), committing.saving_cluster()
         if cluster is None:
             return own
         own.parent.mkdir(parents=True, exist_ok=True)
@@ -210,6 +210,7 @@ class Checkpoint:
             found, channel = self._found(), self._agreeing()
             if channel is None:
                 claim.check_manager()  # at once; of several workers the first alone knows, and tells the others
+            here = channel and channel.cluster.meets("the save of a checkpoint")
             positions = {name: _position(name, iterator) for name, iterator in found.iterators.items()}
             with updating:  # no step in between: all values are of one moment
                 specs, leaves = found.snapshots(self._memory)  # a function of its own: see interrupts
@@ -227,6 +228,7 @@ class Checkpoint:
                     past=self._past,
                     owned=owner is not None,
                     channel=channel,
+                    here=here,
                     timeout_s=timeout_s,
                 ).run,
                 target,
@@ -297,7 +299,7 @@ class Checkpoint:
             found, without = self._found(), () if counters else _COUNTERS
             for name in without:
                 del found.leaves[name]
-            differences, turn = Restore(path, found, strict, without, committing.cluster()).run()
+            differences, turn = Restore(path, found, strict, without, committing.saving_cluster()).run()
             self._past.restored(path, turn)
         return RestoreStatus(path, differences)
 
@@ -308,7 +310,7 @@ class Checkpoint:
 
     def _agreeing(self) -> SaveChannel | None:
         """Agreement of the workers on this object's saves; None for one process."""
-        cluster = committing.cluster()
+        cluster = committing.saving_cluster()
         if cluster is not None and (self._channel is None or self._channel.cluster is not cluster):
             object.__setattr__(self, "_channel", SaveChannel(cluster))
         return self._channel if cluster is not None else None

@@ -34,35 +34,30 @@ from jaxtribute._src.core.checkpoint.turns import TURN
 from jaxtribute._src.core.checksums import Mark
 from jaxtribute._src.core.cluster import runtime
 from jaxtribute._src.core.cluster.runtime import Cluster
+from jaxtribute._src.core.cluster.step_log import Place
 from jaxtribute._src.core.input.iterator import position_file
 from jaxtribute._src.core.observers import WRITE
 from jaxtribute._src.core.types import HostArray
 from jaxtribute._src.core.values.stored import Lease
-from jaxtribute.errors import CheckpointError, ConfigError, DeadlineError
+from jaxtribute.errors import CheckpointError, ClusterError, ConfigError, DeadlineError
 
 STATE = "state"
 """The folder of a checkpoint that holds its arrays."""
-_LONGEST_S = 600.0
 
 
-def cluster() -> Cluster | None:
+def saving_cluster() -> Cluster | None:
     """The cluster of this process, or None where it is alone.
 
     Raises:
       ConfigError: JAX has several processes that this library did not bring together.
     """
-    found = runtime.current()
+    found = runtime.Cluster.current()
     if found is None and jax.process_count() > 1:
         raise ConfigError(
             f"this is one of {jax.process_count()} processes that have no cluster to agree on a checkpoint in. "
             "HINT: make a jd.MultiWorkerMirroredStrategy instead of calling jax.distributed.initialize."
         )
     return found if found is not None and found.workers > 1 else None
-
-
-def patience(cluster: Cluster, timeout_s: float | None = None) -> float:
-    """Seconds that workers wait for each other: those asked for, or as many as for a step, at most ten minutes."""
-    return min(cluster.timeout_s, _LONGEST_S) if timeout_s is None else timeout_s
 
 
 class SaveChannel:
@@ -106,7 +101,8 @@ class Save:
       past: the checkpoints that the values come from; it learns of this one.
       owned: whether it stays so after this save.
       channel: how the processes agree; None for one alone.
-      timeout_s: how long the processes wait for each other; None for `patience`.
+      here: the call, in which all processes must be then.
+      timeout_s: how long the processes wait for each other; None for `Cluster.patience`.
     """
 
     path: Path
@@ -118,6 +114,7 @@ class Save:
     past: Past
     owned: bool = False
     channel: SaveChannel | None = None
+    here: Place | None = None
     timeout_s: float | None = None
 
     @property
@@ -130,12 +127,13 @@ class Save:
 
         Raises:
           CheckpointError: a process could not write; it is named.
+          ClusterError: a process is in another call, or failed; it is named.
           DeadlineError: a process did not come in time; it is named.
         """
         try:
             with WRITE.during(self, str(self.path)):
                 self._run()
-        except (CheckpointError, DeadlineError):
+        except (CheckpointError, ClusterError, DeadlineError):
             raise  # they name the worker already
         except Exception as error:
             raise not_written(self.path, error) from error
@@ -179,14 +177,14 @@ class Save:
         """The same in several processes: the first makes the folder, all write, the first completes it."""
         channel.begin()
         cluster, key = channel.cluster, channel.key
-        timeout_s = patience(cluster, self.timeout_s)
+        timeout_s = cluster.patience(self.timeout_s)
         first = cluster.rank == 0
         # Nobody writes before the folder is there; where it could not be made, all skip the writing and learn why.
         made = _outcome(self._make) if first else ""
         if first:
             cluster.set(f"{key}/made", made)
         else:
-            made = cluster.get(f"{key}/made", timeout_s, of=0)
+            made = cluster.get(f"{key}/made", timeout_s, of=0, at=self.here)
 
         def write() -> None:
             # The marks are set before `written` is, so the first process finds them without waiting.
@@ -198,7 +196,7 @@ class Save:
             cluster.set(f"{key}/result", f"{cluster.names[0]}: {made}" if made else self._end(channel, timeout_s))
             channel.clean()
         # All wait for the end: a save that one process takes for complete is so for every other.
-        result = cluster.get(f"{key}/result", timeout_s, of=0)
+        result = cluster.get(f"{key}/result", timeout_s, of=0, at=self.here)
         if result:
             raise CheckpointError(
                 f"{self.path} was not saved: {result}. HINT: see the output of the worker that is named; checkpoints "
@@ -209,7 +207,7 @@ class Save:
         """Completes the checkpoint once all workers have written; returns what went wrong on any of them."""
         cluster, failed = channel.cluster, list[str]()
         for rank in range(cluster.workers):
-            outcome = cluster.get(f"{channel.key}/written/{rank}", timeout_s, of=rank)
+            outcome = cluster.get(f"{channel.key}/written/{rank}", timeout_s, of=rank, at=self.here)
             if outcome:
                 failed.append(f"{cluster.names[rank]}: {outcome}")
 
@@ -249,7 +247,7 @@ class Save:
         """The marks that the processes have told."""
         cluster, found = channel.cluster, dict[str, Mark]()
         for rank in range(cluster.workers):
-            told = json.loads(cluster.get(f"{channel.key}/marks/{rank}", patience(cluster, self.timeout_s), of=rank))
+            told = json.loads(cluster.get(f"{channel.key}/marks/{rank}", cluster.patience(self.timeout_s), of=rank))
             found |= {name: (size, checksum) for name, (size, checksum) in told.items()}
         return found
 

@@ -258,16 +258,14 @@ class CheckpointManager:
         Other workers may not see them yet on a file system over the network. The first becomes the owner of the folder
         before, so that no other job's checkpoints are taken for one's own.
         """
-        cluster = committing.cluster()
+        cluster = committing.saving_cluster()
         # The first worker alone owns and lists the folder, so that all try the same checkpoints in the same order.
         kind, error, line, others = self._listed() if cluster is None or cluster.rank == 0 else ("", "", [], [])
         if cluster is not None:
             key = f"jaxtribute/latest/{cluster.number('latest')}"
             if cluster.rank == 0:
                 cluster.set(key, json.dumps([kind, error, line, others]))
-            kind, error, line, others = json.loads(
-                cluster.get(key, committing.patience(cluster, self._timeout_s), of=0)
-            )
+            kind, error, line, others = json.loads(cluster.get(key, cluster.patience(self._timeout_s), of=0))
         if error:
             self._unread = kind == CheckpointUnreadableError.__name__
             raise (CheckpointUnreadableError if self._unread else CheckpointError)(error)

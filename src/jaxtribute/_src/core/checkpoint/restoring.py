@@ -189,7 +189,7 @@ def verify(path: Path, part: tuple[int, int] = (0, 1)) -> None:
 
 def _verify(path: Path, saved: Description, identity: Identity | None, part: tuple[int, int]) -> None:
     try:
-        problems = checksums.damages(standing(path), saved.files, part)
+        problems = checksums.damaged_files(standing(path), saved.files, part)
     except (OSError, MemoryError) as error:
         raise not_read(path, error) from error
     if problems:

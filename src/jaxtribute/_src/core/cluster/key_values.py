@@ -6,7 +6,7 @@ import jax
 
 from jaxtribute._src.core.callers import caller
 from jaxtribute._src.core.cluster.roster import Roster, rank_of
-from jaxtribute._src.core.cluster.step_log import StepLog, described
+from jaxtribute._src.core.cluster.step_log import Place, StepLog, described
 from jaxtribute._src.core.cluster.waiting import RunningClock
 from jaxtribute._src.core.cluster.watch import Watch
 from jaxtribute._src.core.observers import WAIT
@@ -51,23 +51,24 @@ class KeyValues:
         """Sets a key, whether it was set or not."""
         self.store.key_value_set(key, value, True)
 
-    def get(self, key: str, timeout_s: float = 300.0, *, of: int | None = None) -> str:
+    def get(self, key: str, timeout_s: float = 300.0, *, of: int | None = None, at: Place | None = None) -> str:
         """Waits for a key and returns its value.
 
         Args:
           key: the key.
           timeout_s: seconds to wait.
           of: the worker that sets it, for the message.
+          at: the call in which that worker sets it; by default this worker's last step.
 
         Raises:
           DeadlineError: it was not set in time.
-          ClusterError: meanwhile a worker failed.
+          ClusterError: meanwhile a worker failed, or the one that sets it has ended, or is in another call.
         """
         whom = "another worker" if of is None else self.names[of]
         with WAIT.during(self, f"in {self.steps.last}", whom):
-            return self._awaited(key, timeout_s, of, whom)
+            return self._awaited(key, timeout_s, of, whom, at)
 
-    def _awaited(self, key: str, timeout_s: float, of: int | None, whom: str) -> str:
+    def _awaited(self, key: str, timeout_s: float, of: int | None, whom: str, at: Place | None) -> str:
         clock = RunningClock()
         deadline = clock.now() + timeout_s
         while True:
@@ -81,7 +82,7 @@ class KeyValues:
                     raise ClusterError(f"the coordination service failed: {str(error).splitlines()[0]}") from error
             # One that has ended, or is in another step, sets this key no more; it may have set it just before, hence
             # the second look.
-            if of is not None and (parted := self._parted(of)) is not None and self.try_get(key) is None:
+            if of is not None and (parted := self._parted(of, at)) is not None and self.try_get(key) is None:
                 raise parted
             if clock.now() > deadline:
                 there = "" if of is None else f"\n{self.watch.whereabouts([of])}"
@@ -90,17 +91,20 @@ class KeyValues:
                     f"HINT: see that worker's output; all workers must run the same program.{there}"
                 )
 
-    def _parted(self, rank: int) -> ClusterError | None:
+    def _parted(self, rank: int, at: Place | None = None) -> ClusterError | None:
         """The error that this worker goes on without another, which has ended its program or is in another step."""
+        place = at or self.steps.place
+        here = place.told if at is not None else f"{place.told}, at {caller()}"
         if rank in self.watch.left:
             theirs = f"has ended its program after {self.watch.left[rank]}"
-        elif self.watch.parted(rank, self.steps.number, self.steps.name):
+        elif self.watch.parted(rank, place):
             theirs = f"is in another call, {described(self.watch.pulses.report(rank))}"
         else:
             return None
         return ClusterError(
-            f"{self.names[self.rank]} is in {self.steps.last}, at {caller()}, and {self.names[rank]} {theirs}. "
-            "HINT: every worker must make the same calls as often as the others."
+            f"{self.names[self.rank]} is in {here}, and {self.names[rank]} {theirs}. "
+            "HINT: every worker must make the same calls as often as the others: saves too, so no `if` of the worker's "
+            "number, such as `if jd.is_main():`, may stand before them."
         )
 
     def try_get(self, key: str) -> str | None:

@@ -66,13 +66,14 @@ def compare(cluster: Cluster, name: str, collectives: Sequence[str]) -> None:
       ClusterError: one does something else; it names both and their lines.
     """
     digest = hashlib.sha256("\n".join(collectives).encode()).hexdigest()
-    told = list(map(json.loads, cluster.exchange("the ledger", json.dumps([name, caller(), digest]))))
+    step = cluster.steps.place
+    told = list(map(json.loads, cluster.exchange("the ledger", json.dumps([name, caller(), digest]), at=step)))
     # The line of the call does not count: workers may come to one program by different lines.
     programs = [(name, digest) for name, _, digest in told]
     if len(set(programs)) == 1:
         return
     # The lists are long, so they are told only where the digests differ: on all workers, as all have seen the same.
-    lists = list(map(json.loads, cluster.exchange("the ledger's lists", json.dumps(list(collectives)))))
+    lists = list(map(json.loads, cluster.exchange("the ledger's lists", json.dumps(list(collectives)), at=step)))
     # The first worker that differs from worker 0: every worker names the same two.
     other = next(rank for rank, program in enumerate(programs) if program != programs[0])
     pair = (0, other)

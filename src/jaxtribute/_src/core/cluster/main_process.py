@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxtribute._src.core.cluster import runtime
 from jaxtribute._src.core.cluster.resolvers import detect
-from jaxtribute._src.core.cluster.roster import JOBS, Roster
+from jaxtribute._src.core.cluster.roster import Roster
 
 
 def is_main() -> bool:
@@ -29,7 +29,7 @@ def is_main() -> bool:
 
     Source: `is_main_process` of Accelerate; `tf.distribute` has programs compare `task_type` and `task_id`.
     """
-    cluster = runtime.current()
+    cluster = runtime.Cluster.current()
     if cluster is not None:
         return cluster.rank == 0
     detection = detect()
@@ -39,4 +39,4 @@ def is_main() -> bool:
     if not spec.jobs:
         return True
     task_type, task_id = detection.resolver.own_task()
-    return task_type in JOBS and Roster.of(spec.as_dict(), task_type, task_id).rank == 0
+    return task_type in Roster.JOBS and Roster.of(spec.as_dict(), task_type, task_id).rank == 0

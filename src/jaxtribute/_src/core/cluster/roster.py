@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtribute._src.core.cluster.addresses import Address, all_loopback
 from jaxtribute._src.core.environment import shown
 from jaxtribute.errors import ClusterSpecError
-
-JOBS = ("chief", "worker")
-"""The jobs whose tasks train together, in the order of their ranks; evaluators and parameter servers do not."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,8 @@ class Roster:
       rank: the rank of this process.
     """
 
+    JOBS: ClassVar[tuple[str, ...]] = ("chief", "worker")
+    """The jobs whose tasks train together, in the order of their ranks; evaluators and parameter servers do not."""
     members: tuple[Member, ...]
     rank: int
 
@@ -50,7 +50,7 @@ class Roster:
           ClusterSpecError: the task takes no part in training, or the cluster has no such task.
         """
         members: list[Member] = []
-        for job in JOBS:
+        for job in cls.JOBS:
             tasks = jobs.get(job, ())
             pairs = tasks.items() if isinstance(tasks, Mapping) else enumerate(tasks)
             # By index: every worker must count the same ranks, whatever the order of its own copy of the spec.

@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 from jax._src import distributed, xla_bridge
@@ -34,18 +34,22 @@ from jaxtribute._src.core.cluster.failures import ELSEWHERE, Failure, may_be_bro
 from jaxtribute._src.core.cluster.key_values import KeyValues
 from jaxtribute._src.core.cluster.roster import Roster
 from jaxtribute._src.core.cluster.spec import ClusterSpec
-from jaxtribute._src.core.cluster.step_log import StepLog
+from jaxtribute._src.core.cluster.step_log import Place, StepLog
 from jaxtribute._src.core.cluster.waiting import RunningClock, await_workers
 from jaxtribute._src.core.cluster.watch import Watch
 from jaxtribute._src.core.environment import seconds
 from jaxtribute._src.core.observers import BARRIER, observed
 from jaxtribute._src.core.types import Foreign, Nest
-from jaxtribute.errors import ClusterError, ConfigError, DeadlineError
+from jaxtribute.errors import ArgumentTypeError, ClusterError, ConfigError, DeadlineError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver
 
 BIND = "JAXTRIBUTE_BIND_ADDRESS"
 SILENCE = "JAXTRIBUTE_SILENCE_S"
 TIMEOUT = "JAXTRIBUTE_TIMEOUT_S"
 _GRACE_S = 2.0
+_LONGEST_S = 600.0
 _HEARTBEAT_S = 24 * 3600
 
 _config = cast(Any, jax.config)
@@ -64,6 +68,8 @@ class Cluster(KeyValues):
         self._unexplained: BaseException | None = None
         """The last error of which nothing was learned from the others."""
         self._numbers: Counter[str] = Counter()
+        self._point = 0
+        self._announcements: Counter[str] = Counter()
 
     @property
     def timeout_s(self) -> float:
@@ -75,6 +81,40 @@ class Cluster(KeyValues):
         """Changes it from now on."""
         self.watch.deadline_s = value
 
+    say = staticmethod(say)
+
+    @staticmethod
+    def current() -> Cluster | None:
+        """The cluster that this process has joined, if any."""
+        return _current
+
+    @staticmethod
+    def join(resolver: ClusterResolver, timeout_s: float | None = None) -> Cluster | None:
+        """Joins the cluster that a resolver describes; None where it describes none.
+
+        Raises:
+          ClusterSpecError: the resolver does not say which task this is.
+          ArgumentTypeError: it is no resolver.
+        """
+        if not callable(getattr(resolver, "cluster_spec", None)):
+            raise ArgumentTypeError(
+                f"cluster_resolver is {resolver!r} of type {type(resolver).__name__}. "
+                "HINT: pass a jd.cluster_resolver.ClusterResolver, such as SimpleClusterResolver(jd.ClusterSpec(...))."
+            )
+        spec = resolver.cluster_spec()
+        if not spec.jobs:
+            return None
+        task_type, task_id = resolver.own_task()
+        cluster = connect(spec, task_type, task_id, **({} if timeout_s is None else {"timeout_s": timeout_s}))
+        # `connect` gives a cluster that was joined before as it is; the newest strategy's deadline holds for it.
+        if timeout_s is not None:
+            cluster.timeout_s = timeout_s
+        return cluster
+
+    def patience(self, timeout_s: float | None = None) -> float:
+        """Seconds that workers wait for each other: those asked for, or as many as for a step, at most ten minutes."""
+        return min(self.timeout_s, _LONGEST_S) if timeout_s is None else timeout_s
+
     @observed(BARRIER)
     def barrier(self, name: str, timeout_s: float = 300.0) -> None:
         """Waits until all workers have come to the barrier of this name; it can be used again and again.
@@ -85,8 +125,9 @@ class Cluster(KeyValues):
 
         Raises:
           DeadlineError: some did not come; it names them.
-          ClusterError: meanwhile a worker failed.
+          ClusterError: meanwhile a worker failed, or one has ended or is in another call.
         """
+        here = self.meets(f"the barrier {name!r}")
         number = self._barriers[name] = self._barriers.get(name, 0) + 1
         place = f"jaxtribute/barrier/{name}/{number}"
         self.set(f"{place}/{self.rank}", "")
@@ -95,16 +136,24 @@ class Cluster(KeyValues):
             here = self.by_rank(place)
             return [rank for rank in range(self.workers) if rank not in here]
 
-        await_workers(self.roster, absent, f"at the barrier {name!r}", timeout_s, self.check, self.watch.whereabouts)
+        def check() -> None:
+            self.check()
+            for rank in range(self.workers):
+                # The second look: it may have come, and gone on.
+                if rank != self.rank and (parted := self._parted(rank, here)) is not None and rank in absent():
+                    raise parted
+
+        await_workers(self.roster, absent, f"at the barrier {name!r}", timeout_s, check, self.watch.whereabouts)
         if number > 1:  # all are here, so all have left the one before
             self.delete(f"jaxtribute/barrier/{name}/{number - 1}/{self.rank}")
 
-    def exchange(self, what: str, text: str) -> list[str]:
+    def exchange(self, what: str, text: str, *, at: Place | None = None) -> list[str]:
         """Gives this worker's text and returns every worker's, by rank; all workers make the same calls in order.
 
         Args:
           what: names the call; workers that are at different ones get an error.
           text: what this worker tells, up to about a megabyte.
+          at: the step that it is part of; by default it is a call of its own.
 
         Raises:
           ClusterError: the workers are at different calls, or one failed.
@@ -112,11 +161,11 @@ class Cluster(KeyValues):
         """
         # Keys by number, not by name: workers at different calls then read each other's texts, and can say so.
         number, self._exchanges = self._exchanges, self._exchanges + 1
-        place = f"jaxtribute/exchange/{number}"
+        key, here = f"jaxtribute/exchange/{number}", at or self.meets(what)
         own = [what, text, caller()]
-        self.set(f"{place}/{self.rank}", json.dumps(own))
+        self.set(f"{key}/{self.rank}", json.dumps(own))
         told = [
-            own if rank == self.rank else json.loads(self._told(f"{place}/{rank}", what, rank))
+            own if rank == self.rank else json.loads(self._told(f"{key}/{rank}", here, rank))
             for rank in range(self.workers)
         ]
         if number:  # all are here, so all have read what came before
@@ -129,14 +178,64 @@ class Cluster(KeyValues):
             )
         return [one[1] for one in told]
 
-    def _told(self, key: str, what: str, rank: int) -> str:
+    def _told(self, key: str, here: Place, rank: int) -> str:
         """A worker's message in an exchange, unless the worker has ended or hangs."""
         try:
-            return self.get(key, self.timeout_s, of=rank)
+            return self.get(key, self.timeout_s, of=rank, at=here)
         except DeadlineError as error:
-            raise DeadlineError(
-                f"{self.names[self.rank]} waits at {what}, in {self.steps.last}, at {caller()}: {error}"
-            ) from None
+            raise DeadlineError(f"{self.names[self.rank]} waits at {here.told}: {error}") from None
+
+    def meets(self, what: str) -> Place:
+        """Notes that the program comes to a call that all workers make together, and which no step is.
+
+        Whoever waits in it learns of workers that are in another call instead. Call it where steps are called, in the
+        thread that trains.
+
+        Args:
+          what: names the call, the same on all workers.
+        """
+        return self.steps.meets(what, caller())
+
+    def announce(self, what: str, text: str) -> None:
+        """Tells workers that come to the same call, at this point of the program, and waits for none.
+
+        Args:
+          what: names the call.
+          text: what they are told.
+        """
+        self.set(self._announced(what), text)
+
+    def announced(self, what: str, rank: int) -> str | None:
+        """Waits for what another worker announces at this point of the program; None if it has gone on without.
+
+        Args:
+          what: names the call.
+          rank: the worker.
+
+        Raises:
+          ClusterError: meanwhile a worker failed.
+          DeadlineError: within `timeout_s` it has done neither.
+        """
+        key = self._announced(what)
+        found: str | None = None
+
+        def absent() -> list[int]:
+            nonlocal found
+            # Asked before the look: what has been announced is there by the time when the worker goes on.
+            gone = rank in self.watch.left or self.watch.pulses.report(rank).get("call", 0) > self.steps.calls
+            found = self.try_get(key)
+            return [] if gone or found is not None else [rank]
+
+        await_workers(self.roster, absent, f"for {what}", self.timeout_s, self.check, self.watch.whereabouts)
+        return found
+
+    def _announced(self, what: str) -> str:
+        """The key of an announcement: all workers that come here have been in as many steps, and other calls."""
+        if self._point != self.steps.calls:
+            self._point = self.steps.calls
+            self._announcements.clear()
+        self._announcements[what] += 1
+        return f"jaxtribute/announced/{what}/{self._point}/{self._announcements[what]}"
 
     def entering(self, name: str, collectives: Callable[[], Sequence[str]]) -> None:
         """Notes that a program over all workers is about to be handed to the devices.
@@ -222,11 +321,6 @@ class Cluster(KeyValues):
 
 _current: Cluster | None = None
 """JAX knows one cluster a process, and so does this library."""
-
-
-def current() -> Cluster | None:
-    """The cluster that this process has joined, if any."""
-    return _current
 
 
 def connect(

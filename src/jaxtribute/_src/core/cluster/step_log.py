@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
-from jaxtribute._src.core.callers import located, main_thread
+from jaxtribute._src.core.callers import frame_of, located
 from jaxtribute._src.core.cluster.waiting import RunningClock
 from jaxtribute._src.core.environment import seconds
 from jaxtribute._src.core.observers import Event, Observer
@@ -33,12 +33,14 @@ class StepInFlight:
       name: what it is a step of.
       start: when it was handed over, in seconds of the log's clock.
       result: an array that the step makes; None while it is traced, compiled or handed over.
+      call: counts steps and other calls that the workers make together; see `Place`.
     """
 
     number: int
     name: str
     start: float
     result: Any
+    call: int = 0
 
     def landed(self) -> bool:
         """True if the step has finished, or a later one that uses what it made stands for it."""
@@ -49,6 +51,23 @@ class StepInFlight:
             return self.result.is_deleted() or self.result.is_ready()
         except RuntimeError:
             return True  # donated by the thread that trains, between the two calls
+
+
+@dataclass(frozen=True)
+class Place:
+    """A step, or another call that all workers make together, as the one that waits in it tells of it.
+
+    Attributes:
+      call: counts steps and such calls of this worker, from 1.
+      name: what it is.
+      told: it in words, with the line that calls it.
+      before: the name of the call before, of a call that is no step: whoever was in another one there does not come.
+    """
+
+    call: int
+    name: str
+    told: str
+    before: str | None = None
 
 
 class StepLog(Observer):
@@ -66,10 +85,15 @@ class StepLog(Observer):
         self._entered: StepInFlight | None = None
         self.number: int = 0
         self.name: str = "start"
+        self.calls: int = 0
+        """Number of steps, and of other calls that all workers make together."""
         self._turns: deque[tuple[int, str]] = deque(maxlen=_TURNS)
-        """The last steps that were of something else than the step before, each with its name."""
-        self.last: str = "no step"
+        """The last such calls that were of something else than the call before, each with its name."""
+        self._told: str = "no step"
+        self.last: str = self._told
         """The step that was entered last, and from which line, where the ledger is on."""
+        self.place: Place = Place(0, self.name, self.last)
+        """The last call that all workers make together."""
         self.waited_s: float = 0.0
         """Seconds spent waiting for the devices, and so for other workers."""
         self.input_s: float = 0.0
@@ -82,11 +106,23 @@ class StepLog(Observer):
     def entering(self, name: str, line: str = "") -> None:
         """A step begins to be handed over, called at a line of the user's."""
         self.number += 1
+        self._count(name, f"step {self.number} of {name}", line)
+        self._entered = StepInFlight(self.number, name, self.clock.now(), None, self.calls)
+
+    def meets(self, what: str, line: str) -> Place:
+        """The workers come together without a program, which has no deadline of its own."""
+        before = self.name
+        self._count(what, f"{what}, after step {self.number}", line)
+        self.place = replace(self.place, before=before)
+        return self.place
+
+    def _count(self, name: str, told: str, line: str) -> None:
+        self.calls += 1
         if name != self.name:
-            self._turns.append((self.number, name))
-        self.name = name
-        self.last = f"step {self.number} of {name}{line and f', called at {line}'}"
-        self._entered = StepInFlight(self.number, name, self.clock.now(), None)
+            self._turns.append((self.calls, name))
+        self.name, self._told = name, told
+        self.last = f"{told}{line and f', called at {line}'}"
+        self.place = Place(self.calls, name, self.last)
 
     def dispatched(self, result: Nest) -> None:
         """The step was handed over."""
@@ -94,7 +130,7 @@ class StepLog(Observer):
         # One array stands for all: those of a step are ready together.
         leaf = next((x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)), None)
         if leaf is not None:
-            self._flights.append(StepInFlight(self.number, self.name, self.clock.now(), leaf))
+            self._flights.append(StepInFlight(self.number, self.name, self.clock.now(), leaf, self.calls))
 
     def oldest(self) -> StepInFlight | None:
         """The step that has been in flight for longest, if any is; else the one that is being handed over."""
@@ -109,17 +145,18 @@ class StepLog(Observer):
         """Report that goes to the other workers with each sign of life."""
         return {
             "step": self.number,
-            "name": self.name,
+            "call": self.calls,
+            "told": self._told,
             "turns": list(self._turns),
-            "where": located(main_thread()),
+            "where": located(frame_of()),
             "input_s": round(self.input_s, 3),
             "waited_s": round(self.waited_s, 3),
         }
 
 
-def name_of(report: Mapping[str, Any], number: int) -> str | None:
-    """The name of a worker's step; None if the worker has not begun it, or so long ago that it does not tell."""
-    names = [name for first, name in report.get("turns", ()) if first <= number <= report["step"]]
+def name_of(report: Mapping[str, Any], call: int) -> str | None:
+    """The name of a worker's call; None if the worker has not begun it, or so long ago that it does not tell."""
+    names = [name for first, name in report.get("turns", ()) if first <= call <= report["call"]]
     return names[-1] if names else None
 
 
@@ -127,7 +164,7 @@ def described(report: dict[str, Any]) -> str:
     """A worker's report in words."""
     if not report:
         return "nothing is known of it"
-    return f"last seen in step {report['step']} of {report['name']}, at {report['where']}"
+    return f"last seen in {report['told']}, at {report['where']}"
 
 
 def interval_s() -> float:

@@ -10,10 +10,18 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jaxtribute._src.core.callers import main_thread, stack
+from jaxtribute._src.core.callers import frame_of, stack
 from jaxtribute._src.core.cluster.failures import Failure, may_be_broken_collective, say
 from jaxtribute._src.core.cluster.roster import rank_of
-from jaxtribute._src.core.cluster.step_log import StepInFlight, StepLog, comparison, described, interval_s, name_of
+from jaxtribute._src.core.cluster.step_log import (
+    Place,
+    StepInFlight,
+    StepLog,
+    comparison,
+    described,
+    interval_s,
+    name_of,
+)
 from jaxtribute._src.core.observers import INPUT, observe
 
 if TYPE_CHECKING:
@@ -278,7 +286,7 @@ class Watch:
         self.left = left
         if asked and not self._shown:
             self._shown = True
-            self._store.key_value_set(f"{STACKS}{self._roster.rank}", stack(main_thread()), True)
+            self._store.key_value_set(f"{STACKS}{self._roster.rank}", stack(frame_of()), True)
         if failures and self.failure is None:
             # The one that names itself is the cause; others may have failed because of it.
             failures.sort(key=lambda one: one.rank != one.reporter)
@@ -354,16 +362,18 @@ class Watch:
                 self._fail(Failure(rank, f"ended its program after {last}, while {here}", hint, self._roster.rank))
                 return True
         for rank in range(len(self._roster.members)):
-            if rank != self._roster.rank and self.parted(rank, step.number, step.name):
+            if rank != self._roster.rank and self.parted(rank, Place(step.call, step.name, "")):
                 here = f"{self._roster.names[self._roster.rank]} is in step {step.number} of {step.name}"
                 summary = f"is in another call, {described(self.pulses.report(rank))}, while {here}"
                 self._fail(Failure(rank, summary, self.whereabouts([rank, self._roster.rank]), self._roster.rank))
                 return True
         return False
 
-    def parted(self, rank: int, number: int, name: str) -> bool:
-        """True if a worker's step of this number is known to be one of something else."""
-        return name_of(self.pulses.report(rank), number) not in (None, name)
+    def parted(self, rank: int, place: Place) -> bool:
+        """True if a worker's call of this number, or the one before, is known to be one of something else."""
+        report = self.pulses.report(rank)
+        elsewhere = name_of(report, place.call) not in (None, place.name)
+        return elsewhere or (place.before is not None and name_of(report, place.call - 1) not in (None, place.before))
 
     def suspect(self) -> float:
         """Lets a short silence tell which worker is gone, as a collective has broken; returns the seconds to wait."""

@@ -1,19 +1,22 @@
-"""Gradients with respect to variables: `jd.grad` and `jd.value_and_grad`."""
+"""Gradients with respect to variables: `jd.grad`, `jd.value_and_grad` and, of several losses, `jd.value_and_grads`."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
+from functools import partial
+from operator import attrgetter, itemgetter
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 import jax
+import jax.numpy as jnp
 
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core import settings
 from jaxtribute._src.core.context import Context, entered
 from jaxtribute._src.core.execution.nests import flatten, is_array, opened
 from jaxtribute._src.core.execution.overlay import Overlay
-from jaxtribute._src.core.execution.regathering import value_and_grad_regathering
+from jaxtribute._src.core.execution.regathering import regathering
 from jaxtribute._src.core.execution.row_gradients import RowsNeeded, differentiate_by_rows
 from jaxtribute._src.core.types import Function, K, Nest
 from jaxtribute._src.core.values.variable import Variable
@@ -80,10 +83,59 @@ def value_and_grad(fn: Function, variables: Any, *, has_aux: bool = False) -> Fu
     return value_and_gradients
 
 
-def _differentiated(fn: Function, variables: Any, has_aux: bool) -> Function:
-    leaves, tree = _checked(variables)
+def value_and_grads(
+    fn: Callable[P, Any], variables: Sequence[Any], *, has_aux: bool = False
+) -> Callable[P, tuple[Any, Any]]:
+    """Returns a function that gives several losses of one computation, and the gradient of each.
+
+    `fn` runs once: what it draws, counts and writes, all losses share. As a tape does, it adds up the elements of a
+    loss that is not a scalar. Otherwise it is as `value_and_grad`.
+
+    Args:
+      fn: a function of any arguments that returns a tuple of losses, or `(losses, aux)` with `has_aux`.
+      variables: for each loss a variable or a nest of them.
+      has_aux: whether `fn` returns auxiliary data besides.
+
+    Returns:
+      A function of `fn`'s arguments that returns `(losses, gradients)`, or `((losses, aux), gradients)`; `gradients`
+      is a tuple with a nest for each loss.
+
+    Raises:
+      ArgumentError: there are no variables, or not as many nests as losses.
+      ArgumentTypeError: something in `variables` is no `jd.Variable`.
+
+    Examples:
+      >>> v, w = jd.Variable(2.0), jd.Variable(3.0)
+      >>> _, (dv, dw) = jd.value_and_grads(lambda: (v * w, v * w * w), (v, [w]))()
+      >>> float(dv), float(dw[0])
+      (3.0, 12.0)
+
+    Source: a `tf.GradientTape` for each loss around the same lines.
+    """
+    if not isinstance(variables, (list, tuple)):
+        raise ArgumentTypeError(
+            f"variables is a {type(variables).__name__}. HINT: pass a tuple with a nest of variables for each loss."
+        )
+    both = _differentiated(fn, tuple(variables), has_aux, several=True)
+
+    def values_and_gradients(*args: Nest, **kwargs: Nest) -> Any:
+        value, grads = both(*args, **kwargs)
+        for loss in jax.tree.leaves(value[0] if has_aux else value):
+            contexts.current().executor.queue_loss(loss)
+        return value, grads
+
+    return values_and_gradients
+
+
+def _differentiated(fn: Function, variables: Any, has_aux: bool, *, several: bool = False) -> Function:
+    nests = [_checked(nest) for nest in (variables if several else (variables,))]
+    # A variable may be in several nests, or several times in one.
+    leaves = list(dict.fromkeys(itertools.chain.from_iterable(map(itemgetter(0), nests))))
+    if not leaves:
+        raise ArgumentError(f"variables is {variables!r}: no losses. HINT: pass a nest of variables for each loss.")
     settings.function("fn", fn)
     settings.flag("has_aux", has_aux)
+    differentiate = partial(_of_each, len(nests)) if several else _of_one
 
     def differentiated(*args: Nest, **kwargs: Nest) -> Any:
         context = contexts.current()
@@ -107,16 +159,19 @@ def _differentiated(fn: Function, variables: Any, has_aux: bool) -> Function:
                 aux, outline[:] = _arrays(aux)
             return value, (aux, list(overlay.written.values()))
 
-        differentiate = value_and_grad_regathering if regathers else _value_and_grad
+        gradients = partial(regathering, differentiate) if regathers else differentiate
         try:
-            (value, (aux, writes)), grads = differentiate(loss, list(values))
+            (value, (aux, writes)), grads = gradients(loss, list(values))
         except RowsNeeded:
-            (value, (aux, writes)), grads = differentiate_by_rows(under, executor, leaves)
+            (value, (aux, writes)), grads = differentiate_by_rows(differentiate, under, executor, leaves)
         for variable, new in zip(written, writes, strict=True):
             executor.set(variable, new)
-        whole = list(map(seen.gradient, grads, leaves))
+        results: list[Any] = []
+        for (own, tree), one in zip(nests, grads, strict=True):
+            by_leaf = dict(zip(leaves, one, strict=True))
+            results.append(tree.unflatten([seen.gradient(by_leaf[leaf], leaf) for leaf in own]))
         aux = _filled(aux, outline) if regathers else aux
-        return ((value, aux) if has_aux else value), tree.unflatten(whole)
+        return ((value, aux) if has_aux else value), tuple(results) if several else results[0]
 
     return differentiated
 
@@ -179,8 +234,29 @@ def _checked(variables: Any) -> tuple[list[Variable], Any]:
     return leaves, tree
 
 
-def _value_and_grad(loss: Function, values: Sequence[Any]) -> Any:
-    return jax.value_and_grad(loss, has_aux=True)(values)
+def _of_one(loss: Function, values: Any) -> Any:
+    """The loss, what else its function gives, and a list of its gradients alone."""
+    value, grads = jax.value_and_grad(loss, has_aux=True)(values)
+    return value, [grads]
+
+
+def _of_each(number: int, loss: Function, values: Any) -> Any:
+    """The losses, what else their function gives, and the gradients of each."""
+    losses, pull, aux = jax.vjp(loss, values, has_aux=True)
+    if not isinstance(losses, tuple) or len(losses) != number:
+        found = len(losses) if isinstance(losses, tuple) else f"a {type(losses).__name__}"
+        raise ArgumentError(
+            f"the function returns {found} for {number} nests of variables. HINT: return a tuple of losses, one for "
+            "each nest, or (losses, aux) with has_aux=True."
+        )
+    grads: list[Any] = []
+    for place in range(number):
+        ones = [here == place for here in range(number)]
+        ends = (
+            jax.tree.map(jnp.ones_like if one else jnp.zeros_like, loss) for one, loss in zip(ones, losses, strict=True)
+        )
+        grads.append(pull(tuple(ends))[0])
+    return (losses, aux), grads
 
 
 def _arrays(nest: Nest) -> tuple[list[Any], list[Any]]:

@@ -1,4 +1,9 @@
-"""Tracing a whole function once: its program, the variables that it touches and the batches that it draws."""
+"""Tracing a whole function once: its program, the variables that it touches and the batches that it draws.
+
+And what a program's results are: mirrored, if they depend only on mirrored inputs, constants and results of collectives
+over all replicas. Everything that depends on the replica's own data or id *varies*, and so does what an operation gives
+that the library does not know: a debug message names it.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +25,14 @@ from jaxtribute._src.core.context import Context, entered
 from jaxtribute._src.core.execution.containers import refuse_traced
 from jaxtribute._src.core.execution.nests import is_array, is_number, map_leaves, reveal
 from jaxtribute._src.core.execution.traced import TracedFunction, lift
-from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, Tracer
+from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, Jaxpr, JaxprEqn, Tracer
+from jaxtribute._src.core.jaxprs.flow import Flow
+from jaxtribute._src.core.jaxprs.kinds import equalises, keeps_equality, mentions, names_axis, repeatable
+from jaxtribute._src.core.jaxprs.making import equal_p
 from jaxtribute._src.core.types import Nest, Numeric
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica, ReplicaValues
+from jaxtribute._src.core.values.mesh import AXIS
+from jaxtribute._src.core.values.slices import alike_p
 from jaxtribute._src.core.values.variable import Variable
 from jaxtribute.errors import ContextError, VariableError
 
@@ -52,44 +62,44 @@ class Capture(NamedTuple):
     tree: Any
     constants: bool
 
+    @classmethod
+    def of(cls, call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequence[Any]) -> Capture:
+        """Traces `call(leaves)` once in `context`; the variables themselves stay untouched.
+
+        Args:
+          call: the user's function of its dynamic arguments.
+          context: the strategy and replica in force; its executor is replaced.
+          leaves: arrays (or tracers) whose shapes and dtypes the program is for.
+        """
+        contexts.announce()
+        seen: list[Any] = []
+
+        def program(*leaves: Nest) -> list[Any]:
+            executor = TracedFunction(context)
+            with entered(Context(context.strategy, context.replica, executor)):
+                result = call(leaves)
+            reveal(result, (jax.Array, ReplicaValues))
+            outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result), is_leaf=is_constant)
+            owned = set(map(id, executor.values.values()))
+            for place, leaf in enumerate(outputs):
+                if not (is_array(leaf) or is_number(leaf) or is_constant(leaf)):
+                    refuse_traced(leaf)
+                    outputs[place] = Constant(leaf)
+                elif id(leaf) in owned:
+                    # A result must not share its buffer with a variable, which a later step gives up.
+                    outputs[place] = jnp.copy(leaf)
+            arrays, tree = jax.tree.flatten(tree.unflatten(outputs))
+            seen.extend((executor, tree, any(map(is_constant, outputs))))
+            return [*arrays, *executor.new_values()]
+
+        # The variables keep their values: what the function wrote is in the executor, and comes out as further outputs.
+        closed = jax.make_jaxpr(program)(*leaves)
+        return cls(lift(closed), *seen)
+
     def result(self, outputs: Sequence[Any]) -> Any:
         """The function's result, of the program's first outputs."""
         whole = self.tree.unflatten(outputs)
         return jax.tree.map(_value, whole, is_leaf=is_constant) if self.constants else whole
-
-
-def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequence[Any]) -> Capture:
-    """Traces `call(leaves)` once in `context`; the variables themselves stay untouched.
-
-    Args:
-      call: the user's function of its dynamic arguments.
-      context: the strategy and replica in force; its executor is replaced.
-      leaves: arrays (or tracers) whose shapes and dtypes the program is for.
-    """
-    contexts.announce()
-    seen: list[Any] = []
-
-    def program(*leaves: Nest) -> list[Any]:
-        executor = TracedFunction(context)
-        with entered(Context(context.strategy, context.replica, executor)):
-            result = call(leaves)
-        reveal(result, (jax.Array, ReplicaValues))
-        outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result), is_leaf=is_constant)
-        owned = set(map(id, executor.values.values()))
-        for place, leaf in enumerate(outputs):
-            if not (is_array(leaf) or is_number(leaf) or is_constant(leaf)):
-                refuse_traced(leaf)
-                outputs[place] = Constant(leaf)
-            elif id(leaf) in owned:
-                # A result must not share its buffer with a variable, which a later step gives up.
-                outputs[place] = jnp.copy(leaf)
-        arrays, tree = jax.tree.flatten(tree.unflatten(outputs))
-        seen.extend((executor, tree, any(map(is_constant, outputs))))
-        return [*arrays, *executor.new_values()]
-
-    # The variables keep their values: what the function wrote is in the executor, and comes out as further outputs.
-    closed = jax.make_jaxpr(program)(*leaves)
-    return Capture(lift(closed), *seen)
 
 
 def is_constant(value: Numeric) -> bool:
@@ -240,3 +250,57 @@ def _held(arrays: Sequence[jax.Array], kind: type[Any]) -> Iterator[tuple[Any, j
             if any(map(is_, attributes, repeat(array))):
                 yield holder, array
                 break
+
+
+def varying_outputs(jaxpr: Jaxpr, inputs: Sequence[bool]) -> list[bool]:
+    """Tells for each output of `jaxpr` whether it may differ between replicas.
+
+    Args:
+      jaxpr: one replica's program.
+      inputs: for each input whether it may differ; constants do not.
+    """
+    return _Varying(False).outputs(jaxpr, inputs)
+
+
+def varying_values(jaxpr: Jaxpr, inputs: Sequence[bool]) -> set[Any]:
+    """The values of `jaxpr` that may differ between replicas; arguments as for `varying_outputs`."""
+    return {var for var, varies in _Varying(False).values(jaxpr, inputs).items() if varies}
+
+
+class _Varying(Flow[bool]):
+    """True for what may differ between replicas."""
+
+    def merged(self, one: bool, other: bool) -> bool:
+        """Either may be the one that differs."""
+        return one or other
+
+    def equation(self, eqn: JaxprEqn, given: list[bool]) -> list[bool]:
+        """Results differ if operands do, unless replicas exchange them; and where they come from elsewhere."""
+        count = len(eqn.outvars)
+        # Reductions and gathers over all replicas give each of them the same, whatever they were given.
+        if eqn.primitive is equal_p or equalises(eqn, AXIS):
+            return [False] * count
+        if eqn.primitive is alike_p:
+            _check_alike(eqn.params["name"], given[0])
+            return given
+        # What is computed of values that differ may differ, even where it happens not to: the careful case.
+        if any(given) or not count:
+            return [any(given)] * count
+        # Operands are the same, but the operation itself may tell replicas apart (`axis_index`).
+        if names_axis(eqn, AXIS):
+            return [not keeps_equality(eqn)] * count
+        if repeatable(eqn):
+            return [mentions(eqn, AXIS)] * count
+        _LOG.debug(
+            "%s is no operation that the library knows: its results are taken to vary over the replicas",
+            eqn.primitive.name,
+        )
+        return [True] * count
+
+
+def _check_alike(name: str, varies: bool) -> None:
+    if varies:
+        raise VariableError(
+            f"{name} would get a different value on each replica. HINT: reduce the value before it is assigned "
+            "(strategy.reduce, ctx.all_reduce), or create the variable with an aggregation."
+        )

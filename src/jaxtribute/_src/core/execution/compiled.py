@@ -15,10 +15,10 @@ from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.core.collectives import products
 from jaxtribute._src.core.context import Context, entered
+from jaxtribute._src.core.execution.capture import varying_outputs
 from jaxtribute._src.core.execution.containers import refuse_traced
 from jaxtribute._src.core.execution.eager import NotSplittable
 from jaxtribute._src.core.execution.executor import Executor
-from jaxtribute._src.core.execution.inference import varying_outputs
 from jaxtribute._src.core.execution.nests import at, flatten, is_array, is_number, reveal
 from jaxtribute._src.core.execution.replica_context import ReplicaContext
 from jaxtribute._src.core.execution.traced import TracedReplica, lift

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core import settings
-from jaxtribute._src.core.execution.capture import Capture, capture, check_captured, foreign_write
+from jaxtribute._src.core.execution.capture import Capture, check_captured, foreign_write
 from jaxtribute._src.core.execution.eager import Eager, EagerStep, NotSplittable, uncompiled
 from jaxtribute._src.core.execution.feeds import FedPrograms, Feed
 from jaxtribute._src.core.execution.nests import InputSignature, bundled
@@ -261,7 +261,7 @@ class Function(Generic[P, R]):
     ) -> Capture:
         first = self._traces == 0
         try:
-            result = capture(call, context, leaves)
+            result = Capture.of(call, context, leaves)
         except jax.errors.ConcretizationTypeError as error:
             error.add_note(
                 f"HINT: {self.__name__} is compiled by jd.function, where an array has no value yet to branch on or "

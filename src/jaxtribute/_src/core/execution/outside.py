@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from pathlib import Path
 from types import CellType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from jaxtribute._src.core.callers import is_of_user
 from jaxtribute._src.core.execution.nests import is_whole
 from jaxtribute._src.core.jaxprs.core import Tracer
 from jaxtribute._src.core.types import Function, Leaf, Nest
@@ -21,6 +20,7 @@ from jaxtribute._src.core.types import Function, Leaf, Nest
 _DEPTH = 4
 _LOOKS = 200
 """Number of objects that are looked at: each eager step pays for it."""
+_is_of_user = lru_cache(maxsize=1024)(is_of_user)
 
 
 class _Place(NamedTuple):
@@ -91,7 +91,7 @@ def _inside(whole: Leaf, name: str) -> Iterator[_Place]:
     if kind is FunctionType:
         # Names of modules' functions are many and change nothing: a library's function is looked at if it is called
         # for the replicas itself.
-        if not name or _of_user(whole.__module__):
+        if not name or _is_of_user(whole.__module__):
             yield from _names(whole)
     elif kind is MethodType:
         yield _Place(None, None, type(whole.__self__).__name__, whole.__self__)
@@ -112,7 +112,7 @@ def _inside(whole: Leaf, name: str) -> Iterator[_Place]:
 def _opens(kind: type[Any]) -> bool:
     """True if there may be places in objects of a class. Each eager step asks it of all that its function can reach."""
     containers = (FunctionType, MethodType, partial, dict, list)
-    return kind in containers or (_of_user(kind.__module__) and not issubclass(kind, type))
+    return kind in containers or (_is_of_user(kind.__module__) and not issubclass(kind, type))
 
 
 @lru_cache(maxsize=1024)
@@ -130,15 +130,3 @@ def _names(fn: FunctionType) -> Iterator[_Place]:
     for name in fn.__code__.co_names:
         if name in fn.__globals__:
             yield _Place(fn.__globals__, name, name, fn.__globals__[name])
-
-
-@lru_cache(maxsize=1024)
-def _of_user(module: str | None) -> bool:
-    """True for what a user has written: neither Python's, this library's, nor an installed one's."""
-    name = module or ""
-    if name == "__main__":
-        return True
-    if name.partition(".")[0] in {"jaxtribute", *sys.stdlib_module_names}:
-        return False
-    path = getattr(sys.modules.get(name), "__file__", None)
-    return isinstance(path, str) and not {"site-packages", "dist-packages"} & set(Path(path).parts)

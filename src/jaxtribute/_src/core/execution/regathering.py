@@ -13,15 +13,14 @@ from jaxtribute._src.core.types import Function, Nest, Numeric
 from jaxtribute._src.core.values.slices import whole_p
 
 
-def value_and_grad_regathering(loss: Function, values: Sequence[Any]) -> Any:
-    """Returns `jax.value_and_grad(loss, has_aux=True)(values)`, of a backward pass that gathers variables anew."""
-    differentiate = jax.value_and_grad(jax.checkpoint(_opaque(loss), policy=_keep_all_but_wholes), has_aux=True)
+def regathering(differentiate: Function, loss: Function, values: Sequence[Any]) -> Any:
+    """Returns `differentiate(loss, values)`, of a backward pass that gathers variables anew."""
     try:
-        return differentiate(values)
+        return differentiate(jax.checkpoint(_opaque(loss), policy=_keep_all_but_wholes), values)
     except NotImplementedError as error:
         if "Effects not supported" not in str(error):
             raise
-        return jax.value_and_grad(loss, has_aux=True)(values)  # callbacks must not run twice, so all is kept
+        return differentiate(loss, values)  # callbacks must not run twice, so all is kept
 
 
 def _keep_all_but_wholes(primitive: Any, *_: Nest, **__: Nest) -> bool:

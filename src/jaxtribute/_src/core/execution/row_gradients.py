@@ -116,8 +116,17 @@ Loss = Callable[[Overlay], tuple[Any, Any]]
 """Calls the user's function under an overlay; returns the loss and what else it gives."""
 
 
-def differentiate_by_rows(call: Loss, executor: Executor, leaves: Sequence[Variable]) -> tuple[Any, list[Any]]:
-    """The loss and all else that `call` gives, and the gradients: arrays, or `IndexedSlices` of looked-up rows."""
+def differentiate_by_rows(
+    differentiate: Callable[..., Any], call: Loss, executor: Executor, leaves: Sequence[Variable]
+) -> tuple[Any, list[list[Any]]]:
+    """The loss and all else that `call` gives, and the gradients: arrays, or `IndexedSlices` of looked-up rows.
+
+    Args:
+      differentiate: gives a function's value and the gradients of each of its losses.
+      call: calls the user's function.
+      executor: the executor in force.
+      leaves: the variables.
+    """
     candidates = [leaf for leaf in leaves if leaf.policy.remote and leaf.shape]
     lookups = Lookups(candidates)
     # Values of variables that turn out to be looked up only are never used, so that they are not fetched.
@@ -138,22 +147,27 @@ def differentiate_by_rows(call: Loss, executor: Executor, leaves: Sequence[Varia
             looked_up.append(variable)
             zeros.append(jnp.zeros(shape, variable.dtype))
 
-    def loss(dense_values: list[Any], moves: list[Any]) -> Any:
+    def loss(given: tuple[list[Any], list[Any]]) -> Any:
+        dense_values, moves = given
         lookups.restart()
         lookups.moves = moves
         overlay = RowsOverlay(executor, dict(zip(dense, dense_values, strict=True)), lookups)
         value, aux = call(overlay)
         return value, (aux, list(lookups.ids))
 
-    (value, (aux, ids)), grads = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(at(values, dense), zeros)
-    found = dict(zip(dense, grads[0], strict=True))
-    for leaf in by_rows:
-        where: list[Any] = []
-        rows: list[Any] = []
-        for variable, one, gradient in zip(looked_up, ids, grads[1], strict=True):
-            if variable is leaf:
-                where.append(jnp.reshape(one, -1))
-                rows.append(gradient.reshape(-1, *leaf.shape[1:]))
-        # Rows that were looked up twice stand there twice: `IndexedSlices` adds them up.
-        found[leaf] = IndexedSlices(jnp.concatenate(rows), jnp.concatenate(where), leaf.shape)
-    return (value, aux), at(found, leaves)
+    (value, (aux, ids)), grads = differentiate(loss, (at(values, dense), zeros))
+
+    def whole(of_dense: list[Any], of_rows: list[Any]) -> list[Any]:
+        found = dict(zip(dense, of_dense, strict=True))
+        for leaf in by_rows:
+            where: list[Any] = []
+            rows: list[Any] = []
+            for variable, one, gradient in zip(looked_up, ids, of_rows, strict=True):
+                if variable is leaf:
+                    where.append(jnp.reshape(one, -1))
+                    rows.append(gradient.reshape(-1, *leaf.shape[1:]))
+            # Rows that were looked up twice stand there twice: `IndexedSlices` adds them up.
+            found[leaf] = IndexedSlices(jnp.concatenate(rows), jnp.concatenate(where), leaf.shape)
+        return at(found, leaves)
+
+    return (value, aux), [whole(*one) for one in grads]

@@ -8,6 +8,8 @@ from jaxtribute._src.core.jaxprs import core, flow, kinds, walking
 class Programs:
     """Questions about programs (jaxprs) and their operations (equations)."""
 
+    ELEMENTWISE = kinds.ELEMENTWISE
+    """Names of the operations that compute each element from the elements in its place."""
     STRUCTURES = walking.STRUCTURES
     """Names of the operations that do nothing but run the programs inside them."""
     as_function = staticmethod(core.as_function)

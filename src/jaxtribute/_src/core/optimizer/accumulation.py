@@ -16,9 +16,8 @@ from jax import lax
 from jaxtribute._src.core.collectives.in_replica import all_reduce, contributions
 from jaxtribute._src.core.context import Context
 from jaxtribute._src.core.optimizer.gradients import names_of
-from jaxtribute._src.core.optimizer.slicing import Slice
 from jaxtribute._src.core.optimizer.slots import slot_names
-from jaxtribute._src.core.optimizer.updates import replaced_at
+from jaxtribute._src.core.optimizer.updates import Slice, replaced_at
 from jaxtribute._src.core.types import Numeric
 from jaxtribute._src.core.values.distributed import PerReplica
 from jaxtribute._src.core.values.enums import ReduceOp, VariableAggregation, VariableSynchronization, reduction_of

@@ -22,9 +22,15 @@ from jaxtribute._src.core.optimizer.extras import Extras, check_cycle, check_tak
 from jaxtribute._src.core.optimizer.gradients import Targets, for_examples, listed, names_of
 from jaxtribute._src.core.optimizer.hyperparameters import plain, settable
 from jaxtribute._src.core.optimizer.parameters import Parameters
-from jaxtribute._src.core.optimizer.slicing import as_cut
-from jaxtribute._src.core.optimizer.slots import Slots, make_slots
-from jaxtribute._src.core.optimizer.updates import guarded_update, reduce_to_slices, sliced_update, whole_update
+from jaxtribute._src.core.optimizer.slots import Slots, leaves_of, make_slots, optax_rules
+from jaxtribute._src.core.optimizer.updates import (
+    LossScale,
+    Update,
+    as_cut,
+    guarded_update,
+    reduce_to_slices,
+    sliced_update,
+)
 from jaxtribute._src.core.traced_reads import traced_reads
 from jaxtribute._src.core.types import Nest
 from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike, reduction_of
@@ -34,7 +40,6 @@ from jaxtribute.errors import ArgumentError, ArgumentTypeError, StrategyMixError
 
 if TYPE_CHECKING:
     from jaxtribute._src.core.execution.executor import Executor
-    from jaxtribute._src.core.precision import LossScale
     from jaxtribute._src.core.strategies.base import Strategy
 
 _LARGE_BYTES = 1 << 20
@@ -137,7 +142,7 @@ class Optimizer:
         places = {variable: i for i, variable in enumerate(self._variables)}
         of_grads = enumerate(places[variable] for variable in self._wrt)
         self._sliced_grads = {k: self._sliced[i] for k, i in of_grads if i in self._sliced}
-        self._update = whole_update(transform, self._slots, self._parameters, gradients)
+        self._update = _whole_update(transform, self._slots, self._parameters, gradients)
         self._state = self._slots.variables
         if loss_scale is not None:
             self._update = guarded_update(self._update, loss_scale)
@@ -430,3 +435,27 @@ def _check_variables(variables: Sequence[Variable]) -> None:
                 f"{variable.name} belongs to {variable.distribute_strategy!r}, {variables[0].name} to {first!r}. "
                 "HINT: create all variables of an optimizer in one scope."
             )
+
+
+def _whole_update(
+    transform: optax.GradientTransformation, slots: Slots, parameters: Parameters, gradients: Any
+) -> Update:
+    """The transformation's update as a function of flat lists.
+
+    Args:
+      transform: the transformation, which sees parameters and gradients in the user's nest.
+      slots: its state.
+      parameters: the nest of the parameters.
+      gradients: the structure of the gradients: the same, or that of some of the parameters.
+    """
+
+    def update(grads: Sequence[Any], values: Sequence[Any], params: Sequence[Any], extra: dict[str, Any]) -> list[Any]:
+        nest = parameters.nest(params)
+        with optax_rules():
+            updates, state = transform.update(gradients.unflatten(grads), slots.state(values), nest, **extra)
+            # Under these rules as well: an update may have another dtype than its parameter.
+            fresh = parameters.tree.flatten_up_to(optax.apply_updates(nest, updates))
+        parameters.check_shapes(fresh)
+        return [*fresh, *leaves_of(state)]
+
+    return update

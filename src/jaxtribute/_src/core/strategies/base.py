@@ -19,7 +19,7 @@ from jaxtribute._src.core.jaxprs.core import is_traced
 from jaxtribute._src.core.observers import REDUCE, RUN, observed
 from jaxtribute._src.core.points import PICTURES
 from jaxtribute._src.core.strategies.older_methods import OlderMethods
-from jaxtribute._src.core.strategies.scope import Scope, require_cross_replica
+from jaxtribute._src.core.strategies.scope import Scope
 from jaxtribute._src.core.types import ArrayLike, Foreign, Function, K, L, Leaf, Nest, Numeric, T
 from jaxtribute._src.core.values.distributed import Distributed, DistributedValues, Mirrored, PerReplica, ReplicaValues
 from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike
@@ -191,7 +191,7 @@ class Strategy(OlderMethods):
                 f"args must be a tuple or list, not {type(args).__name__}. HINT: strategy.run(fn, args=(x,))."
             )
         settings.function("fn", fn)
-        context = require_cross_replica(self, "run")
+        context = contexts.require_cross_replica(self, "run")
         # `contexts.entered` by hand: an eager step passes here once a call. The stack is cut back to its old depth, and
         # not popped: a signal may raise before the entry is on it.
         entries = contexts.entries()
@@ -233,7 +233,7 @@ class Strategy(OlderMethods):
 
         Source: `tf.compat.v1.distribute.StrategyExtended.experimental_run_steps_on_iterator`.
         """
-        require_cross_replica(self, "run_steps")
+        contexts.require_cross_replica(self, "run_steps")
         if self._step_loops is None:
             from jaxtribute._src.core.execution.step_loops import StepLoops  # here, as few programs need it
 
@@ -283,7 +283,7 @@ class Strategy(OlderMethods):
         Source: `tf.distribute.Strategy.reduce`.
         """
         op = ReduceOp.parse(reduce_op)
-        context = require_cross_replica(self, "reduce")
+        context = contexts.require_cross_replica(self, "reduce")
         leaves, tree = flatten_dense(value, "reduce")
         leaves = [self._extended.components_of(leaf, usable=True) for leaf in leaves]
         # All go to the executor in one call: small values can share a message.
@@ -316,7 +316,7 @@ class Strategy(OlderMethods):
 
         Source: `tf.distribute.Strategy.gather`.
         """
-        executor = require_cross_replica(self, "gather").executor
+        executor = contexts.require_cross_replica(self, "gather").executor
         leaves, tree = flatten_dense(value, "gather")
         components_of = partial(self._extended.components_of, usable=True)
         return tree.unflatten([executor.gather(components_of(leaf), axis) for leaf in leaves])
@@ -394,7 +394,7 @@ class Strategy(OlderMethods):
 
         Source: `tf.distribute.Strategy.experimental_distribute_values_from_function`.
         """
-        require_cross_replica(self, "experimental_distribute_values_from_function")
+        contexts.require_cross_replica(self, "experimental_distribute_values_from_function")
         settings.function("value_fn", value_fn)
         mesh = self._extended.mesh
         # A program that is traced is that of all replicas, also of those of other workers.

@@ -19,6 +19,7 @@ from jaxtribute._src.core.execution.function import Function
 from jaxtribute._src.core.execution.nests import ATOMS, map_leaves, reveal
 from jaxtribute._src.core.execution.replica_context import ReplicaContext
 from jaxtribute._src.core.jaxprs.core import is_traced
+from jaxtribute._src.core.strategies.groups import ProgramLayout
 from jaxtribute._src.core.strategies.older_methods import OlderExtended
 from jaxtribute._src.core.strategies.operations import ExtendedOperations
 from jaxtribute._src.core.types import Nest, Numeric
@@ -142,21 +143,14 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
         """The layout of a new variable that says none itself; the empty one leaves it whole in each replica."""
         if self._layouts is None or not self.mesh.group:
             return ()
-        from jaxtribute._src.core.values.automatic import AutomaticLayout  # most programs never need it
-
-        if isinstance(self._layouts, AutomaticLayout):
+        if isinstance(self._layouts, ProgramLayout):
             return self._layouts.layout_of(variable, self.mesh)
         return self._layouts.find(variable.name.removesuffix(":0"))
 
     def lay_out(self, capture: Capture, leaves: Sequence[Any]) -> None:
         """Lays out variables by a traced program that uses them, where the layout is automatic."""
-        if self._layouts is None or not self.mesh.group:
-            return
-        from jaxtribute._src.core.layouts.settling import settle  # most programs never need it
-        from jaxtribute._src.core.values.automatic import AutomaticLayout
-
-        if isinstance(self._layouts, AutomaticLayout):
-            settle(self._layouts, self.mesh, capture, leaves)
+        if isinstance(self._layouts, ProgramLayout) and self.mesh.group:
+            self._layouts.lay_out(self.mesh, capture, leaves)
 
     def remote_optimizer(self, transform: Any, variables: Nest) -> Any:
         """Updater of variables that other processes hold, with its slots; None where `Optimizer` updates them."""

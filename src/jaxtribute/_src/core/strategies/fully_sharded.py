@@ -9,13 +9,13 @@ import jax
 
 from jaxtribute._src.core import settings
 from jaxtribute._src.core.backend import prepare_cpu_backend
+from jaxtribute._src.core.cluster.runtime import Cluster
 from jaxtribute._src.core.collectives.options import CommunicationOptions
 from jaxtribute._src.core.strategies.base import Strategy
-from jaxtribute._src.core.strategies.groups import groups_of
+from jaxtribute._src.core.strategies.groups import Groups, ProgramLayout
 from jaxtribute._src.core.strategies.mirrored import local_mesh
-from jaxtribute._src.core.strategies.multi_worker import MultiWorkerExtended, join, worker_mesh
+from jaxtribute._src.core.strategies.multi_worker import MultiWorkerExtended, worker_mesh
 from jaxtribute._src.core.types import Device
-from jaxtribute._src.core.values.automatic import SMALL_BYTES, AutomaticLayout
 from jaxtribute._src.core.values.enums import VariableSynchronization
 from jaxtribute._src.core.values.layouts import LayoutMap
 from jaxtribute._src.core.values.mesh import Layout, ReplicaMesh
@@ -26,7 +26,6 @@ from jaxtribute.errors import ArgumentError
 
 if TYPE_CHECKING:
     from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver
-    from jaxtribute._src.core.cluster.runtime import Cluster
     from jaxtribute._src.core.values.variable import Variable
 
 
@@ -62,9 +61,9 @@ class FullyShardedExtended(MultiWorkerExtended):
 
     def layout_of(self, variable: Variable) -> Layout:
         """An automatic layout leaves every replica a piece: it splits nothing that could not be cut as well then."""
-        if not isinstance(self.layouts, AutomaticLayout) or not self.mesh.group:
+        if not isinstance(self.layouts, ProgramLayout) or not self.mesh.group:
             return super().layout_of(variable)
-        layout = self.layouts.layout_of(variable, self.mesh, min(self._min_bytes, SMALL_BYTES))
+        layout = self.layouts.layout_of(variable, self.mesh, self._min_bytes)
         try:
             Cut.of(variable.shape, self.mesh, layout)
         except NotCuttable:
@@ -121,14 +120,14 @@ class FullyShardedStrategy(Strategy):
         replica_shape: Mapping[str, int] | None = None,
         layout: LayoutMap | Mapping[str, Any] | str | None = None,
     ) -> None:
-        groups = groups_of(devices_per_replica, replica_shape, layout)
+        groups = Groups.of(devices_per_replica, replica_shape, layout)
         min_bytes, regather = settings.whole("min_bytes", min_bytes), settings.flag("regather", regather)
         if devices is not None and not isinstance(devices, int):
             devices = settings.sequence("devices", devices)
         if devices and cluster_resolver is not None:
             raise ArgumentError(f"devices is {devices!r} beside a cluster_resolver. HINT: a cluster's are all taken.")
         self._resolver = cluster_resolver
-        cluster = None if cluster_resolver is None else join(cluster_resolver, None)
+        cluster = None if cluster_resolver is None else Cluster.join(cluster_resolver)
         if cluster is None:
             mesh = local_mesh(devices, groups=groups)
         else:

@@ -11,7 +11,7 @@ from jaxtribute._src.core.collectives.cross_device_ops import CrossDeviceOps
 from jaxtribute._src.core.devices import default_devices, first_devices, strategy_devices
 from jaxtribute._src.core.strategies.base import Strategy
 from jaxtribute._src.core.strategies.extended import StrategyExtended
-from jaxtribute._src.core.strategies.groups import ALONE, Groups, groups_of
+from jaxtribute._src.core.strategies.groups import ALONE, Groups
 from jaxtribute._src.core.types import Device
 from jaxtribute._src.core.values.layouts import LayoutMap
 from jaxtribute._src.core.values.mesh import ReplicaMesh
@@ -55,7 +55,7 @@ class MirroredStrategy(Strategy):
         replica_shape: Mapping[str, int] | None = None,
         layout: LayoutMap | Mapping[str, Any] | str | None = None,
     ) -> None:
-        groups = groups_of(devices_per_replica, replica_shape, layout)
+        groups = Groups.of(devices_per_replica, replica_shape, layout)
         mesh = local_mesh(devices, cross_device_ops, groups)
         super().__init__(StrategyExtended(mesh, cross_device_ops, groups.layouts))
 

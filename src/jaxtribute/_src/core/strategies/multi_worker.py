@@ -12,14 +12,15 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxtribute._src.core.backend import arithmetic, prepare_cpu_backend
-from jaxtribute._src.core.cluster import runtime
+from jaxtribute._src.core.cluster.runtime import Cluster
 from jaxtribute._src.core.collectives.cross_device_ops import CrossDeviceOps
 from jaxtribute._src.core.collectives.options import CommunicationImplementation, CommunicationOptions
 from jaxtribute._src.core.collectives.summation import AutoSum, ExchangeSum, Summation
 from jaxtribute._src.core.devices import default_devices
 from jaxtribute._src.core.strategies.base import Strategy
 from jaxtribute._src.core.strategies.extended import StrategyExtended
-from jaxtribute._src.core.strategies.groups import ALONE, Groups, groups_of
+from jaxtribute._src.core.strategies.groups import ALONE, Groups
+from jaxtribute._src.core.strategies.mirrored import distinct_devices
 from jaxtribute._src.core.types import Device
 from jaxtribute._src.core.values.layouts import LayoutMap
 from jaxtribute._src.core.values.mesh import AXIS, ReplicaMesh
@@ -28,7 +29,6 @@ from jaxtribute.errors import ArgumentTypeError, ClusterError
 
 if TYPE_CHECKING:
     from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver
-    from jaxtribute._src.core.cluster.runtime import Cluster
     from jaxtribute._src.core.input.agreement import Agreements
     from jaxtribute._src.core.input.options import InputContext
 
@@ -94,6 +94,44 @@ def _on_gloo(mesh: ReplicaMesh) -> bool:
     return mesh.peers is not None and mesh.devices[0].platform == "cpu"
 
 
+def worker_mesh(cluster: Cluster | None, devices: Sequence[Device], groups: Groups = ALONE) -> ReplicaMesh:
+    """The mesh of all workers' devices, in the order of ranks.
+
+    Raises:
+      ClusterError: the workers have different numbers of devices.
+    """
+    # JAX's own order follows the ids of devices, which need not follow the ranks.
+    ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
+    # Without peers the mesh neither reports steps nor bounds them for others' sake.
+    if cluster is None or cluster.workers == 1:
+        return groups.mesh(ordered)
+    counts = Counter(device.process_index for device in ordered)
+    if len(counts) != cluster.workers or len(set(counts.values())) > 1:
+        found = {name: counts[rank] for rank, name in enumerate(cluster.names)}
+        raise ClusterError(
+            f"the workers have different numbers of devices: {found}. HINT: start each with the same number, e.g. "
+            "JAXTRIBUTE_CPU_DEVICES or CUDA_VISIBLE_DEVICES."
+        )
+    mesh = groups.mesh(ordered, cluster)
+    if mesh.devices[0].platform == "cpu":
+        _connect(mesh, cluster)
+    return mesh
+
+
+def _connect(mesh: ReplicaMesh, cluster: Cluster) -> None:
+    """Lets Gloo connect the replicas' devices while all workers are known to be here.
+
+    It does so in the first collective, and gives up after 30 s whatever the deadline is: a worker whose first program
+    takes longer to compile, or whose first batch comes late, would end the job.
+    """
+    rows = mesh.assemble([put(np.float32(1), place) for place in mesh.local_places])
+    total = mesh.map_replicas(lambda row: lax.psum(row, AXIS), PartitionSpec(AXIS), PartitionSpec())
+    # Compiled before the barrier: behind it the workers are milliseconds apart, and Gloo's 30 s begin for all at once.
+    compiled = jax.jit(total).lower(rows).compile()
+    cluster.barrier("connection", cluster.timeout_s)
+    jax.block_until_ready(compiled(rows))
+
+
 class MultiWorkerExtended(StrategyExtended):
     """The plug of strategies whose replicas belong to several processes.
 
@@ -103,6 +141,9 @@ class MultiWorkerExtended(StrategyExtended):
       options: hints for collectives.
       layouts: how variables that say nothing themselves lie on the devices of a replica.
     """
+
+    distinct_devices = staticmethod(distinct_devices)
+    worker_mesh = staticmethod(worker_mesh)
 
     def __init__(
         self,
@@ -178,7 +219,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         replica_shape: Mapping[str, int] | None = None,
         layout: LayoutMap | Mapping[str, Any] | str | None = None,
     ) -> None:
-        groups = groups_of(devices_per_replica, replica_shape, layout)
+        groups = Groups.of(devices_per_replica, replica_shape, layout)
         if communication_options is not None and not isinstance(communication_options, CommunicationOptions):
             raise ArgumentTypeError(
                 f"communication_options is {communication_options!r}, a {type(communication_options).__name__}. "
@@ -187,7 +228,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         options = communication_options or CommunicationOptions()
         self._resolver = cluster_resolver if cluster_resolver is not None else _from_environment()
         # Before anything asks for a device: a process can only join while JAX has not started.
-        cluster = join(self._resolver, options.timeout_seconds)
+        cluster = Cluster.join(self._resolver, options.timeout_seconds)
         prepare_cpu_backend()
         mesh = worker_mesh(cluster, default_devices() if cluster is None else jax.devices(), groups)
         super().__init__(MultiWorkerExtended(mesh, cluster, options, groups.layouts))
@@ -196,67 +237,6 @@ class MultiWorkerMirroredStrategy(Strategy):
     def cluster_resolver(self) -> Any:
         """Resolver that describes the cluster. Source: `tf.distribute.Strategy.cluster_resolver`."""
         return self._resolver
-
-
-def join(resolver: ClusterResolver, timeout_s: float | None) -> Cluster | None:
-    """Joins the cluster that a resolver describes; None where it describes none.
-
-    Raises:
-      ClusterSpecError: the resolver does not say which task this is.
-      ArgumentTypeError: it is no resolver.
-    """
-    if not callable(getattr(resolver, "cluster_spec", None)):
-        raise ArgumentTypeError(
-            f"cluster_resolver is {resolver!r} of type {type(resolver).__name__}. "
-            "HINT: pass a jd.cluster_resolver.ClusterResolver, such as SimpleClusterResolver(jd.ClusterSpec(...))."
-        )
-    spec = resolver.cluster_spec()
-    if not spec.jobs:
-        return None
-    task_type, task_id = resolver.own_task()
-    cluster = runtime.connect(spec, task_type, task_id, **({} if timeout_s is None else {"timeout_s": timeout_s}))
-    # `connect` gives a cluster that was joined before as it is; the newest strategy's deadline holds for it.
-    if timeout_s is not None:
-        cluster.timeout_s = timeout_s
-    return cluster
-
-
-def worker_mesh(cluster: Cluster | None, devices: Sequence[Device], groups: Groups = ALONE) -> ReplicaMesh:
-    """The mesh of all workers' devices, in the order of ranks.
-
-    Raises:
-      ClusterError: the workers have different numbers of devices.
-    """
-    # JAX's own order follows the ids of devices, which need not follow the ranks.
-    ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
-    # Without peers the mesh neither reports steps nor bounds them for others' sake.
-    if cluster is None or cluster.workers == 1:
-        return groups.mesh(ordered)
-    counts = Counter(device.process_index for device in ordered)
-    if len(counts) != cluster.workers or len(set(counts.values())) > 1:
-        found = {name: counts[rank] for rank, name in enumerate(cluster.names)}
-        raise ClusterError(
-            f"the workers have different numbers of devices: {found}. HINT: start each with the same number, e.g. "
-            "JAXTRIBUTE_CPU_DEVICES or CUDA_VISIBLE_DEVICES."
-        )
-    mesh = groups.mesh(ordered, cluster)
-    if mesh.devices[0].platform == "cpu":
-        _connect(mesh, cluster)
-    return mesh
-
-
-def _connect(mesh: ReplicaMesh, cluster: Cluster) -> None:
-    """Lets Gloo connect the replicas' devices while all workers are known to be here.
-
-    It does so in the first collective, and gives up after 30 s whatever the deadline is: a worker whose first program
-    takes longer to compile, or whose first batch comes late, would end the job.
-    """
-    rows = mesh.assemble([put(np.float32(1), place) for place in mesh.local_places])
-    total = mesh.map_replicas(lambda row: lax.psum(row, AXIS), PartitionSpec(AXIS), PartitionSpec())
-    # Compiled before the barrier: behind it the workers are milliseconds apart, and Gloo's 30 s begin for all at once.
-    compiled = jax.jit(total).lower(rows).compile()
-    cluster.barrier("connection", cluster.timeout_s)
-    jax.block_until_ready(compiled(rows))
 
 
 def _from_environment() -> ClusterResolver:

@@ -23,7 +23,6 @@ from jaxtribute._src.core.execution import standpoints
 from jaxtribute._src.core.execution.executor import LocalPerReplica
 from jaxtribute._src.core.execution.nests import flatten, map_leaves
 from jaxtribute._src.core.execution.replica_context import ReplicaContext
-from jaxtribute._src.core.strategies.scope import require_cross_replica
 from jaxtribute._src.core.types import Device, Function, Leaf, Nest, Numeric
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica, ReplicaValues
 from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike
@@ -123,7 +122,7 @@ class ExtendedOperations(ABC):
         Source: `tf.distribute.StrategyExtended.batch_reduce_to`.
         """
         op = ReduceOp.parse(reduce_op)
-        require_cross_replica(self.strategy, "extended.batch_reduce_to")
+        contexts.require_cross_replica(self.strategy, "extended.batch_reduce_to")
         results: list[Any] = []
         pairs: list[tuple[Any, Any]] = []
         for value, destinations in value_destination_pairs:
@@ -163,7 +162,7 @@ class ExtendedOperations(ABC):
 
         Source: `tf.distribute.StrategyExtended.broadcast_to`.
         """
-        require_cross_replica(self.strategy, "extended.broadcast_to")
+        contexts.require_cross_replica(self.strategy, "extended.broadcast_to")
         # In a compiled `merge_call` this is one replica's program: the array is where it is wanted.
         if contexts.current().executor.local:
             return operand(tensor)
@@ -202,7 +201,7 @@ class ExtendedOperations(ABC):
 
             result = context.replica.merge_call(merged, tuple(args), kwargs)
         else:
-            require_cross_replica(self.strategy, "extended.update")
+            contexts.require_cross_replica(self.strategy, "extended.update")
             result = self._update(var, fn, tuple(args), kwargs)
         return result if group else self.strategy.experimental_local_results(result)
 

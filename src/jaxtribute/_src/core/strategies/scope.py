@@ -1,4 +1,4 @@
-"""Entering a strategy: the rules of `scope()` and the functions that tell which strategy is in force."""
+"""Scopes of strategies, and the functions that tell which strategy is in force."""
 
 from __future__ import annotations
 
@@ -8,41 +8,13 @@ from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.context import Context
 from jaxtribute._src.core.jaxprs.core import kept_beyond
 from jaxtribute._src.core.traced_reads import traced_reads
-from jaxtribute.errors import ContextError, StrategyMixError
+from jaxtribute.errors import ContextError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from jaxtribute._src.core.execution.replica_context import ReplicaContext
     from jaxtribute._src.core.strategies.base import Strategy
-
-
-def check_enterable(strategy: Strategy, what: str) -> None:
-    """Checks that `strategy` may be entered here.
-
-    Raises:
-      ContextError: inside a replica function, whichever the strategy.
-      StrategyMixError: inside another strategy's scope.
-    """
-    context = contexts.current()
-    now = context.strategy
-    # Outside every scope the default strategy's only replica is in force, in which everything may be entered.
-    if context.replica is not None and context.replica is not contexts.fallback.make().replica:
-        raise ContextError(
-            f"{what} was called inside a function that strategy.run executes on each replica "
-            f"({type(now).__name__}). HINT: call it outside, or inside ctx.merge_call(fn)."
-        )
-    if now.is_default or now is strategy:
-        return
-    if strategy.is_default:
-        raise StrategyMixError(
-            f"{what}: the default strategy must not nest inside the scope of {type(now).__name__}. "
-            "HINT: leave that scope first."
-        )
-    raise StrategyMixError(
-        f"{what}: mixing {type(strategy).__name__} with {type(now).__name__}, whose scope is active. HINT: leave "
-        "that scope first, or use one strategy throughout (jd.get_strategy() returns the active one)."
-    )
 
 
 class Scope:
@@ -53,7 +25,7 @@ class Scope:
 
     def __enter__(self) -> Strategy:
         strategy = self._strategy
-        check_enterable(strategy, f"{type(strategy).__name__}.scope()")
+        contexts.check_enterable(strategy, f"{type(strategy).__name__}.scope()")
         contexts.announce()
         now = contexts.current()
         # The default strategy's scope changes nothing, but is left by a pop as every other.
@@ -163,14 +135,3 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
     except BaseException:
         contexts.set_base(old)
         raise
-
-
-def require_cross_replica(strategy: Strategy, method: str) -> Context:
-    """Checks that a method that works on all replicas' values is not called by one replica. Returns the context.
-
-    Raises:
-      ContextError: inside a replica function.
-      StrategyMixError: inside another strategy's scope.
-    """
-    check_enterable(strategy, f"{type(strategy).__name__}.{method}")
-    return contexts.current()

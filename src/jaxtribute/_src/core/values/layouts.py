@@ -188,6 +188,8 @@ class LayoutMap(MutableMapping[str, Any]):
     Source: `keras.distribution.LayoutMap`, which strategies take as well.
     """
 
+    Note = LayoutNote
+
     def __init__(self, layouts: Mapping[str, Foreign] | None = None) -> None:
         self._layouts: dict[str, Layout] = {}
         self.notes: dict[str, LayoutNote] = {}

@@ -73,6 +73,24 @@ class Peers(Protocol):
         """
         ...
 
+    def announce(self, what: str, text: str, /) -> None:
+        """Tells the processes that come to the same call, at this point of the program, and waits for none.
+
+        Args:
+          what: names the call.
+          text: what they are told.
+        """
+        ...
+
+    def announced(self, what: str, rank: int, /) -> str | None:
+        """Waits for what another process announces at this point; None if it has gone on without.
+
+        Args:
+          what: names the call.
+          rank: the process.
+        """
+        ...
+
     def entering(self, name: str, collectives: Callable[[], Sequence[str]], /) -> None:
         """Called before a program is handed to the devices of all processes."""
         ...

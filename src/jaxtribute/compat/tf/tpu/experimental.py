@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from jaxtribute._src.addons.compat.catalog.lookup import explain_absent
+from jaxtribute._src.addons.tpu.device_assignment import DeviceAssignment as DeviceAssignment
+from jaxtribute._src.addons.tpu.device_assignment import Topology as Topology
+from jaxtribute._src.addons.tpu.device_assignment import is_tpu
 from jaxtribute._src.core.devices import default_devices
-from jaxtribute._src.core.strategies.device_assignment import DeviceAssignment as DeviceAssignment
-from jaxtribute._src.core.strategies.device_assignment import Topology as Topology
-from jaxtribute._src.core.strategies.device_assignment import is_tpu
 
 
 def initialize_tpu_system(cluster_resolver: object = None) -> Topology | None:

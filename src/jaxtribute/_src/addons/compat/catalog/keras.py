@@ -113,7 +113,9 @@ def keras_problem(name: str, *, plain: bool = False) -> str:
         path = f"{path}.{part}"
         if path not in known:
             return _absent(name)
-    return _calls_tensorflow(path)
+    problem, last = _calls_tensorflow(path), path.rpartition(".")[2]
+    known_instead = problem and path.startswith(_BACKEND) and last in keras2.BACKEND
+    return f"{_NEEDS}: write {keras2.BACKEND[last]}" if known_instead else problem
 
 
 def _absent(name: str) -> str:

@@ -84,9 +84,6 @@ IGNORED: dict[str, dict[str, str]] = {
         "synchronized": "TensorFlow alone takes it: leave it out",
         "renorm": "Keras 3 ignores it",
     },
-    "tf.keras.layers.Discretization": {
-        "num_bins": "its adapt needs TensorFlow: pass bin_boundaries=np.quantile(x, np.linspace(0, 1, n + 1)[1:-1])"
-    },
     "tf.keras.callbacks.ModelCheckpoint": {"period": 'write save_freq="epoch", or a number of batches'},
 }
 """Arguments of classes with what to write for them, by the class's full name or how it begins."""

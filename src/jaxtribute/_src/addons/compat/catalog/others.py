@@ -10,6 +10,7 @@ _SAVED_MODEL = (
     "a SavedModel holds a graph of TensorFlow's, which nothing here runs or writes: save Keras models as `.keras` "
     "files, weights with `tf.train.Checkpoint`, and functions for serving with `jax.export`"
 )
+_WRITE_IMAGE = "use Pillow: `PIL.Image.fromarray(np.asarray(image)).save(name_or_stream, format={0!r})`"
 _NEEDS_TENSORFLOW = "it needs TensorFlow, and gives TensorFlow's objects: "
 
 ABSENT: dict[str, str] = {
@@ -24,6 +25,10 @@ ABSENT: dict[str, str] = {
     "tf.compat.v1.train": "`jd.Optimizer(optax.sgd(0.1), variables)` takes the place of optimizers",
     "tf.train.SequenceExample": "store arrays with ArrayRecord and Grain, or the steps in a tf.train.Example",
     "tf.io": "read files with Python: `pathlib.Path(name).read_bytes()`",
+    "tf.io.encode_png": _WRITE_IMAGE.format("PNG"),
+    "tf.io.encode_jpeg": _WRITE_IMAGE.format("JPEG"),
+    "tf.io.write_file": "write files with Python: `pathlib.Path(name).write_bytes(data)`",
+    "tf.io.match_filenames_once": "use `tf.io.gfile.glob(pattern)`",
     "tf.io.VarLenFeature": "write `tf.io.FixedLenSequenceFeature([], dtype, allow_missing=True)`, which gives a dense "
     "array, and leave `tf.sparse.to_dense` out",
     "tf.io.RaggedFeature": "write `tf.io.FixedLenSequenceFeature([], dtype, allow_missing=True)`",
@@ -51,7 +56,6 @@ ABSENT: dict[str, str] = {
     "tf.config.experimental.ClusterDeviceFilters": "`jd.ClusterDeviceFilters`, which filters nothing: a process of JAX "
     "computes on its own devices",
     "tf.config.experimental": "memory is set by XLA_PYTHON_CLIENT_PREALLOCATE and XLA_PYTHON_CLIENT_MEM_FRACTION",
-    "tf.config.run_functions_eagerly": "use `jax.disable_jit()`",
 }
 """Reasons why a name, or a name below it, does not exist here, and replacements."""
 

@@ -155,8 +155,14 @@ def _too_early(source: Source, chosen: list[int]) -> Iterator[Finding]:
     first = min(filter(is_keras, imports), key=attrgetter("lineno"), default=None)
     if first is None or any(line < first.lineno for line in chosen):
         return
-    text = f'import os\n\nos.environ["{_BACKEND}"] = "{_HERE}"\n\n'
     place = source.place(first_line(source.tree), 0)
+    text = f'import os\n\nos.environ["{_BACKEND}"] = "{_HERE}"\n\n'
+    own = [one for one in source.tree.body if isinstance(one, ast.Import) and one.lineno < first.lineno]
+    for one in own:
+        # Behind an `import os` of the program's own, if that stands before Keras.
+        if any(alias.name == "os" and alias.asname is None for alias in one.names):
+            place = source.place(one.end_lineno or 0, 0) + len(source.line(one.end_lineno or 0).encode())
+            text = f'os.environ["{_BACKEND}"] = "{_HERE}"\n'
     # A setting further down comes too late, and is left to the reader with the import.
     edits = () if chosen else (Edit(place, place, text),)
     advice = f'{_ADVICE}, and it takes TensorFlow if nothing is said: write os.environ["{_BACKEND}"] = "{_HERE}" before'

@@ -81,6 +81,11 @@ def _file(source: Source, used: _Use, values: dict[str, ast.expr]) -> Iterator[F
     end = _end(path, values, 8)
     if end is not None and end.endswith(used.ends):
         return
+    # A function of the program's own, such as one that gives each worker a folder, is taken to keep the name.
+    made = values.get(path.id, path) if isinstance(path, ast.Name) else path
+    parts = made.args if end is None and isinstance(made, ast.Call) else []
+    if any((_end(one, values, 8) or "").endswith(used.ends) for one in parts):
+        return
     place = (path.lineno, path.col_offset + 1, used.name)
     if end is None or used.reads:
         others = f"a file that ends in {' or '.join(used.ends)}"

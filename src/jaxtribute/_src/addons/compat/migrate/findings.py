@@ -89,15 +89,39 @@ class Source:
         """The edit that puts `text` in the place of a node."""
         return Edit(*self.span(node), text)
 
+    def wrap(self, node: ast.expr, inner: ast.expr, start: str) -> tuple[Edit, Edit]:
+        """The edits that make `start` + `inner` + `)` of a node, and leave `inner` itself to others."""
+        (first, last), (begin, end) = self.span(node), self.span(inner)
+        return Edit(first, begin, start), Edit(end, last, ")")
+
     def apply(self, edits: Iterable[Edit]) -> str:
-        """The program with edits made. An edit within another one is left out: the outer one's text stays."""
+        """The program with edits made, of which none may lie within another."""
         pieces: list[bytes] = []
         done = 0
-        # A set, since two findings may ask for the same change.
-        for edit in _outermost(sorted(set(edits), key=_order)):
+        for edit in sorted(edits, key=_order):
             pieces += self._bytes[done : edit.start], edit.text.encode()
             done = edit.end
         return b"".join([*pieces, self._bytes[done:]]).decode()
+
+
+def whole_changes(changes: Iterable[tuple[Edit, ...]]) -> list[Edit]:
+    """The edits of those changes that can be made together: each as a whole, and the outer ones first."""
+    # A set, since two findings may ask for the same change.
+    waiting = sorted({change for change in changes if change}, key=lambda change: min(map(_order, change)))
+    kept: list[Edit] = []
+    for change in waiting:
+        if not any(_meet(edit, other) for edit in change for other in kept):
+            kept += change
+    return kept
+
+
+def _meet(edit: Edit, other: Edit) -> bool:
+    """True if two edits change the same bytes, or put something at the same place."""
+    return (
+        (edit.start < other.end and other.start < edit.end)
+        or edit == other
+        or (edit.start == edit.end == other.start == other.end)
+    )
 
 
 def nodes(tree: ast.AST, kind: type[_N]) -> Iterator[_N]:
@@ -160,11 +184,3 @@ def _joined(parts: Sequence[ast.expr], values: dict[str, ast.expr], depth: int) 
 def _order(edit: Edit) -> tuple[int, bool, int]:
     """Sort key of an edit: of those that begin together insertions come first, then the longest."""
     return edit.start, edit.end > edit.start, -edit.end
-
-
-def _outermost(edits: Sequence[Edit]) -> list[Edit]:
-    kept: list[Edit] = []
-    for edit in edits:
-        if not kept or edit.start >= kept[-1].end:
-            kept.append(edit)
-    return kept

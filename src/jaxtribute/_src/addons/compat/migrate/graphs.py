@@ -26,6 +26,7 @@ _ADVICE = {
     "next": "an element can only be read from an iterator that is an argument of the function: pass it",
 }
 _MODELS = ("tf.keras.Model", "tf.keras.models.Model")
+_PLAIN_MODELS = ("tf.keras.Sequential", "tf.keras.models.Sequential")
 _AS_IN_TENSORFLOW = ("for dataset argument",)
 _CONDITIONS = ("tf.reduce_", "tf.math.", "tf.equal", "tf.not_equal", "tf.less", "tf.greater", "tf.logical_")
 
@@ -159,7 +160,7 @@ def find_unbuilt(tree: ast.Module, names: Names) -> Iterator[Finding]:
     }
     for node in nodes(tree, ast.Assign):
         call, target = node.value, ast.unparse(node.targets[0])
-        if names.called_by(call) not in ("tf.keras.Sequential", "tf.keras.models.Sequential") or target in built:
+        if names.called_by(call) not in _PLAIN_MODELS or target in built:
             continue
         assert isinstance(call, ast.Call)
         first = _first_layer(call, target, calls)
@@ -192,7 +193,10 @@ def _says_input(layer: ast.expr, names: Names) -> bool:
 
 
 def _unbuilt_classes(tree: ast.Module, names: Names, built: set[str]) -> Iterator[Finding]:
-    classes = {one.name for one in nodes(tree, ast.ClassDef) for base in one.bases if names.of(base) in _MODELS}
+    classes: set[str] = set()
+    for one in nodes(tree, ast.ClassDef):
+        if any(names.of(base) in _MODELS for base in one.bases) and not _of_built_parts(one, names):
+            classes.add(one.name)
     called = {ast.unparse(one.func) for one in nodes(tree, ast.Call)}
     trained = {
         one.value.id
@@ -211,6 +215,18 @@ def _unbuilt_classes(tree: ast.Module, names: Names, built: set[str]) -> Iterato
             f"{target.id}(tf.zeros((1, ...))) after this line, of the shape of a batch of one"
         )
         yield Finding(call.lineno, call.col_offset + 1, "model without variables", Kind.DIFFERENT, advice)
+
+
+def _of_built_parts(model: ast.ClassDef, names: Names) -> bool:
+    """True if all that a class of models makes of Keras's layers are `Sequential`s that begin with an Input."""
+    found: list[bool] = []
+    for node in nodes(model, ast.Assign):
+        made = names.called_by(node.value)
+        if not isinstance(node.value, ast.Call) or not made.startswith(("tf.keras.layers.", *_PLAIN_MODELS)):
+            continue
+        first = _first_layer(node.value, "", [])
+        found.append(made.endswith("Sequential") and isinstance(first, ast.Call) and _says_input(first, names))
+    return bool(found) and all(found)
 
 
 def _called_eagerly(tree: ast.Module, name: str) -> bool:

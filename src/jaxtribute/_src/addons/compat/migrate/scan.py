@@ -6,13 +6,14 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 from jaxtribute._src.addons.compat.catalog import others
 from jaxtribute._src.addons.compat.catalog.keras import keras_problem
 from jaxtribute._src.addons.compat.catalog.lookup import Kind, entry_of
 from jaxtribute._src.addons.compat.migrate import environment, files, graphs, imports, older, precision, tape, unseen
 from jaxtribute._src.addons.compat.migrate.documents import HIDDEN
-from jaxtribute._src.addons.compat.migrate.findings import Edit, Finding, Source, nodes
+from jaxtribute._src.addons.compat.migrate.findings import Edit, Finding, Source, nodes, whole_changes
 from jaxtribute._src.addons.compat.migrate.naming import Names
 
 _SHOWN = ("tf.distribute", "tf.compat.v1.distribute", "tf.data", "tf.function")
@@ -44,12 +45,10 @@ class Report:
 
     def rewritten(self) -> str:
         """The program with all mechanical changes made, also those within each other."""
-        edits: list[Edit] = []
-        for finding in self.findings:
-            edits += finding.edits
+        edits = whole_changes(finding.edits for finding in self.findings)
         if not edits:
             return self.source.text
-        # Scanned once more: an edit within another one was left out, and is made in the next turn.
+        # Scanned once more: a change within another one was left out, and is made in the next turn.
         return scan(self.source.apply([*edits, *_needed_imports(self.source, edits)])).rewritten()
 
 
@@ -161,8 +160,8 @@ def _methods(source: Source) -> Iterator[Finding]:
         # With arguments it is somebody else's method.
         if attribute.attr == "numpy" and not node.args and not node.keywords:
             text = f"np.asarray({source.of(attribute.value)})"
-            edit = source.replace(node, text)
-            yield Finding(line, column, ".numpy()", Kind.RENAMED, f"arrays are JAX's: write {text}", (edit,))
+            edits = source.wrap(node, attribute.value, "np.asarray(")
+            yield Finding(line, column, ".numpy()", Kind.RENAMED, f"arrays are JAX's: write {text}", edits)
         elif attribute.attr == "as_list" and not node.args and _is_shape(attribute.value):
             text = f"list({source.of(attribute.value)})"
             yield Finding(
@@ -171,7 +170,7 @@ def _methods(source: Source) -> Iterator[Finding]:
                 ".as_list()",
                 Kind.RENAMED,
                 f"shapes are tuples: write {text}",
-                (source.replace(node, text),),
+                source.wrap(node, attribute.value, "list("),
             )
         elif attribute.attr in others.METHODS:
             new, why = others.METHODS[attribute.attr]
@@ -191,8 +190,9 @@ def _tapes(source: Source, names: Names) -> Iterator[Finding]:
     taken |= {node.name for node in nodes(source.tree, ast.FunctionDef)}
     blocks = tape.find_tapes(source.tree, names)
     changes: dict[ast.With, tape.Rewrite] = {}
-    for node in ast.walk(source.tree):
-        if names.of(node) != "tf.GradientTape" or not isinstance(node, (ast.Attribute, ast.Name)):
+    asked = [node for kind in (ast.Attribute, ast.Name) for node in nodes(source.tree, kind)]
+    for node in sorted(asked, key=attrgetter("lineno", "col_offset")):
+        if names.of(node) != "tf.GradientTape":
             continue
         place = (node.lineno, node.col_offset + 1, "tf.GradientTape", Kind.ABSENT)
         if node not in blocks:

@@ -139,7 +139,7 @@ def rewrite(source: Source, tapes: Tapes, function: str) -> Rewrite:
     # What is assigned in the block and read after it: a function has to hand that out.
     shown = _used_elsewhere(block, scope, gradients) & stored
     losses = {one.loss for one in gradients}
-    aux = sorted((shown | losses) - {gradients[0].loss})
+    aux = sorted(shown - losses)
     results, edits = _results(source, gradients, {name.id for name in nodes(scope, ast.Name)})
     text = _text(source, block, gradients, results, aux, function)
     first = gradients[0].statement
@@ -148,14 +148,32 @@ def rewrite(source: Source, tapes: Tapes, function: str) -> Rewrite:
         source.replace_lines(block.lineno, block.end_lineno or 0, "" if late else text),
         *([Edit(place, place, text)] if late else []),
     )
-    for statement in _deleted(scope, names):
+    for statement in _deleted(scope, _uses(tapes, names)):
         edits += (source.replace_lines(statement.lineno, statement.end_lineno or 0, ""),)
     return Rewrite("", text, edits)
 
 
-def _deleted(scope: Scope, names: Sequence[str]) -> list[ast.Delete]:
-    """Statements `del tape`."""
-    return [one for one in nodes(scope, ast.Delete) if {ast.unparse(target) for target in one.targets} <= {*names}]
+def _uses(tapes: Tapes, names: Sequence[str]) -> set[ast.Name]:
+    """The places that mean these tapes: another block may give a name to a tape of its own further down."""
+    place = attrgetter("lineno", "col_offset")
+    found: set[ast.Name] = set()
+    for item in tapes.block.items:
+        own = item.optional_vars
+        if not isinstance(own, ast.Name) or own.id not in names:
+            continue
+        same = [name for name in nodes(tapes.scope, ast.Name) if name.id == own.id]
+        bound = sorted(place(name) for name in same if isinstance(name.ctx, ast.Store))
+        for name in same:
+            before = [one for one in bound if one <= place(name)]
+            # Before all of them it may be any, in a later turn of a loop.
+            if name is not own and (not before or before[-1] == place(own)):
+                found.add(name)
+    return found
+
+
+def _deleted(scope: Scope, uses: set[ast.Name]) -> list[ast.Delete]:
+    """Statements `del tape`, of these tapes alone."""
+    return [one for one in nodes(scope, ast.Delete) if uses.issuperset(one.targets)]
 
 
 def _gradients(source: Source, tapes: Tapes, names: Sequence[str], after: Sequence[ast.stmt]) -> list[_Gradient]:
@@ -164,7 +182,7 @@ def _gradients(source: Source, tapes: Tapes, names: Sequence[str], after: Sequen
     Raises:
       ValueError: something that no function gives; the reason why.
     """
-    block = tapes.block
+    block, uses = tapes.block, _uses(tapes, names)
     found: list[_Gradient] = []
     for statement in after:
         # What a loop or a function holds may run more than once, or never.
@@ -176,7 +194,7 @@ def _gradients(source: Source, tapes: Tapes, names: Sequence[str], after: Sequen
             method = call.func
             if not isinstance(method, ast.Attribute) or method.attr != "gradient" or call in repeated:
                 continue
-            if isinstance(method.value, ast.Name) and method.value.id in names:
+            if method.value in uses:
                 # Any further argument, or one by keyword, asks for more than `jd.value_and_grad` gives.
                 if len(call.args) != 2 or call.keywords:
                     raise ValueError(f"`{source.of(call)}` asks for more than a gradient")
@@ -188,13 +206,27 @@ def _gradients(source: Source, tapes: Tapes, names: Sequence[str], after: Sequen
     if not found:
         raise ValueError(f"there is no `grads = {names[0]}.gradient(loss, variables)` after the block")
     # Any other use, such as `tape.watch`, does something that the function would not.
-    uses = [name for name in nodes(tapes.scope, ast.Name) if name.id in names and not isinstance(name.ctx, ast.Del)]
-    if len(uses) != len(names) + len(found):
-        raise ValueError(f"`{names[0]}` is used more than once")
+    rest = uses.difference(
+        *(one.targets for one in _deleted(tapes.scope, uses)), *(nodes(one.call.func, ast.Name) for one in found)
+    )
+    for name in sorted(rest, key=attrgetter("lineno", "col_offset")):
+        raise ValueError(_other_use(tapes.scope, name))
     problem = _problem(block, {one.loss for one in found})
     if problem:
         raise ValueError(problem)
     return found
+
+
+def _other_use(scope: Scope, name: ast.Name) -> str:
+    """Reason why a use of a tape is no gradient right after its block."""
+    for part in nodes(scope, ast.Call):
+        if isinstance(part.func, ast.Attribute) and part.func.value is name and part.func.attr == "watch":
+            what = ast.unparse(part.args[0]) if part.args else "x"
+            return (
+                f"`{name.id}.watch({what})` asks for a gradient by an array: make `{what}` an argument of the "
+                "function, and write jax.value_and_grad"
+            )
+    return f"line {name.lineno} uses `{name.id}` for more than a gradient right after the block"
 
 
 def _problem(block: ast.With, losses: set[str]) -> str:
@@ -259,23 +291,36 @@ def _text(
     body = source.lines(_head_end(source, block) + 1, block.end_lineno or 0)
     # The block may be the end of a file that lacks its last newline.
     body = body if body.endswith("\n") else body + "\n"
-    loss = gradients[0].loss
-    others = f"({', '.join(aux)}{',' if len(aux) == 1 else ''})"
-    returned = f"{loss}, {others}" if aux else loss
-    given = f"({loss}, {others})" if aux else loss
+    losses = list(dict.fromkeys(one.loss for one in gradients))
     # Of the same loss with respect to several nests: one pass gives them all.
-    same = [number for number, one in enumerate(gradients) if one.loss == loss]
-    variables = ", ".join(source.of(gradients[number].variables) for number in same)
-    target = ", ".join(results[number] for number in same)
-    if len(same) > 1:
-        variables, target = f"({variables})", f"({target})"
-    call = f"jd.value_and_grad({function}, {variables}{', has_aux=True' if aux else ''})()"
-    text = f"{indent}def {function}():\n{body}{inner}return {returned}\n{indent}{given}, {target} = {call}\n"
-    for one, result in zip(gradients, results, strict=True):
-        if one.loss != loss:
-            second = f"jd.grad(lambda: {function}()[1][{aux.index(one.loss)}], {source.of(one.variables)})()"
-            text += f"{indent}{result} = {second}  # runs {function} again: what it counts, it counts twice\n"
-    return text
+    same = [[number for number, one in enumerate(gradients) if one.loss == loss] for loss in losses]
+    variables = [_tuple([source.of(gradients[number].variables) for number in one]) for one in same]
+    targets = [_tuple([results[number] for number in one]) for one in same]
+    function_of, shown = "jd.value_and_grad", losses
+    if len(losses) > 1 or _is_gradient(block, losses[0]):
+        function_of, shown = "jd.value_and_grads", [_tuple(losses, always=True)]
+        variables, targets = [_tuple(variables, always=True)], [_tuple(targets, always=True)]
+    others = _tuple(aux, always=True)
+    returned = f"{shown[0]}, {others}" if aux else shown[0]
+    given = f"({shown[0]}, {others})" if aux else shown[0]
+    call = f"{function_of}({function}, {variables[0]}{', has_aux=True' if aux else ''})()"
+    return f"{indent}def {function}():\n{body}{inner}return {returned}\n{indent}{given}, {targets[0]} = {call}\n"
+
+
+def _tuple(parts: Sequence[str], *, always: bool = False) -> str:
+    """The text of a tuple; of one part alone that part, unless it is to be one always."""
+    if len(parts) == 1 and not always:
+        return parts[0]
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+
+def _is_gradient(block: ast.With, loss: str) -> bool:
+    """True if a loss is itself a gradient, of a tape within the block: its elements are added up."""
+    for one in nodes(block, ast.Assign):
+        asked = one.value.func if isinstance(one.value, ast.Call) else None
+        if isinstance(asked, ast.Attribute) and asked.attr == "gradient" and ast.unparse(one.targets[0]) == loss:
+            return True
+    return False
 
 
 def _used_elsewhere(block: ast.With, scope: Scope, gradients: Sequence[_Gradient]) -> set[str]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from jaxtribute._src.addons.compat.tf.specs import as_dtype
 from jaxtribute._src.addons.compat.tf.tensors import TensorLike, host_array
@@ -44,7 +45,20 @@ _DTYPES = {1: "f4", 2: "f8", 3: "i4", 4: "u1", 5: "i2", 6: "i1", 7: "O", 9: "i8"
 """Numbers of TensorFlow's types in a Tensor. Source: types.proto"""
 
 
+@functools.cache
 def _classes() -> dict[str, Any]:
+    """Protobuf's classes of the messages, by their names.
+
+    Raises:
+      MissingLibraryError: protobuf is not installed.
+    """
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError as error:
+        raise MissingLibraryError(
+            "tf.train.Example and tensors in files are messages of protobuf, which is not installed. HINT: pip install "
+            "protobuf."
+        ) from error
     file = descriptor_pb2.FileDescriptorProto(name="jaxtribute/example.proto", package=_PACKAGE, syntax="proto3")
     for name, fields in _FIELDS.items():
         message = file.message_type.add(name=name)
@@ -65,9 +79,10 @@ def _classes() -> dict[str, Any]:
     return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _FIELDS}
 
 
-_MADE = _classes()
-BytesList, FloatList, Int64List = _MADE["BytesList"], _MADE["FloatList"], _MADE["Int64List"]
-Feature, Features = _MADE["Feature"], _MADE["Features"]
+def __getattr__(name: str) -> Any:
+    if name in _FIELDS:
+        return _classes()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class Example:
@@ -80,7 +95,7 @@ class Example:
     """
 
     def __init__(self, features: Any = None) -> None:
-        self._message: Any = _MADE["Example"](features=features)
+        self._message: Any = _classes()["Example"](features=features)
 
     @classmethod
     def FromString(cls, data: TensorLike) -> Example:  # noqa: N802 (protobuf's name)
@@ -179,7 +194,7 @@ def serialize_tensor(tensor: TensorLike) -> bytes:
     number = next((one for one, code in _DTYPES.items() if np.dtype(code) == array.dtype), None)
     if number is None:
         raise ArgumentError(f"an array of {array.dtype} cannot be serialized. HINT: cast it first.")
-    proto = _MADE["Tensor"](dtype=number)
+    proto = _classes()["Tensor"](dtype=number)
     for size in array.shape:
         proto.tensor_shape.dim.add(size=size)
     if array.dtype == object:
@@ -197,7 +212,7 @@ def parse_tensor(serialized: TensorLike, out_type: DType) -> Any:
 
     Source: `tf.io.parse_tensor`.
     """
-    proto = _MADE["Tensor"].FromString(np.asarray(serialized, dtype=object).item())
+    proto = _classes()["Tensor"].FromString(np.asarray(serialized, dtype=object).item())
     dtype, wanted = np.dtype(_DTYPES[proto.dtype]), np.dtype(as_dtype(out_type))
     if dtype != wanted:
         raise InputError(f"the tensor is of {dtype}, and {wanted} is asked for. HINT: see out_type.")
@@ -243,26 +258,45 @@ def decode_image(
     return array.astype(np.float32) / 255 if np.dtype(dtype) == np.float32 else array
 
 
+@dataclass(frozen=True, slots=True)
+class TFRecordOptions:
+    """Compression of a file of records: `"GZIP"`, `"ZLIB"`, or none. Source: `tf.io.TFRecordOptions`."""
+
+    compression_type: str | None = None
+    compression_level: int | None = None
+
+
+_WINDOWS = {"GZIP": zlib.MAX_WBITS | 16, "ZLIB": zlib.MAX_WBITS}
+"""Argument of zlib for each of the two formats."""
+
+
 class TFRecordWriter:
-    """Writes records to a file, uncompressed.
+    """Writes records to a file.
 
     Args:
       path: the file.
-      options: must be None: nothing is compressed.
+      options: how it is compressed, or the name of the compression; None or `""` for none.
+
+    Raises:
+      ArgumentError: another compression.
 
     Source: `tf.io.TFRecordWriter`.
     """
 
-    def __init__(self, path: str, options: None = None) -> None:
-        if options:
-            raise ArgumentError(f"{options=} is not supported. HINT: write uncompressed records.")
+    def __init__(self, path: str, options: TFRecordOptions | str | None = None) -> None:
+        kind = options.compression_type if isinstance(options, TFRecordOptions) else options
+        if kind and kind not in _WINDOWS:
+            raise ArgumentError(f"compression_type={kind!r} is not known. HINT: it is 'GZIP', 'ZLIB' or None.")
+        level = options.compression_level if isinstance(options, TFRecordOptions) else None
+        self._packed = zlib.compressobj(-1 if level is None else level, wbits=_WINDOWS[kind]) if kind else None
         self._stream = Path(path).open("wb")  # noqa: SIM115 (closed by close())
 
     def write(self, record: bytes) -> None:
         """Adds a record. Source: `tf.io.TFRecordWriter.write`."""
         data = np.asarray(record, dtype=object).item()
         length = struct.pack("<Q", len(data))
-        self._stream.write(length + _masked(length) + data + _masked(data))
+        whole = length + _masked(length) + data + _masked(data)
+        self._stream.write(self._packed.compress(whole) if self._packed else whole)
 
     def flush(self) -> None:
         """Hands what is written to the system. Source: `tf.io.TFRecordWriter.flush`."""
@@ -270,6 +304,8 @@ class TFRecordWriter:
 
     def close(self) -> None:
         """Ends the file. Source: `tf.io.TFRecordWriter.close`."""
+        if self._packed and not self._stream.closed:
+            self._stream.write(self._packed.flush())
         self._stream.close()
 
     def __enter__(self) -> TFRecordWriter:

@@ -212,7 +212,8 @@ def print(*inputs: Nest, end: str = "\n", sep: str = " ", output_stream: TextIO 
     def write(*values: Nest) -> None:
         stream.write(sep.join(map(_shown, values)) + end)
 
-    inputs = tuple(map(operand, inputs))
+    # A variable of Keras's stands for what it holds, too.
+    inputs = tuple(map(operand, (getattr(value, "value", value) if _is_keras(value) else value for value in inputs)))
     if any(isinstance(value, Tracer) for value in inputs):
         # Texts cannot be arguments of a callback: they are put in where the arrays come back.
         places = [place for place, value in enumerate(inputs) if isinstance(value, jax.Array)]
@@ -224,6 +225,10 @@ def print(*inputs: Nest, end: str = "\n", sep: str = " ", output_stream: TextIO 
         jax.debug.callback(write_traced, *(inputs[place] for place in places))
     else:
         write(*inputs)
+
+
+def _is_keras(value: object) -> bool:
+    return type(value).__module__.partition(".")[0] == "keras" or hasattr(value, "__jd_variable__")
 
 
 def _shown(value: Leaf) -> str:

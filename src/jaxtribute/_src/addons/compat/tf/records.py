@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import struct
+import tempfile
+import zlib
 from collections.abc import Sequence
 from os import PathLike, fspath
 from pathlib import Path
@@ -64,12 +68,12 @@ class _FileDataset(Dataset):
 
     Args:
       filenames: a name, several, or a dataset of names.
-      compression_type: only none is supported.
+      compression_type: `"GZIP"` or `"ZLIB"`: files are unpacked into a folder for temporary files first; None or `""`.
       buffer_size: accepted for compatibility.
       num_parallel_reads: accepted for compatibility; the order is that of the files.
 
     Raises:
-      ArgumentError: compressed files.
+      ArgumentError: another compression.
     """
 
     def __init__(
@@ -80,9 +84,8 @@ class _FileDataset(Dataset):
         num_parallel_reads: object = None,
     ) -> None:
         del buffer_size, num_parallel_reads
-        if compression_type:
-            raise ArgumentError(f"{compression_type=} is not supported. HINT: unpack the files first.")
-        super().__init__(Indexed(self._opened(_names(filenames))))
+        names = _names(filenames)
+        super().__init__(Indexed(self._opened(_unpacked(names, compression_type) if compression_type else names)))
 
     @staticmethod
     def _opened(names: Sequence[str]) -> grain.MapDataset[Any]:
@@ -90,7 +93,7 @@ class _FileDataset(Dataset):
 
 
 class TFRecordDataset(_FileDataset):
-    """The records of TFRecord files. Arguments are a name, several or a dataset of them; there is no compression.
+    """The records of TFRecord files. Arguments are a name, several or a dataset of them.
 
     Source: `tf.data.TFRecordDataset`.
     """
@@ -109,6 +112,29 @@ class TextLineDataset(_FileDataset):
     @staticmethod
     def _opened(names: Sequence[str]) -> grain.MapDataset[Any]:
         return grain.MapDataset.source(TextLineSource(names)).map(lambda line: np.array(line.encode(), dtype=object))
+
+
+def _unpacked(names: Sequence[str], kind: str) -> list[str]:
+    """Unpacks files, which then can be read at any place, until the program ends."""
+    if kind not in ("GZIP", "ZLIB"):
+        raise ArgumentError(f"compression_type={kind!r} is not known. HINT: it is 'GZIP', 'ZLIB' or None.")
+    folder = Path(tempfile.mkdtemp(prefix="jaxtribute-records-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    found: list[str] = []
+    for number, name in enumerate(names):
+        found.append(str(folder / f"{number}-{Path(name).name}"))
+        with Path(name).open("rb") as packed, Path(found[-1]).open("wb") as plain:
+            try:
+                # Of zlib's two formats by the first bytes.
+                unpack, end = zlib.decompressobj(zlib.MAX_WBITS | 32), True
+                while data := packed.read(1 << 20):
+                    plain.write(unpack.decompress(data))
+                    end = unpack.eof
+                if not end or unpack.unused_data:
+                    raise EOFError("it is cut off, or something follows")
+            except (zlib.error, EOFError) as error:
+                raise InputError(f"{name} cannot be unpacked as {kind}: {error}. HINT: is it compressed?") from error
+    return found
 
 
 def _names(filenames: TensorLike) -> list[str]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
-import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from jaxtribute._src.addons.messaging.transport import Endpoint, TaskSettings
-from jaxtribute.extending import Kinds
+from jaxtribute.extending import Callers, Kinds
 from jaxtribute.typing import Foreign
 
 Lost = Callable[[str, int], None]
@@ -75,8 +73,7 @@ class Engine(Protocol):
 
 def stack_of(thread: threading.Thread) -> str:
     """Returns the stack of a thread as text."""
-    frame = sys._current_frames().get(thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
-    return "".join(traceback.format_stack(frame)) if frame is not None else ""
+    return Callers.stack(Callers.frame_of(thread.ident or 0))
 
 
 class ThreadEngine:

@@ -18,12 +18,11 @@ from jaxtribute._src.addons.launcher.environment import LOCAL_CLUSTER
 from jaxtribute._src.addons.launcher.family import Family
 from jaxtribute._src.addons.messaging.transport import deadline
 from jaxtribute.errors import ClusterError, DeadlineError
-from jaxtribute.extending import Folder, points
+from jaxtribute.extending import Folder
 from jaxtribute.typing import Foreign
 
 if TYPE_CHECKING:
     from jaxtribute import ClusterSpec
-    from jaxtribute.extending import ServerDef
 
 AUTHENTICATION = "RAY_AUTH_MODE"
 """Ray's own variable; unless the user says otherwise, who joins a cluster must have its token."""
@@ -132,36 +131,33 @@ def make_token() -> None:
         path.chmod(0o600)
 
 
-def task_of_cluster(spec: ClusterSpec, task: ServerDef) -> Callable[[], None]:
+def task_of_cluster(spec: ClusterSpec, job: str, index: int) -> Callable[[], None]:
     """Runs `jd.Server.join` for a task of a cluster with parameter servers: offers its place until the chief ends.
 
     The chief's strategy starts the cluster; a server that is never joined, in the chief's own process, does nothing.
     """
-    if task.job_name not in ("ps", "worker"):
+    if job not in ("ps", "worker"):
         return lambda: None
 
     def join() -> None:
         if "chief" not in spec.jobs:
             raise ClusterError(
-                f"the cluster {spec} has no chief for {task.job_name} {task.task_index} to join. "
+                f"the cluster {spec} has no chief for {job} {index} to join. "
                 "HINT: add the job 'chief', whose process makes the ParameterServerStrategy."
             )
-        _offer(spec.task_address("chief", 0), spec.task_address(task.job_name, task.task_index), task)
+        _offer(spec.task_address("chief", 0), spec.task_address(job, index), resource_of(job, index))
 
     return join
 
 
-points.PARAMETER_SERVERS.register(task_of_cluster)
-
-
-def _offer(chief: str, own: str, task: ServerDef) -> None:
+def _offer(chief: str, own: str, resource: str) -> None:
     host, port = _resolved(chief)
     left = deadline(START_S)
     while not _answers(host, port):
         if not left():
             raise DeadlineError(f"the chief at {chief} has not started for {START_S:.0f} s. HINT: does it run?")
         time.sleep(_POLL_S)
-    node = _joined(host, port, own, task)
+    node = _joined(host, port, own, resource)
     try:
         # A busy chief may miss a question: only silence for some seconds counts as its end.
         gone = deadline(_GONE_S)
@@ -175,8 +171,8 @@ def _offer(chief: str, own: str, task: ServerDef) -> None:
         node.stop()
 
 
-def _joined(host: str, port: int, own: str, task: ServerDef) -> RayNode:
-    place = json.dumps({resource_of(task.job_name, task.task_index): 1})
+def _joined(host: str, port: int, own: str, resource: str) -> RayNode:
+    place = json.dumps({resource: 1})
     return RayNode([f"--address={host}:{port}", f"--node-ip-address={_resolved(own)[0]}", f"--resources={place}"])
 
 

@@ -7,27 +7,22 @@ and classes of the user's own modules included: they need not be importable on t
 
 from __future__ import annotations
 
-import functools
 import io
 import itertools
-import sys
-import sysconfig
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from pathlib import Path
 from types import FunctionType
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import cloudpickle
 import optax
 
-import jaxtribute
 from jaxtribute import Optimizer, Variable
 from jaxtribute._src.addons.messaging.errors import told
 from jaxtribute._src.addons.parameter_servers.variables.optimizer import RemoteOptimizer
 from jaxtribute._src.addons.parameter_servers.variables.variable import ServerVariable, VariableDescription
 from jaxtribute.errors import ArgumentTypeError
-from jaxtribute.extending import Function
+from jaxtribute.extending import Callers, Function
 from jaxtribute.typing import Foreign, Leaf, Nest
 
 if TYPE_CHECKING:
@@ -282,7 +277,7 @@ class Pickler(cloudpickle.Pickler):
         inherited = cast("Any", super())
         # By value: a script, or a module beside it, is on the coordinator's machine only. A library is installed on
         # all, and its functions may refer to state of their module, of which a copy would be a second one.
-        if isinstance(obj, FunctionType) and _of_user(obj.__module__):
+        if isinstance(obj, FunctionType) and Callers.is_of_user(obj.__module__):
             return cast("Any", self)._dynamic_function_reduce(obj)
         return inherited.reducer_override(obj)
 
@@ -296,33 +291,3 @@ def _function(function: Function[..., Any], number: int) -> tuple[Any, tuple[Any
     # Not its `id`, which another function has when this one is gone: workers would run this one in its place.
     key = function.__dict__.setdefault(_KEY, next(_keys)), number
     return find_function, (key, type(function), python_function, function.input_signature, function.donated)
-
-
-_LIBRARIES = tuple(Path(path).resolve() for path in set(map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))))
-_OWN = Path(jaxtribute.__file__).resolve().parent
-
-
-def _of_user(name: str | None) -> bool:
-    """True if a module is neither Python's, an installed library's nor this one, so that a worker may not have it."""
-    path = getattr(sys.modules.get(name or ""), "__file__", None)
-    if not isinstance(path, str):
-        return False
-    # Above the module's packages: the folder that Python found the first of them in.
-    above = (name or "").count(".") + (Path(path).stem == "__init__")
-    # Some installers link the files of a library to a store elsewhere.
-    return not any(_holds_libraries(str(file.parent), above) for file in (Path(path).absolute(), Path(path).resolve()))
-
-
-@functools.lru_cache(maxsize=1024)
-def _holds_libraries(folder: str, above: int) -> bool:
-    """True if libraries are installed in a folder, or so many above it.
-
-    Those are Python's own, those of its environment, of the user alone, of a second environment, of `pip --target`.
-    """
-    own = Path(folder)
-    if any(own.is_relative_to(library) for library in (*_LIBRARIES, _OWN)):
-        return True
-    if {"site-packages", "dist-packages"} & set(own.parts):
-        return True
-    root = Path(*own.parts[: max(1, len(own.parts) - above)])
-    return next(root.glob("*.dist-info/RECORD"), None) is not None

@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxtribute._src.addons.messaging.wire import Header
 from jaxtribute.errors import ClusterError
-from jaxtribute.extending import Disk, damaged_files
+from jaxtribute.extending import Disk
 
 _LOG = logging.getLogger(__name__)
 # The save before the last stays as well, in case the last one turns out damaged.
@@ -223,7 +223,7 @@ def _described(path: Path | None) -> SaveDescription:
     if description is None or not sound:
         raise _damaged(path, [f"{_COMPLETE}: not as it was written"])
     written = {file_of(path, server).name: (mark[0], mark[1]) for server, mark in enumerate(description.files)}
-    if problems := damaged_files(path, written):
+    if problems := Disk.damaged_files(path, written):
         raise _damaged(path, problems)
     return description
 

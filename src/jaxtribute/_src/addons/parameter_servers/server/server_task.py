@@ -18,7 +18,7 @@ from jaxtribute._src.addons.messaging.wire import Frames, Header, pack, unpack
 from jaxtribute._src.addons.parameter_servers.server import saves
 from jaxtribute._src.addons.parameter_servers.server.store import Answer, Store
 from jaxtribute.errors import ClusterError
-from jaxtribute.extending import checksum_of
+from jaxtribute.extending import Disk
 from jaxtribute.typing import Json
 
 _LOG = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class ServerTask:
     def _on_save(self, header: Header, _: Sequence[Any]) -> Answer:
         path = Path(header["path"])
         saves.write_state(path, *self._store.state(lent=True))
-        return Answer({"mark": checksum_of(path)})
+        return Answer({"mark": Disk.checksum_of(path)})
 
     def _on_restore(self, header: Header, _: Sequence[Any]) -> Answer:
         self._store.load(*saves.read_state(Path(header["path"])))

@@ -18,7 +18,6 @@ from jaxtribute._src.addons.parameter_servers.variables.access import summed_row
 from jaxtribute._src.addons.parameter_servers.variables.operations import OptimizerOperation
 from jaxtribute.errors import ArgumentError
 from jaxtribute.extending import (
-    ELEMENTWISE,
     Context,
     Flow,
     JaxprEqn,
@@ -157,7 +156,7 @@ def check_separable(
             )
 
 
-_ROWS_KEPT = ELEMENTWISE | {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy_p"}
+_ROWS_KEPT = Programs.ELEMENTWISE | {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy_p"}
 
 
 class _Needed(Flow[frozenset[int]]):

@@ -10,7 +10,6 @@ import numpy as np
 
 from jaxtribute._src.addons.tools.hlo.loops import runs
 from jaxtribute._src.addons.tools.hlo.text import Dims, Instruction, dims_of, read, sizes_of
-from jaxtribute.extending import points
 
 _COLLECTIVE = re.compile(
     r"(?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?P<start>-start)?"
@@ -97,9 +96,6 @@ def bytes_moved(text: str, devices: int) -> float:
       devices: how many devices the program runs on.
     """
     return sum(one.times * one.sent(devices) for one in collectives(text, devices))
-
-
-points.TRAFFIC.register(bytes_moved)
 
 
 def _parts(one: Instruction, kind: str, among: int) -> tuple[int, ...]:

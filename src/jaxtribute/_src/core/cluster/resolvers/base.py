@@ -120,7 +120,12 @@ class ClusterResolver(ABC):
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:
             return ""
-        return with_protocol(self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer)
+        return self._with_protocol(self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer)
+
+    @staticmethod
+    def _with_protocol(address: str, rpc_layer: str | None) -> str:
+        """The address with its protocol, as `"grpc://host:port"`."""
+        return f"{rpc_layer}://{address}" if rpc_layer else address
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
@@ -203,8 +208,3 @@ class ClusterResolver(ABC):
     def rpc_layer(self, rpc_layer: str | None) -> None:
         """Changes the protocol in front of addresses."""
         self._rpc_layer = rpc_layer
-
-
-def with_protocol(address: str, rpc_layer: str | None) -> str:
-    """The address with its protocol, as `"grpc://host:port"`."""
-    return f"{rpc_layer}://{address}" if rpc_layer else address

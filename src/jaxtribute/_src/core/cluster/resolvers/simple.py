@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver, counts_of, with_protocol
+from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver, counts_of
 from jaxtribute._src.core.cluster.spec import ClusterSpec
 from jaxtribute.errors import ArgumentTypeError
 
@@ -64,7 +64,7 @@ class SimpleClusterResolver(ClusterResolver):
         address = self._master
         if task_type is not None and task_id is not None:
             address = self._cluster_spec.task_address(task_type, task_id)
-        return with_protocol(address, rpc_layer or self.rpc_layer)
+        return self._with_protocol(address, rpc_layer or self.rpc_layer)
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None

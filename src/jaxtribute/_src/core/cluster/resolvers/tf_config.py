@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxtribute._src.core import settings
 from jaxtribute._src.core.cluster.resolvers import register
-from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver, Detection, with_protocol
+from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver, Detection
 from jaxtribute._src.core.cluster.spec import ClusterSpec, task_number
 from jaxtribute._src.core.environment import parse_json, shown
 from jaxtribute.errors import ArgumentTypeError, ClusterSpecError
@@ -80,7 +80,9 @@ class TFConfigClusterResolver(ClusterResolver):
         if task_type is None or task_id is None:
             raise self._without_task()
         # Only None stands for the resolver's own protocol: an empty string asks for none.
-        return with_protocol(spec.task_address(task_type, task_id), self.rpc_layer if rpc_layer is None else rpc_layer)
+        return self._with_protocol(
+            spec.task_address(task_type, task_id), self.rpc_layer if rpc_layer is None else rpc_layer
+        )
 
     def own_task(self) -> tuple[str, int]:
         """This process's job and task, sure to be in the cluster.

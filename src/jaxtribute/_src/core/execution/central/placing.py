@@ -14,7 +14,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from jaxtribute._src.core.execution.inference import varying_values
+from jaxtribute._src.core.execution.capture import varying_values
 from jaxtribute._src.core.jaxprs.core import Jaxpr, JaxprEqn, Literal
 from jaxtribute._src.core.jaxprs.kinds import mentions
 from jaxtribute._src.core.jaxprs.making import state_p

@@ -16,7 +16,7 @@ from jaxtribute._src.core.points import SOURCES
 from jaxtribute._src.core.types import Foreign
 from jaxtribute.errors import ArgumentTypeError
 
-__all__ = ["Adapter", "Source", "Stream", "adapt", "register"]
+__all__ = ["Adapter", "Source", "Stream", "adapt", "register_source"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,9 @@ class Adapter:
     rank: int = 0
 
 
-def register(name: str, accepts: Callable[[Foreign], bool], make: Callable[[Foreign], Source], rank: int = 0) -> None:
+def register_source(
+    name: str, accepts: Callable[[Foreign], bool], make: Callable[[Foreign], Source], rank: int = 0
+) -> None:
     """Adds an adapter.
 
     Args:

@@ -12,7 +12,7 @@ from jaxtribute._src.core.input import grain_internals as internals
 from jaxtribute._src.core.input.batches import Batch, as_batch
 from jaxtribute._src.core.input.grain_batches import for_worker
 from jaxtribute._src.core.input.grain_internals import Node
-from jaxtribute._src.core.input.sources import register
+from jaxtribute._src.core.input.sources import register_source
 from jaxtribute._src.core.input.sources.base import Source
 from jaxtribute._src.core.input.sources.grain_map import MapSource
 from jaxtribute._src.core.input.splitting import Shard
@@ -86,7 +86,7 @@ def make(dataset: Node) -> Source:
     return IterSource(dataset)
 
 
-register("grain.IterDataset", lambda dataset: isinstance(dataset, grain.IterDataset), make)
+register_source("grain.IterDataset", lambda dataset: isinstance(dataset, grain.IterDataset), make)
 
 
 class LoaderSource(Source):
@@ -125,4 +125,4 @@ class _LoaderStream(GrainStream):
         internals.close_loader(self._iterator)
 
 
-register("grain.DataLoader", lambda dataset: isinstance(dataset, grain.DataLoader), LoaderSource)
+register_source("grain.DataLoader", lambda dataset: isinstance(dataset, grain.DataLoader), LoaderSource)

@@ -18,7 +18,7 @@ from jaxtribute._src.core.input.array_source import make_numpy_dataset
 from jaxtribute._src.core.input.batches import Batch, as_batch
 from jaxtribute._src.core.input.grain_batches import for_worker
 from jaxtribute._src.core.input.grain_internals import Node, parents
-from jaxtribute._src.core.input.sources import register
+from jaxtribute._src.core.input.sources import register_source
 from jaxtribute._src.core.input.sources.base import Source, has_arrays_only
 from jaxtribute._src.core.input.splitting import Shard
 from jaxtribute._src.core.types import Json, Nest
@@ -213,7 +213,7 @@ class _ThreadedStream:
         self._iterator.close()
 
 
-register("grain.MapDataset", lambda dataset: isinstance(dataset, grain.MapDataset), MapSource)
+register_source("grain.MapDataset", lambda dataset: isinstance(dataset, grain.MapDataset), MapSource)
 
 
 def _accepts(dataset: object) -> bool:
@@ -227,4 +227,4 @@ def _make(dataset: Nest) -> Source:
     return MapSource(make_numpy_dataset(dataset))
 
 
-register("NumPy or JAX arrays in a tuple or dict", _accepts, _make, rank=10)
+register_source("NumPy or JAX arrays in a tuple or dict", _accepts, _make, rank=10)

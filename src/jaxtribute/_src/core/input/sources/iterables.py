@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from jaxtribute._src.core.input.batches import Batch, as_batch, copied
-from jaxtribute._src.core.input.sources import register
+from jaxtribute._src.core.input.sources import register_source
 from jaxtribute._src.core.input.sources.base import Source
 from jaxtribute._src.core.input.splitting import Shard
 from jaxtribute._src.core.types import Json, Nest
@@ -142,4 +142,4 @@ class CountingStream:
             close()
 
 
-register("any iterable of batches", lambda dataset: isinstance(dataset, Iterable), IterableSource, rank=100)
+register_source("any iterable of batches", lambda dataset: isinstance(dataset, Iterable), IterableSource, rank=100)

@@ -11,9 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxtribute._src.core.jaxprs.core import Jaxpr, JaxprEqn, Literal, aval, opened
-from jaxtribute._src.core.jaxprs.flow import scan_counts
-from jaxtribute._src.core.jaxprs.walking import called
+from jaxtribute.extending import Jaxpr, JaxprEqn, Literal, Programs
 
 
 class Traced(NamedTuple):
@@ -132,17 +130,17 @@ class AxisClasses:
             return self._scan(eqn, given)
         if name == "while":
             tests = eqn.params["cond_nconsts"]
-            return self._turned(opened(eqn.params["body_jaxpr"]), given[tests:], eqn.params["body_nconsts"])
+            return self._turned(Programs.opened(eqn.params["body_jaxpr"]), given[tests:], eqn.params["body_nconsts"])
         if name == "cond":
             # The first operand says which branch runs; the branches do not get it.
-            branches = [self._run(opened(branch), given[1:]) for branch in eqn.params["branches"]]
+            branches = [self._run(Programs.opened(branch), given[1:]) for branch in eqn.params["branches"]]
             # Whichever branch runs, the result is laid out alike.
             for others in branches[1:]:
                 for one, other in zip(branches[0], others, strict=True):
                     self._join_alike(one, other)
             return branches[0]
-        inner = eqn.params["jaxpr"] if name == "shard_map" else called(eqn)
-        return self._operation(eqn, given) if inner is None else self._run(opened(inner), given)
+        inner = eqn.params["jaxpr"] if name == "shard_map" else Programs.called(eqn)
+        return self._operation(eqn, given) if inner is None else self._run(Programs.opened(inner), given)
 
     def _turned(self, body: Jaxpr, given: list[Traced], consts: int) -> list[Traced]:
         """The values that a loop carries, which go out of its body as they go in."""
@@ -153,11 +151,11 @@ class AxisClasses:
         return carry
 
     def _scan(self, eqn: JaxprEqn, given: list[Traced]) -> list[Traced]:
-        consts, carries = scan_counts(eqn)
+        consts, carries = Programs.scan_counts(eqn)
         end = consts + carries
         # An array's rows are as the array is, without the axis over which the scan goes.
         rows = [Traced(one.shape[1:], one.axes[1:], one.source) for one in given[end:]]
-        outs = self._run(opened(eqn.params["jaxpr"]), [*given[:end], *rows])
+        outs = self._run(Programs.opened(eqn.params["jaxpr"]), [*given[:end], *rows])
         for one, other in zip(given[consts:end], outs[:carries], strict=True):
             self._join_alike(one, other)
         length = eqn.params["length"]
@@ -307,7 +305,7 @@ class AxisClasses:
 
 def _shape(atom: Any) -> tuple[int, ...]:
     """The shape of a variable or literal of a program; that of a scalar for what is no array."""
-    return tuple(getattr(aval(atom), "shape", ()))
+    return tuple(getattr(Programs.aval(atom), "shape", ()))
 
 
 def _others(axes: Sequence[int], places: Sequence[int]) -> list[int]:

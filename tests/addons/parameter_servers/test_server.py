@@ -7,8 +7,8 @@ import psutil
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.addons.parameter_servers.engines.server import ServerDef
 from jaxtribute._src.core.cluster import runtime
-from jaxtribute._src.core.cluster.server import ServerDef
 from jaxtribute.errors import ArgumentTypeError, ClusterError, ClusterSpecError, ConfigError
 
 TWO = {"worker": ["127.0.0.1:1111", "127.0.0.1:2222"]}
@@ -58,12 +58,12 @@ class TestAlone:
         server = jd.Server.create_local_server()
         server.join()
         assert server.target == "grpc://localhost:0"
-        assert runtime.current() is None
+        assert runtime.Cluster.current() is None
 
     @pytest.mark.parametrize(("job", "cluster"), [("evaluator", ALL), ("worker", {"worker": ["127.0.0.1:1111"]})])
     def test_who_trains_with_nobody_joins_nothing(self, job: str, cluster: dict[str, list[str]]) -> None:
         jd.Server(cluster, job).join()
-        assert runtime.current() is None
+        assert runtime.Cluster.current() is None
 
     def test_only_a_started_server_can_be_joined(self) -> None:
         server = jd.Server.create_local_server(start=False)
@@ -83,9 +83,9 @@ def serve_and_join() -> tuple[str, int, set[str]]:
     resolver = jd.cluster_resolver.TFConfigClusterResolver()
     job, index = resolver.own_task()
     server = jd.Server(resolver.cluster_spec(), job, index)
-    cluster = runtime.current()
+    cluster = runtime.Cluster.current()
     server.start()
-    assert runtime.current() is cluster
+    assert runtime.Cluster.current() is cluster
     processes = jax.process_count()
     ports = [one.laddr for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN]
     server.join()

@@ -12,24 +12,16 @@ from typing import Any
 
 import jax
 
-from jaxtribute._src.core import context as contexts
-from jaxtribute._src.core.execution.capture import Capture, capture
-from jaxtribute._src.core.execution.function import Function
-from jaxtribute._src.core.execution.nests import is_array
-from jaxtribute._src.core.execution.signatures import is_whole_variable
-from jaxtribute._src.core.jaxprs.core import opened
-from jaxtribute._src.core.layouts import reasons
-from jaxtribute._src.core.layouts.axes import AxisClasses
-from jaxtribute._src.core.layouts.clusters import Cluster, Plan, clusters_of, split_axis
-from jaxtribute._src.core.layouts.judging import Judge, laid_out
-from jaxtribute._src.core.layouts.search import Search
-from jaxtribute._src.core.types import Nest
-from jaxtribute._src.core.values.automatic import AutomaticLayout, Candidate, axis_to_split_over, split_at
-from jaxtribute._src.core.values.layouts import LayoutMap, LayoutNote
-from jaxtribute._src.core.values.mesh import Layout, ReplicaMesh
-from jaxtribute._src.core.values.stored import updating
-from jaxtribute._src.core.values.variable import Variable
+from jaxtribute import LayoutMap, Variable
+from jaxtribute._src.addons.layouts import reasons
+from jaxtribute._src.addons.layouts.automatic import AutomaticLayout, Candidate, Layout, axis_to_split_over, split_at
+from jaxtribute._src.addons.layouts.axes import AxisClasses
+from jaxtribute._src.addons.layouts.clusters import Cluster, Plan, clusters_of, split_axis
+from jaxtribute._src.addons.layouts.judging import Judge, laid_out
+from jaxtribute._src.addons.layouts.search import Search
 from jaxtribute.errors import ArgumentError
+from jaxtribute.extending import Capture, Context, Function, Nests, Programs, ReplicaMesh, updating
+from jaxtribute.typing import Leaf, Nest
 
 _LOG = logging.getLogger(__name__)
 _QUIET_S = 5.0
@@ -49,7 +41,7 @@ class Choice:
     def __init__(self, traced: Capture, leaves: Sequence[Any], mesh: ReplicaMesh, movable: set[Variable]) -> None:
         self._mesh, self.judge = mesh, Judge(traced, leaves, mesh)
         self._movable, self._parts = movable, axis_to_split_over(mesh)[1]
-        self._classes = AxisClasses(opened(traced.closed))
+        self._classes = AxisClasses(Programs.opened(traced.closed))
         # The program's inputs are its arguments, and then these.
         self._inputs: list[Variable] = list(traced.executor.inputs)
         inputs = dict(enumerate(self._inputs, len(leaves)))
@@ -97,7 +89,7 @@ class Choice:
             key = f"^{re.escape(variable.name.removesuffix(':0'))}$"
             if not variable.derived and key not in made:
                 made[key] = layout
-                made.notes[key] = LayoutNote(variable.shape, why)
+                made.notes[key] = LayoutMap.Note(variable.shape, why)
 
         for place, (cluster, axis) in enumerate(zip(self.clusters, self.plan, strict=True)):
             why = reasons.reason(self.clusters, self.plan, place, self._parts, self._classes)
@@ -192,11 +184,11 @@ def automatic_layout(
       ArgumentError: the step uses no variables of a strategy whose replicas have several devices.
     """
     function = step.python_function if isinstance(step, Function) else step
-    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_whole_variable)
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_variable)
     places: list[int] = []
     arrays: list[Any] = []
     for place, leaf in enumerate(leaves):
-        if is_array(leaf) and not isinstance(leaf, Variable):
+        if Nests.is_array(leaf) and not isinstance(leaf, Variable):
             places.append(place)
             arrays.append(leaf)
 
@@ -207,7 +199,7 @@ def automatic_layout(
         positional, named = tree.unflatten(whole)
         return function(*positional, **named)
 
-    traced = capture(call, contexts.current(), arrays)
+    traced = Capture.of(call, Context.current(), arrays)
     variables = {variable for variable in traced.executor.inputs if isinstance(variable, Variable)}
     meshes = {variable.policy.mesh for variable in variables}
     mesh = next((mesh for mesh in meshes if mesh is not None and mesh.group), None)
@@ -221,6 +213,10 @@ def automatic_layout(
         limits = AutomaticLayout(memory_limit=memory_limit, tries=tries)  # which checks them
         choice.make(limits.memory_limit, limits.tries)
     return choice.entries()
+
+
+def _is_variable(leaf: Leaf) -> bool:
+    return isinstance(leaf, Variable)
 
 
 def _memory_of(mesh: ReplicaMesh) -> int | None:

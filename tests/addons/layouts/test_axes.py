@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxtribute._src.addons.layouts.axes import AxisClasses
 from jaxtribute._src.core.jaxprs.core import opened
-from jaxtribute._src.core.layouts.axes import AxisClasses
 
 
 def classes(function: Callable[..., Any], *shapes: Any) -> tuple[AxisClasses, list[list[int]]]:

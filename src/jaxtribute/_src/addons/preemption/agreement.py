@@ -11,11 +11,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from jaxtribute._src.core.checkpoint.committing import patience
 from jaxtribute.errors import ClusterError, ContextError, DeadlineError
 
 if TYPE_CHECKING:
-    from jaxtribute._src.core.cluster.runtime import Cluster
+    from jaxtribute.extending import Cluster
 
 KEY = "jaxtribute/preemption/notice"
 _LOOK_S = 0.1
@@ -164,7 +163,7 @@ class Rounds:
         cluster = self._cluster
         if cluster is None:
             return place
-        timeout_s = patience(cluster)
+        timeout_s = cluster.patience()
         deadline = time.monotonic() + timeout_s
         while True:
             places = cluster.by_rank(_ROOT)

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec
 
 import jaxtribute as jd
 import layout_models
-from jaxtribute._src.core.layouts import settling
-from jaxtribute._src.core.layouts.judging import laid_out
+from jaxtribute._src.addons.layouts import settling
+from jaxtribute._src.addons.layouts.judging import laid_out
 from jaxtribute.errors import ArgumentError
 
 WIDE = 128

@@ -13,19 +13,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from jaxtribute._src.core import settings
-from jaxtribute._src.core.checkpoint import committing
-from jaxtribute._src.core.checkpoint.checkpoint import Checkpoint
-from jaxtribute._src.core.checkpoint.manager import CheckpointManager
-from jaxtribute._src.core.checkpoint.preemption_agreement import NoticeListener, Rounds, read_notice
-from jaxtribute._src.core.cluster.failures import RESUME as RESUME_CODE
-from jaxtribute._src.core.cluster.failures import say
+from jaxtribute import Checkpoint, CheckpointManager
+from jaxtribute._src.addons.preemption.agreement import NoticeListener, Rounds, read_notice
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeadlineError
+from jaxtribute.extending import Cluster, ExitCode, saving_cluster, settings
 
 
 def exit_to_resume() -> NoReturn:
     """Ends the program with the exit code that asks the launcher to start it again."""
-    sys.exit(RESUME_CODE)
+    sys.exit(int(ExitCode.RESUME))
 
 
 @dataclass(frozen=True)
@@ -103,7 +99,7 @@ class PreemptionCheckpointHandler:
         del cluster_resolver  # the strategy has joined the cluster that it describes
         self._manager = _manager(checkpoint_or_checkpoint_manager, checkpoint_dir)
         self._config = termination_config or TerminationConfig()
-        cluster = self._cluster = committing.cluster()
+        cluster = self._cluster = saving_cluster()
         self._rounds = Rounds(cluster)
         self._whom = ""
         self._heard_at = 0.0
@@ -209,7 +205,7 @@ class PreemptionCheckpointHandler:
         self._manager.wait()
         self._report("saved", path)
         if self._cluster is None or self._cluster.rank == 0:
-            say(f"saved {path} after {self.total_run_calls} calls of run, since {self._whom}")
+            Cluster.say(f"saved {path} after {self.total_run_calls} calls of run, since {self._whom}")
 
     def _extra_rounds(self, save_s: float) -> int:
         """Number of further calls that there is time for, before a second save; the first worker decides for all."""
@@ -256,7 +252,7 @@ class PreemptionWatcher:
     """
 
     def __init__(self) -> None:
-        self._cluster = committing.cluster()
+        self._cluster = saving_cluster()
 
     @property
     def preemption_message(self) -> str | None:

@@ -8,23 +8,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
-from jaxtribute._src.core import settings
-from jaxtribute._src.core.backend import prepare_cpu_backend
-from jaxtribute._src.core.collectives.options import CommunicationOptions
-from jaxtribute._src.core.devices import default_devices, device_name
-from jaxtribute._src.core.strategies.base import Strategy
-from jaxtribute._src.core.strategies.device_assignment import DeviceAssignment, is_tpu, tpu_devices
-from jaxtribute._src.core.strategies.groups import Groups, groups_of
-from jaxtribute._src.core.strategies.mirrored import distinct_devices
-from jaxtribute._src.core.strategies.multi_worker import MultiWorkerExtended, join, worker_mesh
-from jaxtribute._src.core.types import Device, Foreign
-from jaxtribute._src.core.values.layouts import LayoutMap, with_layout
-from jaxtribute._src.core.values.mesh import ReplicaMesh
+from jaxtribute import LayoutMap, Strategy, with_layout
+from jaxtribute._src.addons.tpu.device_assignment import DeviceAssignment, is_tpu, tpu_devices
+from jaxtribute.config import prepare_cpu_backend
 from jaxtribute.errors import ArgumentError, DeviceError
+from jaxtribute.experimental import CommunicationOptions
+from jaxtribute.extending import (
+    Cluster,
+    Groups,
+    MultiWorkerExtended,
+    ReplicaMesh,
+    default_devices,
+    device_name,
+    settings,
+)
+from jaxtribute.typing import Device, Foreign
 
 if TYPE_CHECKING:
-    from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver
-    from jaxtribute._src.core.cluster.runtime import Cluster
+    from jaxtribute.cluster_resolver import ClusterResolver
 
 T = TypeVar("T")
 
@@ -71,11 +72,11 @@ class TPUStrategy(Strategy):
         layout: LayoutMap | Mapping[str, Any] | str | None = None,
     ) -> None:
         del experimental_spmd_xla_partitioning
-        groups = groups_of(devices_per_replica, replica_shape, layout)
+        groups = Groups.of(devices_per_replica, replica_shape, layout)
         self._resolver = tpu_cluster_resolver
         # What the groups are told was checked before: a worker that raised after it had joined would leave the others
         # waiting. And JAX must not have started, since a process joins a cluster before it has a backend.
-        cluster = join(tpu_cluster_resolver, None) if tpu_cluster_resolver is not None else None
+        cluster = Cluster.join(tpu_cluster_resolver) if tpu_cluster_resolver is not None else None
         prepare_cpu_backend()
         mesh = _mesh(cluster, experimental_device_assignment, groups)
         super().__init__(MultiWorkerExtended(mesh, cluster, CommunicationOptions(), groups.layouts))
@@ -158,7 +159,9 @@ def _mesh(cluster: Cluster | None, assignment: Foreign, groups: Groups) -> Repli
     """The replicas' devices: those assigned, or all TPU devices."""
     several = cluster is not None and cluster.workers > 1
     if assignment is None:
-        return worker_mesh(cluster, tpu_devices(jax.devices() if several else default_devices()), groups)
+        return MultiWorkerExtended.worker_mesh(
+            cluster, tpu_devices(jax.devices() if several else default_devices()), groups
+        )
     if isinstance(assignment, DeviceAssignment):
         chosen = assignment.devices
         if groups.shape and math.prod(groups.shape.values()) != assignment.num_cores_per_replica:
@@ -168,7 +171,7 @@ def _mesh(cluster: Cluster | None, assignment: Foreign, groups: Groups) -> Repli
             )
         groups = Groups(groups.shape or assignment.replica_shape, groups.layouts)
     else:
-        chosen = distinct_devices(settings.sequence("experimental_device_assignment", assignment))
+        chosen = MultiWorkerExtended.distinct_devices(settings.sequence("experimental_device_assignment", assignment))
     if not chosen:
         raise DeviceError(f"the device assignment {assignment!r} is empty. HINT: name devices, or pass None for all.")
     strange = [device_name(device) for device in chosen if not is_tpu(device)]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from jaxtribute._src.core import settings
-from jaxtribute._src.core.cluster import runtime
-from jaxtribute._src.core.cluster.roster import JOBS
-from jaxtribute._src.core.cluster.spec import ClusterDef, ClusterSpec, Tasks
-from jaxtribute._src.core.points import PARAMETER_SERVERS
+from jaxtribute import ClusterSpec
+from jaxtribute._src.addons.parameter_servers.engines.ray_node import task_of_cluster
+from jaxtribute.cluster_resolver import SimpleClusterResolver
 from jaxtribute.errors import ClusterError, ClusterSpecError
+from jaxtribute.extending import Cluster, Roster, settings
 
+if TYPE_CHECKING:
+    from jaxtribute.compat.tf.train import ClusterDef
+
+Tasks = Sequence[str] | Mapping[int, str]
 _JOINED = "jaxtribute/server/joined"
 _POLL_S = 0.1
 
@@ -159,16 +162,16 @@ def _only(argument: str, choices: list[_T], shown: str) -> _T:
 def _start(spec: ClusterSpec, task: ServerDef) -> Callable[[], None]:
     """Starts the task, and returns what `join` calls."""
     if "ps" in spec.jobs:
-        return PARAMETER_SERVERS.last()(spec, task)
-    members = sum(spec.num_tasks(job) for job in JOBS if job in spec.jobs)
+        return task_of_cluster(spec, task.job_name, task.task_index)
+    members = sum(spec.num_tasks(job) for job in Roster.JOBS if job in spec.jobs)
     # Parameter servers aside, a task that trains with nobody has nothing to join.
-    if task.job_name not in JOBS or members == 1:
+    if task.job_name not in Roster.JOBS or members == 1:
         return lambda: None
-    cluster = runtime.connect(spec, task.job_name, task.task_index)
-    return lambda: _join(cluster)
+    cluster = Cluster.join(SimpleClusterResolver(spec, task_type=task.job_name, task_id=task.task_index))
+    return lambda: None if cluster is None else _join(cluster)
 
 
-def _join(cluster: runtime.Cluster) -> None:
+def _join(cluster: Cluster) -> None:
     # Told before the wait: workers that join each other would otherwise wait for ever.
     cluster.set(f"{_JOINED}/{cluster.rank}", "")
     others = set(range(cluster.workers)) - {cluster.rank}

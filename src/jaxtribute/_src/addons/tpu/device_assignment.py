@@ -9,11 +9,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from jaxtribute._src.core import settings
-from jaxtribute._src.core.devices import default_devices, device_name, resolve_device
-from jaxtribute._src.core.strategies.groups import MODEL_AXIS
-from jaxtribute._src.core.types import Device, Foreign, HostArray
 from jaxtribute.errors import ArgumentTypeError, DeviceError, ShapeError
+from jaxtribute.extending import default_devices, device_name, resolve_device, settings
+from jaxtribute.typing import Device, Foreign, HostArray
 
 _AXES = ("x", "y", "z", "core")
 """The coordinates of a core: those of its chip, and its number there."""
@@ -180,7 +178,7 @@ class DeviceAssignment:
     def replica_shape(self) -> dict[str, int]:
         """The axes within a replica: "model" for one, else those of x, y, z and core that a block extends along."""
         axes = {name: size for name, size in zip(_AXES, self._shape, strict=True) if size > 1}
-        return {MODEL_AXIS: next(iter(axes.values()))} if len(axes) == 1 else axes
+        return {"model": next(iter(axes.values()))} if len(axes) == 1 else axes
 
     def coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:
         """Returns the coordinates of a replica's device."""

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Generator, Sequence
 from operator import attrgetter
 
-from jaxtribute._src.core.layouts.clusters import Cluster, Plan, guesses
-from jaxtribute._src.core.values.automatic import Candidate
+from jaxtribute._src.addons.layouts.automatic import Candidate
+from jaxtribute._src.addons.layouts.clusters import Cluster, Plan, guesses
 
 _LOG = logging.getLogger(__name__)
 _ROOM = 1.25

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.core.checkpoint import committing, preemption
-from jaxtribute._src.core.checkpoint import preemption_agreement as agreement
-from jaxtribute._src.core.checkpoint.preemption_agreement import NoticeListener
+from jaxtribute._src.addons.preemption import agreement
+from jaxtribute._src.addons.preemption import handler as handlers
+from jaxtribute._src.addons.preemption.agreement import NoticeListener
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterError, ContextError, DeadlineError
 
 Handler = jd.experimental.PreemptionCheckpointHandler
@@ -59,7 +59,7 @@ def await_notice(handler: Any) -> None:
 def test_a_training_is_saved_and_goes_on(
     tmp_path: Path, made: list[Any], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(preemption.REPORT, str(tmp_path / "report"))
+    monkeypatch.setenv(handlers.REPORT, str(tmp_path / "report"))
     handler, step = start(made, tmp_path / "folder")
     assert (handler.total_run_calls, handler.preempted) == (0, False)
 
@@ -191,7 +191,7 @@ class Peers:
 @pytest.fixture
 def peers(monkeypatch: pytest.MonkeyPatch) -> Peers:
     found = Peers()
-    monkeypatch.setattr(committing, "cluster", lambda: found)
+    monkeypatch.setattr(handlers, "saving_cluster", lambda: found)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 from functools import partial
 
 import jax
@@ -12,14 +13,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxtribute._src.core import settings
-from jaxtribute._src.core.execution.nests import is_whole
-from jaxtribute._src.core.types import Array, Leaf, Nest
-from jaxtribute._src.core.values.agreement import exchanged
-from jaxtribute._src.core.values.distributed import Mirrored
-from jaxtribute._src.core.values.mesh import AXIS, ReplicaMesh
-from jaxtribute._src.core.values.variable import Variable
+from jaxtribute import REPLICA_AXIS as AXIS
+from jaxtribute import Mirrored, Variable
 from jaxtribute.errors import DivergenceError
+from jaxtribute.extending import Nests, ReplicaMesh, settings
+from jaxtribute.typing import Array, Leaf, Nest
 
 __all__ = ["check_replicas"]
 
@@ -46,7 +44,7 @@ def check_replicas(tree: Nest, *, every: int = 1, step: int = 0) -> None:
     """
     if settings.whole("step", step) % settings.whole("every", every, 1):
         return
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_whole)[0]:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=Nests.is_whole)[0]:
         found = _mirrored(leaf)
         if found is None:
             continue
@@ -79,7 +77,8 @@ def _digests(array: jax.Array, mesh: ReplicaMesh) -> list[str]:
     if mesh.peers is None:
         return own
     # Workers tell their replicas in order, and the workers' order is that of the replicas.
-    return list(itertools.chain.from_iterable(exchanged(mesh.peers, "jd.debug.check_replicas", own)))
+    told = mesh.peers.exchange("jd.debug.check_replicas", json.dumps(own))
+    return list(itertools.chain.from_iterable(map(json.loads, told)))
 
 
 def _amount(array: jax.Array, mesh: ReplicaMesh, apart: list[int]) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.core.layouts.axes import Use
-from jaxtribute._src.core.layouts.clusters import Cluster, Plan, by_classes, guesses
-from jaxtribute._src.core.layouts.search import Search
-from jaxtribute._src.core.values.automatic import Candidate
+from jaxtribute._src.addons.layouts.automatic import Candidate
+from jaxtribute._src.addons.layouts.axes import Use
+from jaxtribute._src.addons.layouts.clusters import Cluster, Plan, by_classes, guesses
+from jaxtribute._src.addons.layouts.search import Search
 
 
 def kernel(axes: tuple[int, int], size: int = 8) -> Cluster:

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from jaxtribute._src.core.layouts.axes import AxisClasses, Use
-from jaxtribute._src.core.values.layouts import names_of
-from jaxtribute._src.core.values.mesh import AXIS, Layout
-from jaxtribute._src.core.values.variable import Variable
+from jaxtribute import REPLICA_AXIS, Variable
+from jaxtribute._src.addons.layouts.automatic import Layout
+from jaxtribute._src.addons.layouts.axes import AxisClasses, Use
 
 Plan = tuple[int | None, ...]
 """For each cluster the axis that is split; None where it is whole."""
@@ -108,7 +107,8 @@ def can_split(variable: Variable, axis: int, parts: int) -> bool:
 
 def split_axis(layout: Layout) -> int | None:
     """The axis that a layout within a replica splits."""
-    return next((axis for axis, names in enumerate(layout) if set(names_of(names)) - {AXIS}), None)
+    whole = (None, (), REPLICA_AXIS, (REPLICA_AXIS,))
+    return next((axis for axis, names in enumerate(layout) if names not in whole), None)
 
 
 def by_classes(clusters: Sequence[Cluster], chosen: Iterable[int]) -> Plan:

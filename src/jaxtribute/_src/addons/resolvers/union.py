@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver, with_protocol
-from jaxtribute._src.core.cluster.spec import ClusterSpec
+from jaxtribute import ClusterSpec
+from jaxtribute.cluster_resolver import ClusterResolver
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterSpecError
 
 
@@ -77,7 +77,8 @@ class UnionResolver(ClusterResolver):
           ClusterSpecError: there is no such task.
         """
         if task_type is not None and task_id is not None:
-            return with_protocol(self.cluster_spec().task_address(task_type, task_id), rpc_layer or self._rpc_layer)
+            address = self.cluster_spec().task_address(task_type, task_id)
+            return self._with_protocol(address, rpc_layer or self._rpc_layer)
         return self._resolvers[0].master(rpc_layer=rpc_layer)
 
     def num_accelerators(

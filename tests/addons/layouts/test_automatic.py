@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import pytest
 
-from jaxtribute._src.core.values.automatic import layout_by_shape, split_at
+from jaxtribute._src.addons.layouts.automatic import layout_by_shape, split_at
 from jaxtribute._src.core.values.mesh import Layout, ReplicaMesh
 
 

@@ -10,13 +10,10 @@ from typing import Any
 import jax
 from jax.sharding import Sharding
 
-from jaxtribute._src.core.execution.capture import Capture
-from jaxtribute._src.core.jaxprs.core import as_function, aval, opened
-from jaxtribute._src.core.points import TRAFFIC
-from jaxtribute._src.core.values.automatic import Candidate
-from jaxtribute._src.core.values.mesh import Layout, ReplicaMesh
-from jaxtribute._src.core.values.policies.base import Policy
-from jaxtribute._src.core.values.variable import Variable
+from jaxtribute import Variable
+from jaxtribute._src.addons.layouts.automatic import Candidate, Layout
+from jaxtribute._src.addons.tools.hlo.exchanges import bytes_moved
+from jaxtribute.extending import Capture, Policy, Programs, ReplicaMesh
 
 # What is asked of the compiler is decided before it makes machine code: on CPU most of its time would go there.
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -67,21 +64,21 @@ class Judge:
             return policy.where or self._mesh.replicated
 
         places = [*map(self._place_of_argument, self._leaves), *map(where, variables)]
-        atoms = opened(program).invars
+        atoms = Programs.opened(program).invars
         # Behind arguments and variables come the batches that the function draws by itself.
-        places += [self._place_of_batch(aval(atom).shape) for atom in atoms[len(places) :]]
+        places += [self._place_of_batch(Programs.aval(atom).shape) for atom in atoms[len(places) :]]
         inputs = [
-            jax.ShapeDtypeStruct(aval(atom).shape, aval(atom).dtype, sharding=place)
+            jax.ShapeDtypeStruct(Programs.aval(atom).shape, Programs.aval(atom).dtype, sharding=place)
             for atom, place in zip(atoms, places, strict=True)
         ]
         written: list[Variable] = list(executor.written)
-        results = len(opened(program).outvars) - len(written)
+        results = len(Programs.opened(program).outvars) - len(written)
         # Results may lie as the compiler likes; new values of variables must lie as the old ones.
         outputs = [*[None] * results, *map(where, written)]
         first = len(self._leaves)
         # As the real step donates, else the old values would count beside the new ones.
         donated = [first + place for place, variable in enumerate(variables) if variable in executor.written]
-        step = jax.jit(as_function(program), donate_argnums=donated, out_shardings=outputs)
+        step = jax.jit(Programs.as_function(program), donate_argnums=donated, out_shardings=outputs)
         on_cpu = self._mesh.devices[0].platform == "cpu"
         try:
             compiled = step.lower(*inputs).compile(compiler_options=_QUICK if on_cpu else None)
@@ -92,7 +89,7 @@ class Judge:
             return Candidate(name, math.inf, math.inf)
         # Of a program that the compiler does not show nobody knows what it moves, which counts as the worst.
         text = compiled.as_text()
-        sent = math.inf if text is None else TRAFFIC.last()(text, len(self._mesh.devices))
+        sent = math.inf if text is None else bytes_moved(text, len(self._mesh.devices))
         return Candidate(name, sent, _memory(compiled))
 
     def _place_of_argument(self, leaf: Any) -> Sharding:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxtribute._src.core.checkpoint.preemption_agreement import Rounds
+from jaxtribute._src.addons.preemption.agreement import Rounds
 from jaxtribute.errors import ClusterError, DeadlineError
 
 PLACES = 12
@@ -29,6 +29,9 @@ class Peers:
         self.roster = SimpleNamespace(named=lambda ranks: ", ".join(self.names[rank] for rank in ranks))
         self.failure: Exception | None = None
         self.timeout_s = 20.0
+
+    def patience(self) -> float:
+        return self.timeout_s
 
     def set(self, key: str, value: str) -> None:
         self._store[key] = value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxtribute._src.core.layouts.axes import AxisClasses
-from jaxtribute._src.core.layouts.clusters import Cluster, Plan
+from jaxtribute._src.addons.layouts.axes import AxisClasses
+from jaxtribute._src.addons.layouts.clusters import Cluster, Plan
 
 _OF_KINDS = {
     "columns": "split by columns",

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from jaxtribute._src.core import settings
-from jaxtribute._src.core.values.layouts import LayoutMap
-from jaxtribute._src.core.values.mesh import Layout, ReplicaMesh
+from jaxtribute import Variable
+from jaxtribute.extending import Capture, ProgramLayout, ReplicaMesh, points, settings
 
-if TYPE_CHECKING:
-    from jaxtribute._src.core.values.variable import Variable
-
+Layout = tuple[str | tuple[str, ...] | None, ...]
+"""For each axis of an array the axes within a replica that split it."""
 _MODEL = "model"
 SMALL_BYTES = 1 << 14
 """Variables below this size are whole until a program is known: in parts they would save little."""
@@ -31,7 +30,7 @@ class Candidate(NamedTuple):
     memory: float
 
 
-class AutomaticLayout(LayoutMap):
+class AutomaticLayout(ProgramLayout):
     """A layout map that a strategy fills itself: `layout="auto"`, with settings.
 
     A variable is laid out by its shape as it is made, so that no device ever holds a large model whole: its longest
@@ -59,19 +58,26 @@ class AutomaticLayout(LayoutMap):
         self.tried: tuple[Candidate, ...] = ()
         self._pending: weakref.WeakSet[Variable] = weakref.WeakSet()
 
-    def layout_of(self, variable: Variable, mesh: ReplicaMesh, small: int = SMALL_BYTES) -> Layout:
+    def layout_of(self, variable: Variable, mesh: ReplicaMesh, most_bytes: int | None = None) -> Layout:
         """The layout of a new variable, by its shape; a program may choose another one.
 
         Args:
           variable: the variable.
           mesh: the replicas' devices.
-          small: variables of fewer bytes are whole.
+          most_bytes: the size from which the strategy does not want a variable whole.
         """
+        small = SMALL_BYTES if most_bytes is None else min(most_bytes, SMALL_BYTES)
         # Whatever its size: a program may want a small variable in parts as well, because of what it meets there.
         self._pending.add(variable)
         if variable.size * variable.dtype.itemsize < small:
             return ()
         return layout_by_shape(variable.shape, mesh)
+
+    def lay_out(self, mesh: ReplicaMesh, capture: Capture, leaves: Sequence[Any]) -> None:
+        """Chooses a layout from a program, and lays the variables out by it; see `settling.settle`."""
+        from jaxtribute._src.addons.layouts.settling import settle  # most programs never need it
+
+        settle(self, mesh, capture, leaves)
 
     def is_pending(self, variable: Variable) -> bool:
         """True if no program has decided on a variable yet."""
@@ -102,3 +108,6 @@ def layout_by_shape(shape: tuple[int, ...], mesh: ReplicaMesh) -> Layout:
     # Of axes of equal length the last: a matrix is split by columns, so that the product needs no sum over devices.
     fitting = [axis for axis, size in enumerate(shape) if size and size % parts == 0]
     return split_at(max(fitting, key=lambda axis: (shape[axis], axis), default=None), mesh)
+
+
+points.LAYOUTS.register(AutomaticLayout)

@@ -19,12 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtribute._src.core import settings
-from jaxtribute._src.core.execution.autodiff import value_and_grad
-from jaxtribute._src.core.types import Array, DType, Leaf, Nest
-from jaxtribute._src.core.values.enums import VariableAggregation
-from jaxtribute._src.core.values.variable import Variable
+from jaxtribute import Variable, VariableAggregation, value_and_grad
 from jaxtribute.errors import ArgumentError
+from jaxtribute.extending import settings
+from jaxtribute.typing import Array, DType, Leaf, Nest
 
 P = ParamSpec("P")
 R = TypeVar("R")

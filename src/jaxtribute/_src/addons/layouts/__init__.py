@@ -1,0 +1,1 @@
+"""Layouts of variables that are chosen from a traced program: `layout="auto"`."""

@@ -1,0 +1,1 @@
+"""`TPUStrategy`, and which devices of a TPU make up which replica."""

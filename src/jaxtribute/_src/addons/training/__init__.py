@@ -1,0 +1,1 @@
+"""Helpers of a training step: mixed precision, checks that the replicas agree."""

@@ -1,1 +1,0 @@
-"""Layouts of variables that are chosen from a traced program."""

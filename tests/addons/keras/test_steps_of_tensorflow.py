@@ -1,0 +1,100 @@
+"""Steps in TensorFlow's form, `train_step(self, data)`, and what else TensorFlow's programs ask of Keras."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxtribute as jd
+import jaxtribute.compat.tf as tf
+from keras_models import devices, keras
+
+X = np.random.RandomState(0).normal(size=(12, 3)).astype(np.float32)
+
+
+class Gan(keras.Model):
+    """Two models with two losses, and no `call`, as in Keras's examples."""
+
+    def __init__(self, replicas: int = 1) -> None:
+        super().__init__()
+        self.first = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        self.second = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, kernel_initializer="ones")])
+        self.loss_metric, self.replicas = keras.metrics.Mean(name="loss"), replicas
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.loss_metric]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        def losses() -> Any:
+            made = self.second(data)
+            return tf.reduce_mean(self.first(made) ** 2), tf.reduce_mean((made - data) ** 2)
+
+        weights = self.first.trainable_weights, self.second.trainable_weights
+        (one, two), gradients = jd.value_and_grads(losses, weights)()
+        for values, variables in zip(gradients, weights, strict=True):
+            pairs = [(value / self.replicas, variable) for value, variable in zip(values, variables, strict=True)]
+            self.optimizer.apply_gradients(pairs[:1]) if variables is weights[0] else self.other.apply_gradients(pairs)
+        self.loss_metric.update_state(one)
+        return {"loss": self.loss_metric.result(), "two": two}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        self.loss_metric.update_state(tf.reduce_mean(self.first(data)))
+        return {"loss": self.loss_metric.result()}
+
+
+def expected() -> tuple[list[float], Any, Any]:
+    """The same in NumPy: of steps on 4 examples each the mean loss, and the weights."""
+    a, b, c = np.ones((3, 1)), np.ones((3, 3)), np.zeros(3)
+    losses: list[float] = []
+    for start in range(0, 12, 4):
+        x = X[start : start + 4].astype(np.float64)
+        made = x @ b + c
+        out = made @ a
+        losses.append(float(np.mean(out**2)))
+        of_made = 2 * (made - x) / made.size
+        a, b, c = a - 0.1 * made.T @ (2 * out / 4), b - 0.1 * x.T @ of_made, c - 0.1 * of_made.sum(0)
+    return losses, a, b
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("replicas", [0, 1, 2])
+def test_a_train_step_of_data_alone(replicas: int, eager: bool) -> None:
+    strategy = jd.MirroredStrategy(devices(replicas)) if replicas else jd.get_strategy()
+    with strategy.scope():
+        model = Gan(max(replicas, 1))
+        model.other = keras.optimizers.SGD(0.1)
+        model.compile(keras.optimizers.SGD(0.1), run_eagerly=eager)
+    history = model.fit(tf.data.Dataset.from_tensor_slices(X).batch(4), epochs=1, verbose=0).history
+    losses, a, b = expected()
+    np.testing.assert_allclose(history["loss"], [np.mean(losses)], rtol=1e-5)
+    np.testing.assert_allclose(model.first.weights[0].numpy(), a, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(model.second.weights[0].numpy(), b, rtol=1e-4, atol=1e-5)
+    got = model.evaluate(X, batch_size=4, verbose=0)
+    np.testing.assert_allclose(got, np.mean(X.astype(np.float64) @ a), rtol=1e-4, atol=1e-5)
+
+
+def test_class_weights_of_a_dataset_are_those_of_arrays() -> None:
+    y = (X[:, 0] > 0).astype(np.int32)
+    losses: list[float] = []
+    for data in ((X, y), (tf.data.Dataset.from_tensor_slices((X, y)).batch(4),)):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.fit(
+            *data, batch_size=4 if len(data) > 1 else None, shuffle=False, class_weight={0: 1.0, 1: 5.0}, verbose=0
+        )
+        losses.append(model.weights[0].numpy())
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("labels", [False, True])
+@pytest.mark.parametrize("axis", [None, -1])
+def test_adapt_to_a_dataset(axis: int | None, labels: bool) -> None:
+    layer = keras.layers.Normalization(axis=axis)
+    layer.adapt(tf.data.Dataset.from_tensor_slices((X, X[:, 0]) if labels else X).batch(5).prefetch(2))
+    axes = None if axis is None else 0
+    np.testing.assert_allclose(np.ravel(layer.mean), np.ravel(X.mean(axes)), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(np.ravel(layer.variance), np.ravel(X.var(axes)), rtol=1e-5)
+    bins = keras.layers.Discretization(num_bins=2)
+    bins.adapt(tf.data.Dataset.from_tensor_slices(np.arange(10.0)[:, None]).batch(4))
+    assert 4 <= bins.bin_boundaries[0] <= 5
