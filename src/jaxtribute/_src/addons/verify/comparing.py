@@ -46,7 +46,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Before:
-    """What a step was given.
+    """The arguments and variables of a step, before it runs.
 
     Attributes:
       variables: what they hold.
@@ -94,7 +94,7 @@ def differences(
 
 
 def _allowed(one: Any, scale: float, largest: float, *, rounded: bool) -> float:
-    """What two values of a state may differ by, of which one has changed by `scale`, and all by `largest`."""
+    """The difference that two values of a state may have, if one changes by `scale`, and all by `largest`."""
     if rounded:
         return _ROUNDED[0] * scale + _ROUNDED[1] * max(_largest(one), largest) + _CONSTANTS * _largest(one)
     return _RELATIVE * scale + _GLOBAL * largest + _CONSTANTS * _largest(one)

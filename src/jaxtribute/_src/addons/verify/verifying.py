@@ -267,7 +267,7 @@ class Verification:
             yield [replace(one, branch=branch) for one in pairs(self.batch, ahead)]
 
     def _later(self, alone: Arrangement, verdict: Verdict) -> int:
-        """Goes ahead to a step that changes more of what is trained than this one; returns how many it is behind it."""
+        """Looks ahead for a step that changes more of what is trained than this one; returns how many it is behind it."""
         seen: set[Any] = set()
         trained: set[Any] = set()
         best = 0
@@ -284,7 +284,7 @@ class Verification:
         return best
 
     def _changed(self, one: Outcome) -> tuple[set[Any], set[Any]]:
-        """What a step may have trained; and what of it has changed."""
+        """Returns what a step may have trained; and what of it has changed."""
         before = self._before(one)
         pairs: dict[Any, tuple[Any, Any]] = {
             variable: (value, before.variables[variable])

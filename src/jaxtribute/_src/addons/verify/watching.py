@@ -88,7 +88,7 @@ class Watcher(Observer):
         """The functions that have run, also on no replicas or within others; None if nobody notes them."""
         self._unseen: list[str] = []
         self._asked = 0.0
-        """What the others are, and when that was asked."""
+        """The names of the others, and when they were looked up."""
         self._fed: dict[int, list[Any]] = {}
         """By the id of an iterator what a step has drawn of it."""
         self._begun = time.perf_counter()
