@@ -267,7 +267,7 @@ class Verification:
             yield [replace(one, branch=branch) for one in pairs(self.batch, ahead)]
 
     def _later(self, alone: Arrangement, verdict: Verdict) -> int:
-        """Looks ahead for a step that changes more of what is trained than this one; returns how many it is behind it."""
+        """Looks ahead for a step that changes more of what is trained than this one; returns its distance."""
         seen: set[Any] = set()
         trained: set[Any] = set()
         best = 0
