@@ -239,7 +239,7 @@ def test_several_losses_of_one_computation(replicas: int, compiled: bool) -> Non
 
     def losses(x: Any) -> Any:
         count.assign_add(1)
-        return (x * v * jnp.sum(w), x * (v + w) * w), {"x": x}  # the second one has two elements
+        return (x * v * w.read_value().sum(), x * (v + w) * w), {"x": x}  # the second one has two elements
 
     def step() -> Any:
         return strategy.run(jd.value_and_grads(losses, ({"v": v}, (w, [v, w])), has_aux=True), (jnp.float32(10),))
