@@ -2,8 +2,8 @@
 
 import ast
 import textwrap
+from typing import Any
 
-import jax.numpy as jnp
 import pytest
 
 import jaxtribute as jd
