@@ -76,11 +76,3 @@ def test_an_address_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     found = findings([free_address(), "192.0.2.1:1"], 1)["own address"]
     assert found.level is Level.ERROR
     assert "'192.0.2.1' is none of this machine" in found.text
-
-
-def test_proxies_matter_between_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "TIMEOUT_S", 0.05)
-    found = findings(["192.0.2.1:1", "192.0.2.2:1"], 0, HTTPS_PROXY="http://proxy:1", http_proxy="")["proxies"]
-    assert found.level is Level.WARNING
-    assert found.text.startswith("HTTPS_PROXY: ")
-    assert "proxies" not in findings(["127.0.0.1:1", "127.0.0.1:2"], 0, HTTPS_PROXY="http://proxy:1")

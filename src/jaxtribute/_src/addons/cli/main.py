@@ -48,9 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     found = find_commands()
     # All of them, whichever is asked for, so that `--help` lists them: they import what is heavy only as they run.
+    parsers = {name: subparsers.add_parser(name, help=one.HELP, description=one.HELP) for name, one in found.items()}
     for name, command in found.items():
-        command.add_arguments(subparsers.add_parser(name, help=command.HELP, description=command.HELP))
-    arguments = parser.parse_args(argv)
+        command.add_arguments(parsers[name])
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:  # told with the usage of the command, which has the options
+        parsers[arguments.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         Path.cwd()
     except OSError as error:

@@ -21,7 +21,6 @@ _OPTIONAL = ("jax-cuda12-plugin", "jax-cuda13-plugin", "libtpu", "keras", "flax"
 _SHOWN = 8
 _VISIBLE, _POOL, _BIND = "CUDA_VISIBLE_DEVICES", "PJRT_NPROC", "JAXTRIBUTE_BIND_ADDRESS"
 TIMEOUT_S = 3.0
-_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
 _PLATFORMS = "JAX_PLATFORMS"
 
 
@@ -98,7 +97,7 @@ def _loopback(situation: Situation) -> Iterator[Finding]:
 
 
 def check_network(situation: Situation) -> Iterator[Finding]:
-    """Looks at the coordinator's port, this machine's own address, and proxies."""
+    """Looks at the coordinator's port and this machine's own address."""
     roster = situation.roster
     if roster is None or len(roster.members) < 2:
         return
@@ -109,8 +108,6 @@ def check_network(situation: Situation) -> Iterator[Finding]:
     else:
         yield _can_reach(leader, str(roster.members[0]))
         yield from _is_own(own)
-    if not (own.is_loopback() and leader.is_loopback()):
-        yield from _proxies(situation)
 
 
 def _can_listen(situation: Situation, address: Address) -> Finding:
@@ -160,18 +157,6 @@ def _is_own(address: Address) -> Iterator[Finding]:
     except OSError as error:
         fix = "let the cluster name this machine by an address that it has."
         yield Finding(Level.ERROR, "own address", f"{address.host!r} is none of this machine: {error}", fix)
-
-
-def _proxies(situation: Situation) -> Iterator[Finding]:
-    # Programs read these names in small letters and in capitals.
-    found = [name for name in situation.environ if name.lower() in _PROXIES and situation.environ[name]]
-    if found:
-        yield Finding(
-            Level.WARNING,
-            "proxies",
-            f"{', '.join(sorted(found))}: connections between workers may go through a proxy, and hang",
-            "unset them for training, or put the workers' hosts into no_proxy.",
-        )
 
 
 def check_devices(situation: Situation) -> Iterator[Finding]:

@@ -249,9 +249,13 @@ class Attempt:
         output = self._programs[end.rank].output
         if output.noise() and output.shown:
             say(f"Gloo has said in rank {end.rank}, which is left out where nothing fails:\n{output.noise()}")
-        traceback = output.traceback()
-        last = traceback.rpartition("\n")[2] or output.last_line()
-        words = in_words(end.code) + (f": {last}" if last else "")
+        if end.code == -Signal.SIGKILL:  # somebody else's, before which the program has said nothing of it
+            return Outcome(Kind.FAILED, exit_code(end.code), end.rank, in_words(end.code), killed=killed)
+        words, traceback = in_words(end.code), output.traceback()
+        if traceback:
+            words += f": {traceback.rpartition(chr(10))[2]}"
+        elif last := output.last_line():
+            words += f", after the line {last!r}"
         return Outcome(Kind.FAILED, exit_code(end.code), end.rank, words, traceback, killed)
 
 

@@ -102,6 +102,11 @@ def complete(
     if nodes is None and environment.get(TASKS):
         return _in_slurm(options, environment)
     nodes = nodes or 1
+    if nodes == 1 and options.min_workers is not None and options.min_workers > options.workers:
+        raise ArgumentError(
+            f"--min-workers {options.min_workers} is more than the {options.workers} worker(s) that start. HINT: it is "
+            "the least number of workers with which the job goes on; give --workers as many at least."
+        )
     if node_rank is None:
         node_rank = _pod_index(environment, nodes) if nodes > 1 else 0
     if not 0 <= node_rank < nodes:

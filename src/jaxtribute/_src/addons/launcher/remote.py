@@ -64,7 +64,7 @@ class RemoteNode:
 
     def give_up(self) -> None:
         """Counts the ranks there as failed."""
-        self._settle(Outcome(Kind.FAILED, ExitCode.ELSEWHERE, words=f"machine {self.number} was lost", killed=0))
+        self._settle(Outcome(Kind.FAILED, ExitCode.ELSEWHERE, words=f"has lost machine {self.number}", killed=0))
 
     def _settle(self, outcome: Outcome) -> None:
         # The first word counts: a machine that was given up may still say how it ended.

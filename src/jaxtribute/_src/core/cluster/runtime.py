@@ -32,6 +32,7 @@ from jaxtribute._src.core.cluster import ledger
 from jaxtribute._src.core.cluster.addresses import Address, can_connect
 from jaxtribute._src.core.cluster.failures import ELSEWHERE, Failure, may_be_broken_collective, say
 from jaxtribute._src.core.cluster.key_values import KeyValues
+from jaxtribute._src.core.cluster.proxies import pass_by_proxies
 from jaxtribute._src.core.cluster.roster import Roster
 from jaxtribute._src.core.cluster.spec import ClusterSpec
 from jaxtribute._src.core.cluster.step_log import Place, StepLog
@@ -418,6 +419,10 @@ def _prepare(roster: Roster) -> None:
     # The service answers from the first worker on, so that the missing ones can be named; and the end of a worker is
     # told by the watch, with its name, instead of by an abort.
     _config.update("jax_enable_recoverability", True)
+    # A proxy reaches no machine of the job, and where it is dead JAX waits for minutes and aborts.
+    pass_by_proxies(member.address for member in roster.members)
+    # Its warning of proxies is of no use any more.
+    _config.update("jax_check_proxy_envs", False)
     # It would take SIGTERM, and programs could no longer be stopped by it.
     _config.update("jax_enable_preemption_service", False)
 

@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxtribute._src.core.backend import arithmetic, prepare_cpu_backend
+from jaxtribute._src.core.cluster.resolvers import from_environment
 from jaxtribute._src.core.cluster.runtime import Cluster
 from jaxtribute._src.core.collectives.cross_device_ops import CrossDeviceOps
 from jaxtribute._src.core.collectives.options import CommunicationImplementation, CommunicationOptions
@@ -189,8 +190,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     One process is one worker; each runs the same program. The first to come waits for the others.
 
     Args:
-      cluster_resolver: says who the workers are and which one this is; by default what `TF_CONFIG` says. Without a
-        cluster there, this process is the only worker.
+      cluster_resolver: says who the workers are and which one this is; by default `TF_CONFIG`, or else what the
+        environment says of a step of Slurm, a slice of TPUs or an indexed Job of Kubernetes (see
+        `jd.cluster_resolver.detect`). Without a cluster of several tasks there, this process is the only worker.
       communication_options: hints for collectives; `timeout_seconds` bounds the waiting for other workers.
       devices_per_replica: number of devices of each replica, as for `MirroredStrategy`.
       replica_shape: names and lengths of the axes within a replica, likewise.
@@ -226,7 +228,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 "HINT: pass a jd.experimental.CommunicationOptions."
             )
         options = communication_options or CommunicationOptions()
-        self._resolver = cluster_resolver if cluster_resolver is not None else _from_environment()
+        self._resolver = cluster_resolver if cluster_resolver is not None else from_environment()
         # Before anything asks for a device: a process can only join while JAX has not started.
         cluster = Cluster.join(self._resolver, options.timeout_seconds)
         prepare_cpu_backend()
@@ -237,9 +239,3 @@ class MultiWorkerMirroredStrategy(Strategy):
     def cluster_resolver(self) -> Any:
         """Resolver that describes the cluster. Source: `tf.distribute.Strategy.cluster_resolver`."""
         return self._resolver
-
-
-def _from_environment() -> ClusterResolver:
-    from jaxtribute._src.core.cluster.resolvers.tf_config import TFConfigClusterResolver
-
-    return TFConfigClusterResolver()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HELP = "run a program in several processes that form a cluster, on this machine or on several"
 WRONG, UNREACHABLE = 2, 70
-"""Exit statuses besides those of the program: wrong arguments; machines that do not find each other."""
+"""Exit statuses besides those of the program: wrong use; machines that do not find each other."""
 _KEY_BYTES = 16
 LOGS = Path("jaxtribute-logs")
 
@@ -79,7 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again.add_argument("--min-workers", type=_count, metavar="M", help="go on with fewer workers, down to M")
     add("-m", dest="module", action="store_true", help="the program is a module, as in python -m")
     add("program", help="a Python file, or any command")
-    add("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    # Python counts them as required in its message.
+    add("arguments", nargs=argparse.REMAINDER, help="its arguments").required = False
     parser.epilog = (
         "Exit status: that of the first rank that failed; 75 if the job has saved and asks to be started again; 130 "
         "after Ctrl-C. SIGTERM lets the ranks of this machine save; SIGUSR1 lets all save and start with all workers."
@@ -92,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     from jaxtribute._src.addons.launcher.options import complete
     from jaxtribute._src.addons.launcher.terminal import say
     from jaxtribute._src.addons.live.job import JobRecorder
-    from jaxtribute.errors import ClusterSpecError, JaxtributeError
+    from jaxtribute.errors import ConfigError, JaxtributeError, MissingLibraryError
 
     try:
         options = _options(arguments)
@@ -110,7 +111,8 @@ def run(arguments: argparse.Namespace) -> int:
         return JobRecorder(arguments.run, options.command).run(lambda: launch(complete_options))
     except JaxtributeError as error:
         say(str(error))
-        return WRONG if isinstance(error, (ValueError, ClusterSpecError)) else UNREACHABLE
+        # What no other try would cure; a folder for --run that cannot be written to is a ConfigError.
+        return WRONG if isinstance(error, (ValueError, ConfigError, MissingLibraryError)) else UNREACHABLE
     except OSError as error:  # no more processes, files or memory
         say(f"the job cannot be started here: {error}. HINT: `ulimit -a` shows the limits of this user.")
         return UNREACHABLE

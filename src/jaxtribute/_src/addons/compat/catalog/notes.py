@@ -22,7 +22,8 @@ REMARKS: dict[str, str] = {
     "KubernetesClusterResolver": "A task is at its pod's address, as TensorFlow's documents say; its code takes the "
     "node's. `namespace`, `num_tasks` and `timeout_s` are new.",
     "MultiWorkerMirroredStrategy": "One process is one worker, and joins the others when it makes the strategy; all "
-    "workers have the same number of devices. A worker that fails ends the others, with its error.",
+    "workers have the same number of devices. A worker that fails ends the others, with its error. Without a resolver "
+    "and without `TF_CONFIG` it takes the cluster of a Slurm step, a TPU slice or an indexed Job.",
     "NcclAllReduce": "A hint: XLA uses NCCL on GPUs by itself. It works on CPUs as well.",
     "RunOptions": "Accepted; JAX needs none of them.",
     "Server": "Chief and workers start or join the coordination service. There are no sessions. `join` returns once "

@@ -12,7 +12,7 @@ from typing import TypeVar
 from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver, Detection
 from jaxtribute._src.core.points import RESOLVERS
 
-__all__ = ["detect", "known", "register"]
+__all__ = ["detect", "from_environment", "known", "register"]
 
 _R = TypeVar("_R", bound=type[ClusterResolver])
 
@@ -55,3 +55,23 @@ def detect(environ: Mapping[str, str] | None = None) -> Detection | None:
         if detection is not None:
             return detection
     return None
+
+
+def from_environment() -> ClusterResolver:
+    """The resolver of a strategy that is given none: `TF_CONFIG`'s if it is set, else the one that `detect` finds.
+
+    Without one, and for a cluster of a single task, it is a resolver of no cluster.
+
+    Raises:
+      ClusterSpecError: the environment describes a cluster, and does so incompletely or wrongly.
+      ClusterError: the system that runs the cluster does not say.
+    """
+    from jaxtribute._src.core.cluster.resolvers.tf_config import TFConfigClusterResolver
+
+    detection = detect()
+    if detection is not None and not isinstance(detection.resolver, TFConfigClusterResolver):
+        # Surroundings of a single task, such as a shell of Slurm's, are no cluster: two would want the same port.
+        spec = detection.resolver.cluster_spec()
+        if sum(map(spec.num_tasks, spec.jobs)) > 1:
+            return detection.resolver
+    return TFConfigClusterResolver()
