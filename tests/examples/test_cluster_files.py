@@ -77,7 +77,10 @@ def test_a_manifest_fits_together(path: Path) -> None:
     assert rules[0]["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [75]}
     assert pod["restartPolicy"] == "Never"  # as a podFailurePolicy asks for
     assert (ROOT / container["args"][-2]).is_file()
-    (volume,), (mount,) = pod["volumes"], container["volumeMounts"]
+    (volume, kept), (mount, written) = pod["volumes"], container["volumeMounts"]
+    # Checkpoints stay where a pod goes.
+    assert (kept["name"], "persistentVolumeClaim" in kept) == (written["name"], True)
+    assert options["--checkpoints"].startswith(f"{written['mountPath']}/")
     assert (volume["name"], mount["readOnly"]) == (mount["name"], True)
     # Made by the line in the head of the file; readable by the user of the image and by nobody else.
     made = re.search(r"create secret generic (\S+) --from-file=(\S+)", path.read_text(encoding="utf-8"))
@@ -120,8 +123,8 @@ def sanitized(api: Any, document: dict[str, Any], kind: str) -> dict[str, Any]:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A folder with a program in place of the example, and commands that the files use."""
-    (tmp_path / "examples").mkdir()
-    (tmp_path / "examples" / "digits.py").write_text(PROGRAM)
+    (tmp_path / "examples" / "cluster").mkdir(parents=True)
+    (tmp_path / "examples" / "cluster" / "train.py").write_text(PROGRAM)
     for name, text in {"jaxtribute": SHIM, "srun": SRUN, "scontrol": '#!/bin/sh\necho "$@" >>asked\n'}.items():
         (tmp_path / "bin").mkdir(exist_ok=True)
         (tmp_path / "bin" / name).write_text(text)
@@ -162,7 +165,7 @@ def test_the_command_of_the_manifests_runs_in_every_pod(machines: tuple[Machine,
             one.kill()
             one.wait()
     said = [[line for line in output.splitlines() if line.startswith("[")] for output in outputs]
-    assert said == [[f"[{rank}] task {rank} of 2 2 --strategy=multi-worker"] for rank in range(2)], outputs
+    assert said == [[f"[{rank}] task {rank} of 2 2 --checkpoints=/checkpoints/digits"] for rank in range(2)], outputs
     assert [one.returncode for one in pods] == [0, 0]
     assert job["spec"]["completions"] == len(pods)
 
@@ -170,7 +173,7 @@ def test_the_command_of_the_manifests_runs_in_every_pod(machines: tuple[Machine,
 @pytest.mark.slow
 def test_the_batch_file_of_slurm(machines: tuple[Machine, Machine], place: Path) -> None:
     """It runs on both machines, leaves logs and no key, and asks for another turn after a preemption."""
-    with (place / "examples" / "digits.py").open("a") as program:
+    with (place / "examples" / "cluster" / "train.py").open("a") as program:
         program.write("sys.exit(75)\n")
     allocated = {"SLURM_JOB_ID": "4711", "NAMES": " ".join(machine.name for machine in machines)}
     allocated["HOSTS"] = ",".join(machine.address for machine in machines)
@@ -180,7 +183,7 @@ def test_the_batch_file_of_slurm(machines: tuple[Machine, Machine], place: Path)
     done = subprocess.run(command, cwd=place, env=around, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 75, done.stdout + done.stderr
     for rank in range(2):
-        expected = f"task {rank} of 2 2 --strategy=multi-worker\n"
+        expected = f"task {rank} of 2 2 --checkpoints=logs/4711/checkpoints\n"
         assert (place / "logs" / "4711" / f"rank-{rank}.log").read_text() == expected, done.stderr
     assert (place / "logs" / "4711" / "run").is_dir()
     assert not list(place.glob(".jaxtribute-*"))
@@ -217,4 +220,26 @@ def test_what_the_image_copies_is_enough_to_install_the_library(tmp_path: Path) 
     python = re.search(r"^FROM python:(\d+\.\d+)-slim$", DOCKERFILE, re.MULTILINE)
     assert python is not None
     assert f"Programming Language :: Python :: {python[1]}" in project["classifiers"]
-    assert (tmp_path / "examples" / "digits.py").is_file()
+    assert (tmp_path / "examples" / "cluster" / "train.py").is_file()
+
+
+@pytest.mark.slow
+def test_the_program_saves_on_sigterm_and_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "jaxtribute.cli", "launch", "--workers", "2", str(FILES / "train.py")]
+    command += ["--checkpoints", str(tmp_path / "c"), "--epochs"]
+    with subprocess.Popen([*command, "1000"], stdout=subprocess.PIPE, text=True) as first:
+        try:
+            assert first.stdout is not None
+            while "epoch" not in (line := first.stdout.readline()):
+                assert line, "it ended before its first epoch"
+            first.terminate()
+            rest = first.communicate(timeout=120)[0]
+        finally:
+            first.kill()
+    assert first.returncode == 75, rest
+    last = max(map(int, re.findall(r"epoch (\d+)", line + rest)))
+    done = subprocess.run(
+        [*command, str(last + 1)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert re.findall(r"epoch (\d+)", done.stdout) == [str(last + 1)], done.stdout

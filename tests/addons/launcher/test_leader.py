@@ -248,7 +248,7 @@ def test_a_machine_that_is_lost_fails_the_job(
         await asyncio.gather(joined, return_exceptions=True)
 
     assert go(first.run(), vanish()) == [70, None]
-    assert "machine 1 was lost" in capsys.readouterr().err
+    assert "the job has lost machine 1" in capsys.readouterr().err
 
 
 @pytest.mark.slow

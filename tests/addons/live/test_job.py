@@ -72,3 +72,11 @@ def test_a_job_from_the_launcher_on(tmp_path: Path) -> None:
     assert state["status"] == "done"
     assert len(state["workers"]) == 1
     assert sum(state["goodput"].values()) == pytest.approx(state["wall"], rel=0.01)
+
+
+def test_secrets_of_a_command_line_are_not_recorded(tmp_path: Path) -> None:
+    command = ["python", "train.py", "--db-password", "p1", "--API_KEY=p2", "--token", "--steps", "5", "-secret", "p3"]
+    JobRecorder(tmp_path, command).close(0)
+    text = (tmp_path / "job.jsonl").read_text(encoding="utf-8")
+    assert "python train.py --db-password *** --API_KEY=*** --token --steps 5 -secret ***" in text
+    assert not any(secret in text for secret in ("p1", "p2", "p3"))

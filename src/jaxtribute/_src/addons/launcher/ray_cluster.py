@@ -59,7 +59,10 @@ def join(address: str, patience_s: float) -> None:
             if isinstance(error, ConnectionError) and time.monotonic() < end:
                 continue  # Ray has waited a minute
             text = f"the Ray cluster at {address} cannot be joined: {error}"
-            raise ClusterError(f"{text}. HINT: does it run, and is this machine one of its nodes?") from error
+            hint = "does it run, and is this machine one of its nodes?"
+            if isinstance(error, exceptions.AuthenticationError) or "InvalidAuthToken" in str(error):
+                hint = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to the cluster's, as on its nodes."
+            raise ClusterError(f"{text}. HINT: {hint}") from error
 
 
 class WorkerActor:

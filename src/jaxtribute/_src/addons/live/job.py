@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from jaxtribute.typing import Json
 
 _MOST_TEXT = 20_000
+_SECRET = re.compile(r"--?[\w-]*(?:password|token|secret|key|credential)[\w-]*", re.IGNORECASE)
 
 
 class JobRecorder(Observer):
@@ -39,7 +41,7 @@ class JobRecorder(Observer):
                 f"the launcher cannot record the run in {str(directory)!r}: {error}. HINT: name a folder for --run "
                 "that this user may write to."
             ) from error
-        self._write("job", {"command": " ".join(command)[:_MOST_TEXT]})
+        self._write("job", {"command": " ".join(_without_secrets(command))[:_MOST_TEXT]})
 
     def on_start(self, event: Event) -> None:
         """Notes a start of the job."""
@@ -74,3 +76,14 @@ class JobRecorder(Observer):
             self._lines.write({"k": kind, "t": round(time.time(), 3)} | cut)
         except OSError:
             return  # a full disk ends no job
+
+
+def _without_secrets(command: Sequence[str]) -> list[str]:
+    """The words of a command, with `***` for the values of options whose names are those of secrets."""
+    words, hidden = list[str](), False
+    for word in command:
+        name, equals, _ = word.partition("=")
+        secret = _SECRET.fullmatch(name) is not None
+        words.append(f"{name}=***" if secret and equals else "***" if hidden and not word.startswith("-") else word)
+        hidden = secret and not equals
+    return words

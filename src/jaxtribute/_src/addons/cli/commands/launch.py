@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import shutil
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -160,6 +161,7 @@ def _variables(run: Path | None, trackers: Sequence[str]) -> dict[str, str]:
 def _read_key(path: Path) -> bytes:
     """The secret in a file, without the white space around it."""
     from jaxtribute._src.addons.launcher.regular_files import read_secret
+    from jaxtribute._src.addons.launcher.terminal import say
     from jaxtribute.errors import ArgumentError
 
     hint = f"HINT: make it once with `head -c 32 /dev/urandom | base64 > {path}`, and copy it to every machine."
@@ -168,6 +170,8 @@ def _read_key(path: Path) -> bytes:
         key = read_secret(path).strip()
     except OSError as error:
         raise ArgumentError(f"--key {path} cannot be read: {error}. {hint}") from error
+    if path.is_file() and path.stat().st_mode & stat.S_IROTH:
+        say(f"--key {path} can be read by every user of this machine. HINT: chmod 600 {path}.")
     if len(key) < _KEY_BYTES:
         raise ArgumentError(f"--key {path} holds {len(key)} bytes, and needs {_KEY_BYTES} at least. {hint}")
     return key
