@@ -119,6 +119,21 @@ def test_a_task_of_slurm_becomes_the_program(
     assert "--workers cannot be done" in capfd.readouterr().err
 
 
+def test_mistakes_of_use(program: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", "--workers", "2", "--min-workers", "3", program]) == 2
+    assert "--min-workers 3 is more than the 2 worker(s)" in capfd.readouterr().err
+    assert main(["launch", "--run", "/dev/null/x", program]) == 2
+    for arguments, words in {
+        (): "required: program\n",
+        ("--wrokers", program): "unrecognized arguments: --wrokers",
+    }.items():
+        with pytest.raises(SystemExit):
+            main(["launch", *arguments])
+        said = capfd.readouterr().err
+        assert words in said
+        assert "usage: jaxtribute launch" in said
+
+
 @contextlib.contextmanager
 def launched(
     *arguments: str, output: int = subprocess.PIPE, session: bool = False
