@@ -14,15 +14,16 @@ import jaxtribute as jd
 GUARDED = """
     addons/keras/scheduling addons/launcher/family addons/launcher/launch addons/launcher/node
     addons/messaging/transport addons/parameter_servers/engines/engine addons/parameter_servers/engines/ray_engine
-    addons/parameter_servers/engines/ray_node addons/parameter_servers/scheduling/closure_queue
+    addons/parameter_servers/engines/ray_node addons/parameter_servers/engines/server
+    addons/preemption/agreement addons/preemption/handler addons/parameter_servers/scheduling/closure_queue
     addons/parameter_servers/scheduling/closures addons/parameter_servers/scheduling/coordinator
     addons/parameter_servers/scheduling/dispatcher addons/parameter_servers/scheduling/remote_value
     addons/parameter_servers/scheduling/starting addons/parameter_servers/server/client
     addons/parameter_servers/server/saves addons/parameter_servers/variables/access
     addons/parameter_servers/variables/variable addons/tracking/sidecar core/checkpoint/background
     core/checkpoint/checkpoint core/checkpoint/committing core/checkpoint/files core/checkpoint/leaves
-    core/checkpoint/manager core/checkpoint/owner core/checkpoint/preemption core/checkpoint/preemption_agreement
-    core/checkpoint/restoring core/cluster/runtime core/cluster/server core/cluster/waiting core/execution/eager
+    core/checkpoint/manager core/checkpoint/owner
+    core/checkpoint/restoring core/cluster/runtime core/cluster/waiting core/execution/eager
     core/execution/interrupts core/execution/rendezvous core/folders core/values/stored
 """
 """Files whose functions hold locks, or leave something half done, in the main thread, where signals raise."""

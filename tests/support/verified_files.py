@@ -24,7 +24,8 @@ def verdicts(file: Path) -> list[Verdict]:
     with observe(watcher, *KINDS), contextlib.redirect_stdout(io.StringIO()):
         if file.suffix == ".py":
             # All run on the devices of this process.
-            run_script(file, ["--devices", "4"] if '"--devices"' in file.read_text(encoding="utf-8") else [])
+            text = file.read_text(encoding="utf-8")
+            run_script(file, ["--devices", "4"] if '"--devices"' in text or "import common" in text else [])
         else:
             run_page(file)
     return watcher.verdicts

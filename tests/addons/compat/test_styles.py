@@ -28,7 +28,6 @@ LEFT: dict[str, list[str]] = {
     "no_input": ["Sequential without Input"],
     "autograph": ["while, maybe in tf.function", "if, maybe in tf.function", "for tf.range in tf.function"],
     "tpu_steps": ["for tf.range in tf.function"],
-    "chief_saves": ["file of .save"],
 }
 """What is left after `--write`; of the others nothing."""
 NOT_RUN = {"autograph", "servers"}

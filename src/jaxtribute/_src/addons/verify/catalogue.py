@@ -25,21 +25,23 @@ _PATTERNS = (
         "local-mean",
         "the mean over this replica's rows is taken for the mean over the batch: the sum over the replicas is too "
         "large by their number",
-        "jd.nn.compute_average_loss(per_example_losses, global_batch_size=...), whose sum over the replicas is the "
-        "mean of the batch; or reduce with 'MEAN': optimizer.apply_gradients(gradients, 'MEAN')",
+        "jd.nn.compute_average_loss(per_example_losses, global_batch_size=the rows of the whole batch), whose sum over "
+        "the replicas is the mean of the batch; or, if all batches divide by the replicas, reduce with 'MEAN': "
+        "optimizer.apply_gradients(gradients, 'MEAN')",
     ),
     Pattern(
         "mean-of-means",
         "the mean over this replica's rows counts as much as that of a replica with more rows: right for batches that "
         "divide, wrong for others",
-        "jd.nn.compute_average_loss(per_example_losses, global_batch_size=...) with reduction 'SUM'; for a metric "
+        "jd.nn.compute_average_loss(per_example_losses, global_batch_size=the rows of the whole batch) with reduction "
+        "'SUM'; for a metric "
         "strategy.reduce('MEAN', per_example_values, axis=0)",
     ),
     Pattern(
         "local-count",
         "this replica's sum is divided by this replica's own count (of tokens, weights or examples)",
         "divide by the count of all replicas: count = jd.get_replica_context().all_reduce('SUM', mask.sum()), and "
-        "reduce the quotients with 'SUM'",
+        "reduce the quotients with 'SUM'; nothing else may divide by the number of replicas then",
     ),
     Pattern(
         "local-total",
@@ -58,7 +60,8 @@ _PATTERNS = (
         "this replica's gradients are not those of the batch yet: a norm, a clip or another function of them comes "
         "before the sum",
         "clip after the sum: jd.Optimizer(optax.chain(optax.clip_by_global_norm(...), ...), variables), or reduce "
-        "first, gradients = jd.get_replica_context().all_reduce('SUM', gradients), and apply with reduce_op=None",
+        "first, gradients = jd.get_replica_context().all_reduce('SUM', gradients), and compute the norm from these (a "
+        "jd.Optimizer then applies them with reduce_op=None)",
     ),
     Pattern(
         "counted-on-each-replica",

@@ -57,7 +57,14 @@ _config = cast(Any, jax.config)
 
 
 class Cluster(KeyValues):
-    """The cluster that this process belongs to: its members, a key-value store and barriers. Made by `connect`."""
+    """The cluster that this process belongs to: its members, a key-value store and barriers. Made by `connect`.
+
+    Args:
+      roster: who belongs to it.
+      store: the key-value store that all processes reach.
+      silence_s: seconds without a sign of life after which a process counts as lost.
+      timeout_s: seconds that a step, an exchange or a wait for data may take before it is an error.
+    """
 
     def __init__(self, roster: Roster, store: Foreign, silence_s: float, timeout_s: float) -> None:
         # The clock must notice that this process stood still before the others' silence, which then is its own, counts.

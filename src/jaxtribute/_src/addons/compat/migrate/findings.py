@@ -106,8 +106,8 @@ class Source:
 
 def whole_changes(changes: Iterable[tuple[Edit, ...]]) -> list[Edit]:
     """The edits of those changes that can be made together: each as a whole, and the outer ones first."""
-    # A set, since two findings may ask for the same change.
-    waiting = sorted({change for change in changes if change}, key=lambda change: min(map(_order, change)))
+    # Two findings may ask for the same change; of two that begin at a place, the first one is made first.
+    waiting = sorted(dict.fromkeys(filter(None, changes)), key=lambda change: min(map(_order, change)))
     kept: list[Edit] = []
     for change in waiting:
         if not any(_meet(edit, other) for edit in change for other in kept):
