@@ -17,7 +17,7 @@ BATCH, EPOCHS = 64, 15
 
 
 def main() -> None:
-    """Trains."""
+    """Trains to the end, or until a preemption."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoints", required=True, metavar="DIR", help="a folder that all machines see")
     parser.add_argument("--epochs", type=int, default=EPOCHS, metavar="N", help=f"passes over the images ({EPOCHS})")
@@ -46,7 +46,7 @@ def main() -> None:
 
     manager = jd.CheckpointManager(jd.Checkpoint(optimizer=optimizer, variables=[kernel, bias]), options.checkpoints)
     handler = jd.experimental.PreemptionCheckpointHandler(strategy.cluster_resolver, manager)
-    batches = len(images) // BATCH
+    batches, value = len(images) // BATCH, jnp.zeros(())
     examples = strategy.experimental_make_numpy_dataset((images, labels))
     for epoch in range(handler.total_run_calls // batches, options.epochs):
         # Shuffled by the number of the epoch, so that the batches that were trained on are known and left out.
