@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxtribute import ClusterSpec
-from jaxtribute._src.addons.parameter_servers.engines.ray_node import task_of_cluster
 from jaxtribute.cluster_resolver import SimpleClusterResolver
 from jaxtribute.errors import ClusterError, ClusterSpecError
 from jaxtribute.extending import Cluster, Roster, settings
@@ -162,6 +161,8 @@ def _only(argument: str, choices: list[_T], shown: str) -> _T:
 def _start(spec: ClusterSpec, task: ServerDef) -> Callable[[], None]:
     """Starts the task, and returns what `join` calls."""
     if "ps" in spec.jobs:
+        from jaxtribute._src.addons.parameter_servers.engines.ray_node import task_of_cluster  # needs Ray and ZeroMQ
+
         return task_of_cluster(spec, task.job_name, task.task_index)
     members = sum(spec.num_tasks(job) for job in Roster.JOBS if job in spec.jobs)
     # Parameter servers aside, a task that trains with nobody has nothing to join.
