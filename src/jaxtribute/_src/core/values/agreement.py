@@ -131,7 +131,7 @@ def _broadcast(host: np.ndarray[Any, Any], mesh: ReplicaMesh) -> np.ndarray[Any,
     padded[: data.size] = data
     # Over devices and not replicas, whose devices may belong to several workers.
     mesh = mesh.of_devices
-    # Chosen here and not in the program by `lax.axis_index`, which takes no array: where constants are computed at once,
+    # Chosen here and not in the program by `lax.axis_index`, which takes no array: where constants are computed early,
     # as in a layer that is traced, JAX would compute it outside of the replicas.
     zeros = np.zeros_like(padded)
     first = mesh.devices[0]
