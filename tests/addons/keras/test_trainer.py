@@ -14,7 +14,7 @@ from jax.core import Tracer
 import jaxtribute as jd
 from jaxtribute._src.addons.keras.trainer import strategy_of
 from jaxtribute._src.core.execution.function import Function
-from jaxtribute.errors import StrategyMixError
+from jaxtribute.errors import StrategyMixError, VariableError
 from keras_models import BATCH, WEIGHTS, X, Y, assert_same, both, classifier, crossentropy, devices, keras, trained
 
 STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
@@ -216,6 +216,22 @@ def test_a_scope_alone_changes_nothing_for_models_of_plain_keras(four: jd.Strate
         layer.build((None, 8))
     wrapped = keras.Sequential([keras.layers.Input((8,)), layer])
     assert strategy_of(wrapped) is four  # its variables say so
+
+
+def test_a_plain_model_is_not_trained_in_a_scope(four: jd.Strategy) -> None:
+    model = classifier()
+    before = model.get_weights()
+    expected = model.predict(X[:6], verbose=0)
+    for train in (model.fit, model.train_on_batch):
+        with pytest.raises(VariableError, match=r"outside.*HINT: make and compile the model"), four.scope():
+            train(X[:6], Y[:6])
+    for weight, old in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, old)
+    with four.scope():
+        np.testing.assert_array_equal(model.predict(X[:6], verbose=0), expected)
+    with jd.OneDeviceStrategy("CPU:0").scope():
+        model.train_on_batch(X[:6], Y[:6])
+    assert strategy_of(model) is None
 
 
 @pytest.fixture(autouse=True)

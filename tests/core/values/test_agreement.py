@@ -68,6 +68,18 @@ def test_a_value_travels_bit_for_bit(value: Any) -> None:
     assert found.tobytes() == value.tobytes()
 
 
+def test_a_value_travels_while_a_function_is_traced() -> None:
+    def traced(x: Any) -> Any:
+        with jax.ensure_compile_time_eval():  # as where a variable is created meanwhile
+            found.append(broadcast(value, MESH))
+        return x
+
+    # Of a size of its own: no program of another test is there yet.
+    value, found = np.arange(5000, dtype=np.float32), list[Any]()
+    jax.make_jaxpr(traced)(1.0)
+    np.testing.assert_array_equal(found[0], value)
+
+
 def test_signatures_come_in_the_order_of_replicas() -> None:
     theirs = json.dumps([[[[5], "float32"], [[6], "float32"]], [None, None]])
     mesh = ReplicaMesh(jax.devices()[:4], Other(lambda _: theirs))

@@ -11,7 +11,7 @@ from keras import callbacks as keras_callbacks
 from jaxtribute._src.addons.keras.data import creator_of
 from jaxtribute._src.addons.keras.internals import KerasModel, is_default
 from jaxtribute._src.addons.keras.variables import on_servers
-from jaxtribute.errors import ArgumentError, ContextError
+from jaxtribute.errors import ArgumentError, ContextError, VariableError
 from jaxtribute.typing import Foreign, Leaf
 
 if TYPE_CHECKING:
@@ -58,6 +58,22 @@ def check_call(
             f"predict under {strategy!r} was given a function that makes datasets: workers' results have no order. "
             "HINT: pass arrays or a dataset, which the coordinator reads, or schedule predictions by a "
             "jd.coordinator.ClusterCoordinator."
+        )
+
+
+def check_plain(method: Callable[..., Any], model: KerasModel, strategy: Strategy) -> None:
+    """Checks that a plain model is not trained in the scope of a strategy, which would not take part.
+
+    Raises:
+      VariableError: it is, and the strategy has several replicas or workers.
+    """
+    if not method.__name__.startswith(("fit", "train")):
+        return
+    if on_servers(strategy) or strategy.num_replicas_in_sync > 1 or strategy.extended.mesh.peers is not None:
+        raise VariableError(
+            f"{method.__name__} of {model.name!r} in the scope of {strategy!r}, but the model was made and compiled "
+            "outside: it would be trained on one device, and on each worker by itself. HINT: make and compile the "
+            f"model in the scope; to train it on one device, call {method.__name__} outside of the scope."
         )
 
 

@@ -153,6 +153,7 @@ def _called(original: Method, model: KerasModel, *args: Leaf, **kwargs: Leaf) ->
     if strategy is None:
         if Context.current().strategy.is_default or not getattr(model, "built", False):
             return original(model, *args, **kwargs)
+        checks.check_plain(original, model, Context.current().strategy)
         with Context.entered(Context.outside()):  # a plain model's data are its own, too
             return original(model, *args, **kwargs)
     # Before anything runs: what a strategy refuses should not fail in the middle of an epoch.

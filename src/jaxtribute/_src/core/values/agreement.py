@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
@@ -132,7 +131,13 @@ def _broadcast(host: np.ndarray[Any, Any], mesh: ReplicaMesh) -> np.ndarray[Any,
     padded[: data.size] = data
     # Over devices and not replicas, whose devices may belong to several workers.
     mesh = mesh.of_devices
-    rows = mesh.assemble([jax.device_put(padded, device) for device in mesh.local_devices])
+    # Chosen here and not in the program by `lax.axis_index`, which takes no array: where constants are computed early,
+    # as in a layer that is traced, JAX would compute it outside of the replicas.
+    zeros = np.zeros_like(padded)
+    first = mesh.devices[0]
+    rows = mesh.assemble(
+        [jax.device_put(padded if device == first else zeros, device) for device in mesh.local_devices]
+    )
     # By the devices and not in the texts of `exchange`: an array may be large.
     result = np.asarray(_first_row(rows, mesh))[: data.size]
     return np.frombuffer(result.tobytes(), host.dtype).reshape(host.shape)
@@ -140,10 +145,10 @@ def _broadcast(host: np.ndarray[Any, Any], mesh: ReplicaMesh) -> np.ndarray[Any,
 
 @partial(jax.jit, static_argnums=1)
 def _first_row(rows: Numeric, mesh: ReplicaMesh) -> Any:
-    """The row of replica 0, on every device; as a sum, it needs no room for the others' rows."""
+    """The row of replica 0, on every device; as a sum with zeros, it needs no room for the others' rows."""
     axis = mesh.mesh.axis_names[0]
 
     def local(row: Numeric) -> Any:
-        return lax.psum(jnp.where(lax.axis_index(axis) == 0, row, jnp.zeros_like(row)), axis)
+        return lax.psum(row, axis)
 
     return mesh.map_replicas(local, PartitionSpec(axis), PartitionSpec())(rows)
