@@ -32,7 +32,6 @@ from jaxtribute._src.core.jaxprs.making import equal_p
 from jaxtribute._src.core.types import Nest, Numeric
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica, ReplicaValues
 from jaxtribute._src.core.values.mesh import AXIS
-from jaxtribute._src.core.values.slices import alike_p
 from jaxtribute._src.core.values.variable import Variable
 from jaxtribute.errors import ContextError, VariableError
 
@@ -276,6 +275,8 @@ class _Varying(Flow[bool]):
 
     def equation(self, eqn: JaxprEqn, given: list[bool]) -> list[bool]:
         """Results differ if operands do, unless replicas exchange them; and where they come from elsewhere."""
+        from jaxtribute._src.core.values.slices import alike_p  # loaded with the first program
+
         count = len(eqn.outvars)
         # Reductions and gathers over all replicas give each of them the same, whatever they were given.
         if eqn.primitive is equal_p or equalises(eqn, AXIS):
