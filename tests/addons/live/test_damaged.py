@@ -227,7 +227,7 @@ def test_nobody_records_into_what_is_no_regular_file(
     put_in_place(kind, tmp_path / name)
     if name == "job.jsonl":
         status = within(60, lambda: str(main(["launch", "--run", str(tmp_path), "true"])))
-        assert status == "70"
+        assert status == "2"
         told = capsys.readouterr().err
     else:
         with pytest.raises(ConfigError) as caught:
