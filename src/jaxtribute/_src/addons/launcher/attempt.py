@@ -253,7 +253,7 @@ class Attempt:
             return Outcome(Kind.FAILED, exit_code(end.code), end.rank, in_words(end.code), killed=killed)
         words, traceback = in_words(end.code), output.traceback()
         if traceback:
-            words += f": {traceback.rpartition(chr(10))[2]}"
+            words += ": " + traceback.rpartition("\n")[2]
         elif last := output.last_line():
             words += f", after the line {last!r}"
         return Outcome(Kind.FAILED, exit_code(end.code), end.rank, words, traceback, killed)

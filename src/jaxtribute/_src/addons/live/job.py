@@ -84,6 +84,11 @@ def _without_secrets(command: Sequence[str]) -> list[str]:
     for word in command:
         name, equals, _ = word.partition("=")
         secret = _SECRET.fullmatch(name) is not None
-        words.append(f"{name}=***" if secret and equals else "***" if hidden and not word.startswith("-") else word)
+        if secret and equals:
+            words.append(f"{name}=***")
+        elif hidden and not word.startswith("-"):
+            words.append("***")
+        else:
+            words.append(word)
         hidden = secret and not equals
     return words

@@ -270,6 +270,16 @@ _WINDOWS = {"GZIP": zlib.MAX_WBITS | 16, "ZLIB": zlib.MAX_WBITS}
 """Argument of zlib for each of the two formats."""
 
 
+def check_compression(kind: str | None) -> None:
+    """Checks the compression of a file of records, which None and `""` stand for if there is none.
+
+    Raises:
+      ArgumentError: it is another one than GZIP and ZLIB.
+    """
+    if kind and kind not in _WINDOWS:
+        raise ArgumentError(f"compression_type={kind!r} is not known. HINT: it is 'GZIP', 'ZLIB' or None.")
+
+
 class TFRecordWriter:
     """Writes records to a file.
 
@@ -285,8 +295,7 @@ class TFRecordWriter:
 
     def __init__(self, path: str, options: TFRecordOptions | str | None = None) -> None:
         kind = options.compression_type if isinstance(options, TFRecordOptions) else options
-        if kind and kind not in _WINDOWS:
-            raise ArgumentError(f"compression_type={kind!r} is not known. HINT: it is 'GZIP', 'ZLIB' or None.")
+        check_compression(kind)
         level = options.compression_level if isinstance(options, TFRecordOptions) else None
         self._packed = zlib.compressobj(-1 if level is None else level, wbits=_WINDOWS[kind]) if kind else None
         self._stream = Path(path).open("wb")  # noqa: SIM115 (closed by close())

@@ -16,10 +16,11 @@ import grain
 import numpy as np
 
 from jaxtribute._src.addons.compat.tf.dataset import Dataset
+from jaxtribute._src.addons.compat.tf.examples import check_compression
 from jaxtribute._src.addons.compat.tf.pipelines import Indexed
 from jaxtribute._src.addons.compat.tf.tensors import TensorLike
 from jaxtribute._src.addons.sources.file_records import FileRecords, Places, TextLineSource
-from jaxtribute.errors import ArgumentError, InputError
+from jaxtribute.errors import InputError
 
 _HEADER, _FOOTER = 12, 4
 """Bytes before a record: its length and a checksum of that. After it: a checksum of the record."""
@@ -116,8 +117,7 @@ class TextLineDataset(_FileDataset):
 
 def _unpacked(names: Sequence[str], kind: str) -> list[str]:
     """Unpacks files, which then can be read at any place, until the program ends."""
-    if kind not in ("GZIP", "ZLIB"):
-        raise ArgumentError(f"compression_type={kind!r} is not known. HINT: it is 'GZIP', 'ZLIB' or None.")
+    check_compression(kind)
     folder = Path(tempfile.mkdtemp(prefix="jaxtribute-records-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     found: list[str] = []
