@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=3 --dist=worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help check fence format test test-core test-covered test-slow test-all docs demo demo-ps bench soak package lowest tpu-compiler compilers clean
+.PHONY: help check fence format test test-core test-all docs demo demo-ps bench soak package lowest tpu-compiler compilers clean
 
 help:  ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -33,7 +33,7 @@ format: $(READY)  ## write the formatting and the safe fixes
 	$(BIN)/ruff check --fix .
 
 test: $(READY)  ## the tests that start no process of their own: minutes
-	$(PYTEST) -m "not slow" $(COVERAGE)
+	$(PYTEST) -m "not slow"
 
 test-core: $(READY)  ## the core's tests that start no process
 	$(PYTEST) -m "not slow" tests/core
@@ -45,14 +45,9 @@ fence: $(READY)  ## without each add-on in turn: import, the demo and the core's
 	$(BIN)/python tests/support/without_addons.py $(ADDONS)
 
 # Python's own monitoring counts lines at almost no cost; Python 3.11 has none, and takes longer.
-test-covered test-slow: export COVERAGE_CORE = sysmon
-test-covered: $(READY)
-	$(MAKE) test COVERAGE="--cov --cov-report="
-
-test-slow: $(READY)
-	$(PYTEST) --numprocesses=4 -m slow --durations=100 --cov --cov-append --cov-report=term --cov-fail-under=95
-
-test-all: test-covered test-slow  ## also those that start and kill processes, the pages and the examples; with coverage
+test-all: export COVERAGE_CORE = sysmon
+test-all: $(READY)  ## also those that start and kill processes, the pages and the examples; with coverage
+	$(PYTEST) --numprocesses=4 --durations=100 --cov --cov-report=term --cov-fail-under=95
 
 docs: $(READY)  ## build the documentation into site/
 	$(BIN)/zensical build --strict
@@ -78,13 +73,13 @@ package: $(READY)  ## build wheel and sdist into dist/, and try the wheel in an 
 	build/smoke/bin/jaxtribute --help >/dev/null
 	cd build/smoke && JAXTRIBUTE_CPU_DEVICES=2 bin/python $(CURDIR)/tests/support/smoke.py
 
-lowest:  ## test the core on the oldest Python, at the lowest versions of the dependencies that pyproject.toml allows
+lowest:  ## two cases of each test of the core on the oldest Python, at the lowest versions that pyproject.toml allows
 	@test -n "$(OLDEST)" || { echo "the oldest leg needs Python 3.11. HINT: install it, or run make lowest OLDEST=/path/to/python3.11"; exit 1; }
 	$(OLDEST) -m venv build/lowest
 	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check uv
 	VIRTUAL_ENV=build/lowest build/lowest/bin/uv pip install --quiet --resolution lowest-direct --editable '.[test]'
 	build/lowest/bin/python -m pytest --numprocesses=3 --dist=worksteal -m "not slow" \
-		tests/core
+		--cases=2 tests/core
 
 # Beside the compilers JAX would look for their accelerators, in every test: so they have environments of their own.
 tpu-compiler: COMPILERS = tpu-compiler

@@ -53,6 +53,10 @@ hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile("jaxtribute")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cases", type=int, metavar="N", help="run at most N cases of each test, evenly spread")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Keeps compiled programs beside what pytest keeps."""
     importlib.import_module("numpy.testing")  # once, for all tests: old versions start a process for it
@@ -60,12 +64,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
     """Says which tests are slow before `-m "not slow"` chooses, and which come first after that."""
     _mark(items)
     left_out = _left_out(items)
     items[:] = [item for item in items if item not in left_out]
     yield
+    if (most := config.getoption("--cases")) is not None:
+        items[:] = _spread(items, most)
     items[:] = dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), _RAY_PLACES)
 
 
@@ -108,6 +114,19 @@ def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
         if item.get_closest_marker("slow") is not None and not is_chosen(*places):
             found.add(item)
     return found
+
+
+def _spread(items: list[pytest.Item], most: int) -> list[pytest.Item]:
+    """At most so many cases of each test: the first, and others at equal distances."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return [
+        case
+        for several in cases.values()
+        for place, case in enumerate(several)
+        if place == 0 or place * most // len(several) != (place - 1) * most // len(several)
+    ]
 
 
 _RAY_WAIT_S = 600
