@@ -7,14 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import jaxtribute as jd
 from jaxtribute.experimental import Event, Observer, observe
 
 ALL = os.environ.get("JAXTRIBUTE_ALL_CASES") == "1"
-DEPTH, WIDTH, ROWS = 6, 16, 512
+DEPTH, WIDTH, ROWS = 4, 8, 256
 STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
     "one": lambda: jd.OneDeviceStrategy("CPU:0"),
     "mirrored": lambda: jd.MirroredStrategy(["CPU:0", "CPU:1"]),

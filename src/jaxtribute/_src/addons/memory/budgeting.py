@@ -128,7 +128,9 @@ def _say_that_it_does_not_fit(chain: Chain, plan: Plan, whole: Plan, memory: int
 
 
 def mib(count: float) -> str:
-    """Bytes as MiB or GiB, of powers of 1,024, as budgets are written."""
+    """Bytes as KiB, MiB or GiB, of powers of 1,024, as budgets are written."""
+    if count < 1 << 20:
+        return f"{count / (1 << 10):,.1f} KiB"
     if count < 1 << 30:
         return f"{count / (1 << 20):,.1f} MiB"
     return f"{count / (1 << 30):,.2f} GiB"

@@ -52,6 +52,7 @@ class StepCost:
       half: whether the matrix products are of 16-bit numbers.
       exact: whether `fixed` and `each` were told apart; else everything is taken to grow with the examples.
       layout: the table of an automatic layout of the variables; empty where there is none.
+      budget: what was chosen for budgets of memory; empty where there are none.
       slots: bytes of the optimizer's slots that `MirroredStrategy` shares out among many replicas.
     """
 
@@ -67,6 +68,7 @@ class StepCost:
     exact: bool = True
     layout: str = ""
     slots: int = 0
+    budget: str = ""
 
     def memory_on(self, replicas: int, rows: float) -> float:
         """Bytes on each of so many devices, of which four or more share large slots out, as `jd.Optimizer` does."""

@@ -66,7 +66,7 @@ def asked_for(memory: Budget) -> Budget:
     return _default.asked if _default.asked is not None else checked(os.environ.get(MEMORY) or None)
 
 
-def within_budget(loss: Function, memory: Budget, *, gathers: bool = False) -> Function:
+def within_budget(loss: Function, memory: Budget = None, *, gathers: bool = False) -> Function:
     """A loss whose backward pass keeps no more than a budget.
 
     Args:
