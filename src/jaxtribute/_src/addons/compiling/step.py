@@ -25,9 +25,9 @@ _OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED:\s*(?P<what>[^\n]*)")
 _SIZES = re.compile(r"\((?P<needed>[\d.]+)(?P<unit>[KMG])\) exceeds available HBM \((?P<there>[\d.]+)G\)")
 _HOST = re.compile(r" (?:outfeed|infeed|send|recv)\(|MoveToHost|MoveToDevice")
 _HINT = (
-    'HINT: bound what the backward pass keeps: jd.value_and_grad(..., memory="auto"), model.minimize(..., memory="auto") '
-    'or jd.config.set_memory_budget("auto"); use fewer examples on each device, 16-bit numbers, or a strategy that splits '
-    "variables."
+    'HINT: bound what the backward pass keeps: jd.value_and_grad(..., memory="auto"), or, for all losses and Keras, '
+    'jd.config.set_memory_budget("auto"); use fewer examples on each device, 16-bit numbers, or a strategy that '
+    "splits variables."
 )
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 

@@ -93,8 +93,8 @@ def check_fits(one: Prediction, cluster: Cluster) -> None:
         return
     raise ArgumentError(
         f"a step of {one.batch:,} examples on {one.devices:,} devices needs {bytes_text(one.memory)} on each, and a "
-        f'{cluster.device.name} has {bytes_text(cluster.device.memory)}. HINT: write memory="auto" or a budget '
-        "in jd.value_and_grad or Model.minimize, or jd.config.set_memory_budget(...); use a smaller batch, more devices, "
+        f"{cluster.device.name} has {bytes_text(cluster.device.memory)}. HINT: bound what the backward pass "
+        'keeps: jd.config.set_memory_budget("auto"); use a smaller batch, more devices, '
         "16-bit numbers, or a strategy that splits variables or optimizer state."
     )
 
