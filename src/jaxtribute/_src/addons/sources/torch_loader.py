@@ -75,7 +75,6 @@ class TorchSource(Source):
         return bool(getattr(self._loader, "drop_last", False))
 
     def length(self) -> tuple[int, int] | None:
-        """Batches and examples of one pass, if they are known."""
         try:
             batches, examples, size = len(self._loader), len(self._loader.sampler), self._loader.batch_size
         except (TypeError, AttributeError):
@@ -83,11 +82,9 @@ class TorchSource(Source):
         return batches, batches * size if self.static_rows() else examples
 
     def batch_size(self) -> int | None:
-        """Examples in a full batch."""
         return getattr(self._loader, "batch_size", None)
 
     def left_over(self) -> int:
-        """Examples that the pipeline drops at the end of a pass."""
         found = self.length()
         return len(self._loader.sampler) - found[1] if found is not None else 0
 

@@ -203,7 +203,6 @@ class StaticLossScale(LossScale):
 
     @property
     def value(self) -> jax.Array:
-        """The factor, a float32 scalar."""
         return jnp.float32(self._value)
 
     def __repr__(self) -> str:
@@ -244,7 +243,6 @@ class DynamicLossScale(LossScale):
 
     @property
     def value(self) -> jax.Array:
-        """The factor at present, a float32 scalar."""
         return self._scale.read_value()
 
     @property

@@ -59,7 +59,6 @@ class PutOff(Summation):
 
     @property
     def shared_bytes(self) -> int:
-        """The largest size of arrays that share a collective."""
         return self.summation.shared_bytes
 
 

@@ -73,7 +73,6 @@ class SharingSum(Summation):
 
     @property
     def shared_bytes(self) -> int:
-        """The largest size of arrays that share a collective."""
         return PIECE_BYTES if self.small_bytes is None else self.small_bytes
 
 
@@ -98,7 +97,6 @@ class AutoSum(SharingSum):
         return cls(joins=mesh.in_tiles or bool(mesh.group))
 
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
-        """One all-reduce a pack."""
         # A size that the user has asked for holds, whatever the compiler joins by itself.
         return packed_map(_psum, arrays, 0 if self.small_bytes is None and self.joins else self.small_bytes)
 
@@ -114,7 +112,6 @@ class PackedSum(Summation):
         self.packs = packs
 
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
-        """One all-reduce a pack."""
         return self.packs.apply(_psum, arrays)
 
 
@@ -160,7 +157,6 @@ class ExchangeSum(SharingSum):
 
     @property
     def operations_per_byte(self) -> float:
-        """Operations that take as long as a byte less to send."""
         return self.computes
 
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:

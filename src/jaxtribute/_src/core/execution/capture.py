@@ -270,7 +270,6 @@ class _Varying(Flow[bool]):
     """True for what may differ between replicas."""
 
     def merged(self, one: bool, other: bool) -> bool:
-        """Either may be the one that differs."""
         return one or other
 
     def equation(self, eqn: JaxprEqn, given: list[bool]) -> list[bool]:

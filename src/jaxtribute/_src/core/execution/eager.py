@@ -134,7 +134,6 @@ class EagerStep(Viewed, Eager):
         return variable in self._slots
 
     def set(self, variable: Variable, value: Numeric) -> None:
-        """Keeps a copy of `value`, placed as the variable is."""
         check_untraced(variable)
         if variable.policy.remote:
             super().set(variable, value)

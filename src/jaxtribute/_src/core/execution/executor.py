@@ -57,7 +57,6 @@ class LocalPerReplica(PerReplica):
 
     @property
     def values(self) -> tuple[Array, ...]:
-        """All replicas' components, gathered."""
         return tuple(in_replica.rows(self.data))
 
 

@@ -259,7 +259,6 @@ class InMergeCall(InReplica):
     """A `merge_call` among traced replicas: it reads and writes for all of them, and has the part of one."""
 
     def read(self, executor: Executor, variable: Variable, as_replica: bool) -> Any:
-        """Returns the value of all replicas."""
         policy = variable.policy
         if policy.form == "rows":
             return policy.combined(in_replica.all_gather(executor.get(variable), 0), variable)

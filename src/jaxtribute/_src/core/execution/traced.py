@@ -444,7 +444,6 @@ class MergedReplicas(Executor):
 
     @property
     def view(self) -> Hashable:
-        """That of the replica."""
         return self.replica.view
 
     def get(self, variable: Variable) -> Any:
@@ -482,7 +481,6 @@ class MergedReplicas(Executor):
         return super().gather(value, axis)
 
     def constrain(self, value: Array, layout: Layout, mesh: ReplicaMesh) -> Array:
-        """Returns an array split over the axes within each replica."""
         return self.replica.constrain(value, layout, mesh)
 
 

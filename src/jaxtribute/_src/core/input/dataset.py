@@ -175,7 +175,6 @@ class _Rebatched(DistributedDataset[Any]):
         return replica_spec(self._spec_of_source, self._shard, split=True)
 
     def explanation(self) -> Explanation:
-        """The files or rows that each worker reads."""
         return explain(self._original, self._sharding, self._shard)
 
 

@@ -38,7 +38,6 @@ class CentralStorageExtended(StrategyExtended):
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """TensorFlow's name of the device that holds variables."""
         return (device_name(self._parameter_device),)
 
     def variable_policy(self, synchronization: VariableSynchronization) -> tuple[Policy, VariableSynchronization]:

@@ -101,7 +101,6 @@ class Script(Document):
         self.text = readable(data.decode(self._encoding), "")
 
     def place(self, line: int) -> str:
-        """The line's number."""
         return str(line)
 
     def rewritten(self, text: str, *parts: str) -> bytes:

@@ -256,7 +256,6 @@ class _IndexedSource(MapSource):
         self._policy = policy
 
     def policy(self) -> AutoShardPolicy | None:
-        """The policy that its options carry."""
         return self._policy
 
 
@@ -271,12 +270,10 @@ class _StreamedSource(IterableSource):
         self._policy = policy
 
     def at_epoch(self, epoch: int) -> Source:
-        """The stream of a later pass."""
         later = Streamed(lambda _: self._pipeline.open(epoch), self._pipeline.rows_vary)
         return _StreamedSource(later, self._policy)
 
     def policy(self) -> AutoShardPolicy | None:
-        """The policy that its options carry."""
         return self._policy
 
 

@@ -33,14 +33,11 @@ class PlainPolicy(Policy):
         self._mesh, self.layout = mesh, layout
 
     def laid_out(self, layout: Layout) -> Policy:
-        """The array, split over the devices of the replica."""
         return PlainPolicy(self._mesh, layout)
 
     @property
     def mesh(self) -> ReplicaMesh | None:
-        """The replicas' devices, if a strategy placed the variable."""
         return self._mesh
 
     def place(self, value: Numeric) -> jax.Array:
-        """One array on its device or devices."""
         return own(value, self.where)
