@@ -124,5 +124,4 @@ class _FileWriter:
 
     def as_default(self, step: Leaf = None) -> AbstractContextManager[None]:
         """Puts the writer in force."""
-        del step
         return self._summaries.writing(self._writer)

@@ -51,7 +51,6 @@ class FixedShardsPartitioner(Partitioner):
 
     def __call__(self, shape: Sequence[int], dtype: DType, axis: int = 0) -> list[int]:
         """Returns `num_shards` along `axis`, at most its length."""
-        del dtype
         return _along(shape, axis, self._shards)
 
 

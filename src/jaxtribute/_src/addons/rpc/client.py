@@ -123,7 +123,6 @@ class Client:
 
         Source: `tf.distribute.experimental.rpc.Client.call`.
         """
-        del output_specs
         if not isinstance(method_name, str):
             raise ArgumentTypeError(f"method_name is {method_name!r}. HINT: pass a string.")
         if args is not None and not isinstance(args, (tuple, list)):

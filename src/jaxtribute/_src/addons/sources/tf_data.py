@@ -39,7 +39,6 @@ class TfSource(Source):
 
     def open(self, shard: Shard) -> _TfStream:
         """Starts a pass; a worker reads all of it, and its share is cut from each batch."""
-        del shard
         return _TfStream(self._dataset, self.shuffled_anew)
 
     def spec(self) -> Nest | None:

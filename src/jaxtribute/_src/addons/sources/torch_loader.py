@@ -54,7 +54,6 @@ class TorchSource(Source):
 
     def open(self, shard: Shard) -> _StatefulStream | CountingStream:
         """Starts a pass; a worker reads all of it, and its share is cut from each batch."""
-        del shard
         if hasattr(self._loader, "load_state_dict"):
             return _StatefulStream(self._loader)
         # Of all samplers only this one is known to give the same batches again.

@@ -149,7 +149,6 @@ class LossScale(ABC):
 
     def adjusted(self, values: Sequence[Any], finite: Array) -> list[Any]:
         """The new values of `variables` after a step whose gradients were finite, or not."""
-        del finite
         return list(values)
 
     def scale(self, nest: Nest) -> Any:

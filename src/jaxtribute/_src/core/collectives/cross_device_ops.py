@@ -47,7 +47,6 @@ class CrossDeviceOps:
           mesh: the devices of the replicas.
           options: hints given with the call.
         """
-        del options
         return AutoSum.of(mesh)
 
     def reduce(

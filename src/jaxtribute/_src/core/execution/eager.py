@@ -44,7 +44,6 @@ class Eager(Executor):
 
     def running(self, fn: Function, mesh: ReplicaMesh | None) -> Function:
         """Returns the function, compiled where the executor compiles replica functions."""
-        del mesh
         return fn if self.compiles is None else self.compiles(fn)
 
     @property

@@ -76,7 +76,6 @@ class Executor(ABC):
 
     def running(self, fn: Function, mesh: ReplicaMesh | None) -> Function:
         """Notes that replicas on the devices of `mesh` will run a function; returns what they run in its place."""
-        del mesh
         return fn
 
     # Variables.

@@ -48,7 +48,6 @@ class AcrossReplicas:
 
     def read(self, executor: Executor, variable: Variable, as_replica: bool) -> Any:
         """Returns the variable's value, of the variable's shape."""
-        del as_replica
         return variable.policy.combined(executor.get(variable), variable)
 
     def whole(self, executor: Executor, variable: Variable) -> Any:

@@ -185,7 +185,6 @@ class Strategy(OlderMethods):
 
         Source: `tf.distribute.Strategy.run`.
         """
-        del options
         if not isinstance(args, (tuple, list)):
             raise ArgumentTypeError(
                 f"args must be a tuple or list, not {type(args).__name__}. HINT: strategy.run(fn, args=(x,))."

@@ -154,7 +154,6 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
 
     def remote_optimizer(self, transform: Any, variables: Nest) -> Any:
         """Updater of variables that other processes hold, with its slots; None where `Optimizer` updates them."""
-        del transform, variables
 
     def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Nest = None) -> Any:
         """Calls `fn` on each replica; what `Strategy.run` does once its checks are passed.

@@ -134,7 +134,6 @@ class DescribedArray(jax.Array):
         Raises:
           DeviceError: there are no values.
         """
-        del context, copy
         if self.number is None:
             raise DeviceError(
                 f"an array of shape {self._shape} and dtype {self._dtype} has no values: it lies on "

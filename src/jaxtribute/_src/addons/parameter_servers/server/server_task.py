@@ -168,7 +168,6 @@ class ServerTask:
         return Answer()
 
     def _on_state(self, header: Header, _: Sequence[Any]) -> Answer:
-        del header
         return Answer(*self._store.state())
 
     def _on_load(self, header: Header, arrays: Sequence[Any]) -> Answer:
@@ -187,7 +186,6 @@ class ServerTask:
 
     def _on_sizes(self, header: Header, _: Sequence[Any]) -> Answer:
         """Bytes of each shard."""
-        del header
         sizes = {str(key): int(np.asarray(entry.value).nbytes) for key, entry in self._store.entries.items()}
         return Answer({"sizes": sizes})
 

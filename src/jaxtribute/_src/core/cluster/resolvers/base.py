@@ -98,7 +98,6 @@ class ClusterResolver(ABC):
         Raises:
           ClusterSpecError: it is, and what it says is incomplete or malformed.
         """
-        del environ
         return None
 
     @abstractmethod

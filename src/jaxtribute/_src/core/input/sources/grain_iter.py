@@ -30,7 +30,6 @@ class IterSource(Source):
 
     def open(self, shard: Shard) -> GrainStream:
         """Starts a pass; a worker reads all of it, and its share is cut from each batch."""
-        del shard
         return GrainStream(iter(self._dataset))
 
     def static_rows(self) -> bool:

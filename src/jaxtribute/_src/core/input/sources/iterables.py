@@ -29,7 +29,6 @@ class IterableSource(Source):
 
     def open(self, shard: Shard) -> CountingStream:
         """Starts a pass; a worker reads all of it, and its share is cut from each batch."""
-        del shard
         if isinstance(self._iterable, Sequence):
             return CountingStream(iter(self._iterable), self._iterable)
         if isinstance(self._iterable, Iterator):

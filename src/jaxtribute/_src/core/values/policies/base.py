@@ -97,7 +97,6 @@ class Policy(ABC):
 
     def laid_out(self, layout: Layout) -> Policy:
         """The policy for a variable that is split over axes within a replica, where it can be: see `Variable`."""
-        del layout
         return self
 
     @property
@@ -153,7 +152,6 @@ class Policy(ABC):
         Raises:
           VariableError: the variable has no such value.
         """
-        del variable
         return self.value(array)
 
     def read_by_python(self, array: Numeric, variable: Variable) -> Any:
@@ -162,7 +160,6 @@ class Policy(ABC):
 
     def component(self, part: Numeric, variable: Variable) -> Any:
         """The value that a replica sees, from its part of the stored array or from what `join` gave."""
-        del variable
         return part
 
     @property
@@ -175,7 +172,6 @@ class Policy(ABC):
 
     def own_piece(self, value: Numeric, variable: Variable) -> Any:
         """One replica's part, in a program, of a value that is the same on all of them."""
-        del variable
         return value
 
     def written_by_all(self, value: Numeric, update: Update, variable: Variable, shape: tuple[int, ...]) -> Any:
@@ -187,7 +183,6 @@ class Policy(ABC):
           variable: the variable.
           shape: that of the stored array, as far as the code has it.
         """
-        del update, shape
         return self.admit(coerce(variable, value))
 
     def written_by_one(self, value: Numeric, variable: Variable) -> Any:
@@ -196,7 +191,6 @@ class Policy(ABC):
 
     def gradient(self, gradient: Numeric, variable: Variable) -> Any:
         """The gradient for the value that code of all replicas sees, from that for the stored array."""
-        del variable
         return gradient
 
     @property
