@@ -101,7 +101,7 @@ def embedding_lookup(params: Leaf | Sequence[Leaf], ids: Numeric) -> jax.Array:
 
     Returns:
       An array of shape `(*ids.shape, ...)`. Ids that name no row, as they are negative or too large, are an error
-      where they are known; in a compiled function they give rows of NaN (integers: of their smallest), whatever the
+      if they are known; in a compiled function they give rows of NaN (integers: of their smallest), whatever the
       strategy.
 
     Raises:

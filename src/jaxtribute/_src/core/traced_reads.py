@@ -8,7 +8,7 @@ caches tell it when the body has to be traced anew:
   of one replica, or the stored ones;
 - the *generation*, for all threads: counts writes of stored values that such a body has read.
 
-A new view or generation makes JAX compile anew what runs eagerly, too, so there is one only where a read has made it
+A new view or generation makes JAX compile anew what runs eagerly, too, so there is one only if a read has made it
 necessary: a program that reads no variable in such a body never pays.
 """
 

@@ -97,7 +97,7 @@ class _Summaries:
             writer.histogram(name, np.asarray(keras.ops.convert_to_numpy(data)), step=int(step))
 
     def _recording(self) -> list[Writer]:
-        """The writer that is in force; none where there is none, or it is not to write."""
+        """The writer that is in force; none if there is none, or it is not to write."""
         if not self._frames:
             return []
         writer, conditions = self._frames[-1]

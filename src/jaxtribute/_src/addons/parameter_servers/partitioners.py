@@ -35,7 +35,7 @@ class Partitioner(ABC):
 
 
 class FixedShardsPartitioner(Partitioner):
-    """Splits every variable into the same number of shards, or one a row where there are fewer rows.
+    """Splits every variable into the same number of shards, or one a row if there are fewer rows.
 
     Args:
       num_shards: how many shards, at least 1.

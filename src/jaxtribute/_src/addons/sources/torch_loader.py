@@ -40,7 +40,7 @@ def _to_numpy(node: Nest) -> Nest:
 class TorchSource(Source):
     """A PyTorch loader of batches.
 
-    Its position is saved by the loader itself where it can (torchdata's `StatefulDataLoader`), and is a count of
+    Its position is saved by the loader itself if it can (torchdata's `StatefulDataLoader`), and is a count of
     batches where the loader reads in order.
     """
 

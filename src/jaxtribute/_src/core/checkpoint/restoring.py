@@ -255,7 +255,7 @@ def _agree(path: Path, error: Exception | None, cluster: Cluster | None, state: 
 class _Values:
     """The values of a checkpoint on their way into the program.
 
-    All are read before the first is put in its place. Only where memory is short are they read in several parts.
+    All are read before the first is put in its place. Only if memory is short are they read in several parts.
 
     Args:
       path: the checkpoint.

@@ -30,7 +30,7 @@ def _is_gpu(each: str) -> bool:
 
 
 def local_accelerators(environ: Mapping[str, str]) -> dict[str, int]:
-    """The number of this process's accelerators by type, such as `{"GPU": 8}`; empty where there is only a CPU."""
+    """The number of this process's accelerators by type, such as `{"GPU": 8}`; empty if there is only a CPU."""
     # The launcher looks for GPUs too, and needs no JAX.
     import jax
 

@@ -252,7 +252,7 @@ class Watch:
         while not self._stop.is_set():
             count += 1
             try:
-                # The count makes each pulse another one, also where the program stands still: only then is it heard.
+                # The count makes each pulse another one, also if the program stands still: only then is it heard.
                 self._say_alive(count)
                 self._read(self._store.key_value_dir_get(f"{ROOT}/"))
                 self.pulses.answered = self._steps.clock.now()

@@ -1,4 +1,4 @@
-"""Sums of products over the replicas, computed from the products' factors where those are fewer bytes to send.
+"""Sums of products over the replicas, computed from the products' factors if those are fewer bytes to send.
 
 The gradient of a matrix that multiplies a batch is a product: of what came in and of the cotangent of what came out,
 added up over the examples. The sum of the replicas' products is the product of all replicas' factors, joined along that

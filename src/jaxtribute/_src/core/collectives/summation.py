@@ -52,12 +52,12 @@ class Summation(_Choice, ABC):
 
     @property
     def shared_bytes(self) -> int:
-        """The largest size of arrays that share a collective; 0 where one more may cost more, or is no plain sum."""
+        """The largest size of arrays that share a collective; 0 if one more may cost more, or is no plain sum."""
         return 0
 
     @property
     def operations_per_byte(self) -> float:
-        """Operations that take as long as a byte less to send; 0 where nothing is computed to send less."""
+        """Operations that take as long as a byte less to send; 0 if nothing is computed to send less."""
         return 0.0
 
 
@@ -141,7 +141,7 @@ class ExchangeSum(SharingSum):
     Args:
       small_bytes: the largest size that is packed; None for the library's choice.
       pair_bytes: the largest size that is exchanged between two replicas; above it the ring is as fast.
-      most_bytes: the largest size that is exchanged where there are more replicas.
+      most_bytes: the largest size that is exchanged if there are more replicas.
       computes: see `operations_per_byte`.
     """
 
@@ -285,7 +285,7 @@ def _way_back(rounds: Sequence[Pairs]) -> list[Pairs]:
 
 def _along_tree(array: Numeric, rounds: Sequence[Pairs]) -> Any:
     for pairs in rounds:
-        array = array + lax.ppermute(array, AXIS, pairs)  # zeros where nothing arrives
+        array = array + lax.ppermute(array, AXIS, pairs)  # zeros if nothing arrives
     return equal(_spread(array, _way_back(rounds)))
 
 

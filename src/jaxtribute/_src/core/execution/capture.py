@@ -283,7 +283,7 @@ class _Varying(Flow[bool]):
         if eqn.primitive is alike_p:
             _check_alike(eqn.params["name"], given[0])
             return given
-        # What is computed of values that differ may differ, even where it happens not to: the careful case.
+        # What is computed of values that differ may differ, even if it happens not to: the careful case.
         if any(given) or not count:
             return [any(given)] * count
         # Operands are the same, but the operation itself may tell replicas apart (`axis_index`).

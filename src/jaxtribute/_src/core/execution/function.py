@@ -317,7 +317,7 @@ def _laid_out(first: Capture, leaves: Sequence[Any]) -> Capture:
 
 
 def _unbound() -> None:
-    """Stands for a method's compiled programs in a pickled object: they are made again where they are needed."""
+    """Stands for a method's compiled programs in a pickled object: they are made again if they are needed."""
 
 
 _MANY = 8

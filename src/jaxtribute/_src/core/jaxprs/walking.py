@@ -28,7 +28,7 @@ STRUCTURES = _CALLS | _LOOPS | {"shard_map"}
 """Names of the operations that do nothing but run the programs inside them."""
 
 Handler = Callable[[JaxprEqn, list[Any]], "Sequence[Any] | None"]
-"""Gives the results of an operation on operands; None where the operation is to be applied as it is."""
+"""Gives the results of an operation on operands; None if the operation is to be applied as it is."""
 
 
 def programs_in(eqn: JaxprEqn) -> Iterator[Any]:

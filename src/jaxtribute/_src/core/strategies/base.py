@@ -334,7 +334,7 @@ class Strategy(OlderMethods):
           nest: a nest of arrays or numbers.
 
         Returns:
-          The nest with `Mirrored` values, or arrays on the device where there is one replica.
+          The nest with `Mirrored` values, or arrays on the device if there is one replica.
         """
         mesh = self._extended.mesh
 

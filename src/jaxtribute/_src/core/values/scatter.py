@@ -82,7 +82,7 @@ class ScatterMethods:
     In replica context the rows of all replicas are joined first, as the variable's aggregation says: SUM and MEAN for
     `scatter_add`, `scatter_sub`, `scatter_mul` and `scatter_div`, ONLY_FIRST_REPLICA for all. SUM writes the rows of
     each replica, MEAN those rows divided by the number of replicas. An ON_READ variable is written by each replica for
-    itself. Indices that name no row, as they are negative or too large, are an error where they are known; in a
+    itself. Indices that name no row, as they are negative or too large, are an error if they are known; in a
     compiled function they are ignored, whatever the strategy.
     """
 

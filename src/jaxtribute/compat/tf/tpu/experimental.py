@@ -12,7 +12,7 @@ from jaxtribute._src.core.devices import default_devices
 
 
 def initialize_tpu_system(cluster_resolver: object = None) -> Topology | None:
-    """Returns the topology of the TPUs, None where there is none: JAX initializes TPUs when it starts.
+    """Returns the topology of the TPUs, None if there is none: JAX initializes TPUs when it starts.
 
     Source: `tf.tpu.experimental.initialize_tpu_system`.
     """

@@ -104,7 +104,7 @@ class Script(Document):
         return str(line)
 
     def rewritten(self, text: str, *parts: str) -> bytes:
-        """The text in the file's encoding, with a byte-order mark where there was one."""
+        """The text in the file's encoding, with a byte-order mark if there was one."""
         assert not parts
         return _restored(text).encode(self._encoding)
 

@@ -13,7 +13,7 @@ from jaxtribute.typing import Leaf
 
 
 def latest_checkpoint(checkpoint_dir: str | PathLike[str], latest_filename: str | None = None) -> str | None:
-    """Returns the whole checkpoint of a folder that was saved last, or None where there is none.
+    """Returns the whole checkpoint of a folder that was saved last, or None if there is none.
 
     Args:
       checkpoint_dir: the folder.

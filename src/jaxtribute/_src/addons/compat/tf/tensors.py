@@ -112,7 +112,7 @@ def as_tensor(value: TensorLike, dtype: DType = None) -> Any:
     if opened is not None:  # a variable of Keras, whose value may be traced
         value = opened()
     if dtype is not None and np.dtype(dtype).kind != "O":
-        # JAX warns where it is asked for a type of 64 bits that it does not have.
+        # JAX warns if it is asked for a type of 64 bits that it does not have.
         dtype = jax.dtypes.canonicalize_dtype(dtype)
     if isinstance(value, jax.Array):
         return value if dtype is None or value.dtype == dtype else value.astype(dtype)

@@ -23,7 +23,7 @@ from jaxtribute.typing import Json
 
 _LOG = logging.getLogger(__name__)
 _MIRROR_DEADLINE_S = 20.0
-# What the mirror has to follow, an exchange only where it holds operations.
+# What the mirror has to follow, an exchange only if it holds operations.
 _CHANGES = frozenset({"exchange", "create", "delete", "optimizer"})
 
 

@@ -63,7 +63,7 @@ class TFConfigClusterResolver(ClusterResolver):
             raise ClusterSpecError(f"the cluster in {_NAME}={shown(self._text())} is malformed: {error}") from error
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of a task, this process's by default; empty where the cluster is one task 0, or none.
+        """The address of a task, this process's by default; empty if the cluster is one task 0, or none.
 
         Raises:
           ClusterSpecError: there is no such task.

@@ -22,7 +22,7 @@ class Stream(Protocol):
         ...
 
     def get_state(self) -> Any:
-        """The position, as values that JSON can hold, or None where the source cannot say it."""
+        """The position, as values that JSON can hold, or None if the source cannot say it."""
         ...
 
     def set_state(self, state: Json) -> None:

@@ -81,7 +81,7 @@ def _unless_ended(iterator: Iterator[Nest]) -> Iterator[Nest]:
 
 
 class CountingStream:
-    """Counts the batches that an iterator gives, and goes back to a count where it can.
+    """Counts the batches that an iterator gives, and goes back to a count if it can.
 
     Args:
       iterator: the batches.

@@ -96,7 +96,7 @@ class Policy(ABC):
         return PartitionSpec(AXIS) if self.split else PartitionSpec()
 
     def laid_out(self, layout: Layout) -> Policy:
-        """The policy for a variable that is split over axes within a replica, where it can be: see `Variable`."""
+        """The policy for a variable that is split over axes within a replica, if it can be: see `Variable`."""
         return self
 
     @property
@@ -166,7 +166,7 @@ class Policy(ABC):
     def join(self) -> Callable[..., Any] | None:
         """The function of a replica's part, in a program, that gives the value of all parts; see `Cut.whole`.
 
-        None where a replica needs nothing of the others to read.
+        None if a replica needs nothing of the others to read.
         """
         return None
 

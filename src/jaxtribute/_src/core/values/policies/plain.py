@@ -21,7 +21,7 @@ class PlainPolicy(Policy):
     and of assignments the last replica's stays. There is nothing to aggregate.
 
     Args:
-      mesh: the devices of the strategy's one replica, or None where JAX's default device is meant.
+      mesh: the devices of the strategy's one replica, or None if JAX's default device is meant.
       layout: the axes within the replica that the array is split over.
     """
 

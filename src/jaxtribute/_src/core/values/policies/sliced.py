@@ -62,7 +62,7 @@ class PiecesPolicy(Policy):
         return self.cut.stored_shape
 
     def local_shape(self, variable: Variable) -> tuple[int, ...]:
-        """One piece, which is padded where they are uneven."""
+        """One piece, which is padded if they are uneven."""
         return self.cut.piece_shape
 
     def value(self, array: Numeric) -> Any:
