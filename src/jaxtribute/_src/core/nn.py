@@ -81,7 +81,7 @@ def compute_average_loss(
                 "HINT: give one weight an example, or one an element."
             )
         loss = loss * weight
-    # Divided by 1 in place of 0, and chosen away behind it: of a division by 0 `where` drops the value, but the
+    # Divided by 1 in place of 0, and dropped afterwards: of a division by 0 `where` drops the value, but the
     # gradient would be NaN.
     mean = loss.sum() / jnp.maximum(count, jnp.ones_like(count)).astype(loss.dtype)
     return jnp.where(count == 0, jnp.zeros_like(mean), mean)

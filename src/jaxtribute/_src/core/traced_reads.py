@@ -89,7 +89,7 @@ class TracedReads:
             self.renew(variable)
 
     def renew(self, variable: object = None) -> None:
-        """Begins a generation: whatever was kept before is traced anew."""
+        """Begins a generation: JAX traces again what it kept before."""
         self.active = True
         # Whatever is read once more is noted once more. A variable that nobody reads any longer costs no further
         # generation.
@@ -112,7 +112,7 @@ class TracedReads:
 
     @contextmanager
     def steady(self) -> Generator[None]:
-        """Runs the library's own compiled functions, which read no variables: nothing makes JAX compile them anew."""
+        """Runs the library's own compiled functions, which read no variables: nothing makes JAX compile them again."""
         with self._views(None), self._generations(0):
             yield
 

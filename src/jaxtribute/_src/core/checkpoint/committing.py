@@ -221,7 +221,7 @@ class Save:
         return "; ".join(failed) or found
 
     def _make(self) -> None:
-        """Makes the folder anew; what is there is of a save that never ended."""
+        """Makes the folder again; what is in it was left by a save that never ended."""
         self.owner.claim()
         self.owner.take_over()
         old = standing(self.path)

@@ -207,7 +207,7 @@ class KeptCheckpoints:
             return dict.fromkeys(numbers, time.time())
 
     def write(self, entries: dict[int, float]) -> None:
-        """Writes the file anew, so that there is never half of it."""
+        """Writes a new file in its place, so that there is never half of one."""
         fresh = self._file.with_suffix(".new")
         write_text(fresh, json.dumps(list(entries.items())) + "\n")
         fresh.replace(self._file)

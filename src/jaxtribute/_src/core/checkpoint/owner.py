@@ -184,7 +184,7 @@ class Seat:
 _seats: dict[Path, Seat] = {}
 """The seats of this process, by their files. They stay: a manager that was taken over from is refused for good."""
 _managers = itertools.count()
-# A lock that another thread held would be held for ever in the new process, which is no owner either.
+# In a forked process a lock that another thread held would be held for ever; and that process owns nothing.
 os.register_at_fork(after_in_child=_seats.clear)
 
 

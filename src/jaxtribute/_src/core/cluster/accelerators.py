@@ -19,9 +19,9 @@ def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> li
     """
     listed = environ.get(VISIBLE)
     if listed is None:
-        # One file a GPU: nvidia0, nvidia1; the others (nvidiactl, nvidia-uvm) are no GPUs.
+        # One file per GPU: nvidia0, nvidia1. The others (nvidiactl, nvidia-uvm) are not GPUs.
         return sorted(filter(str.isdecimal, (path.name[6:] for path in devices.glob("nvidia[0-9]*"))), key=int)
-    # CUDA stops reading at the first id that is no GPU, such as -1 or NoDevFiles.
+    # CUDA stops reading at the first id that is not a GPU's, such as -1 or NoDevFiles.
     return list(takewhile(_is_gpu, map(str.strip, listed.split(","))))
 
 

@@ -194,7 +194,7 @@ class Cluster(KeyValues):
             raise DeadlineError(f"{self.names[self.rank]} waits at {here.told}: {error}") from None
 
     def meets(self, what: str) -> Place:
-        """Notes that the program comes to a call that all workers make together, and which no step is.
+        """Notes that the program comes to a call that all workers make together, other than a step.
 
         Whoever waits in it learns of workers that are in another call instead. Call it where steps are called, in the
         thread that trains.
@@ -368,7 +368,7 @@ def connect(
     )
     cluster.watch.start()
     atexit.register(leave)
-    # A forked child is no worker, and its end not this one's.
+    # A forked child is not a worker: its end is not the end of this process.
     os.register_at_fork(after_in_child=_forget)
     _report_exceptions(cluster)
     # Before the barrier: where that fails, the end of the program still tells the others, and leaves.

@@ -210,7 +210,7 @@ class _Evaluation:
 
 def _moves(eqn: JaxprEqn) -> bool:
     """True if an operation moves its operand; False if it does something else, such as to scale it."""
-    # A scaling is no move: behind the sum it would come too late for products whose sum is finite only with it.
+    # A scaling must stay before the sum: some products have a finite sum only when they are scaled first.
     if eqn.primitive.name not in _MOVES or len(eqn.outvars) != 1 or len(eqn.invars) != 1:
         return False
     # Repeated along an axis, or of a size that only the program knows, it is something else.

@@ -52,7 +52,7 @@ class Summation(_Choice, ABC):
 
     @property
     def shared_bytes(self) -> int:
-        """The largest size of arrays that share a collective; 0 if one more may cost more, or is no plain sum."""
+        """The largest size of arrays that share a collective; 0 if each array is to be summed alone."""
         return 0
 
     @property
@@ -341,7 +341,7 @@ devices: packing 340 KB in one took five times as long as the step around it.
 
 
 def pack(arrays: Sequence[Any]) -> Any:
-    """Writes arrays of one dtype behind each other into one vector, in pieces of up to `PIECE_BYTES`."""
+    """Writes arrays of one dtype one after another into one vector, in pieces of up to `PIECE_BYTES`."""
     flat = [array.reshape(-1) for array in arrays]
     together = _neighbours(range(len(flat)), flat, PIECE_BYTES)
     pieces = [jnp.concatenate(flat[indices[0] : indices[-1] + 1]) for indices in together]

@@ -38,7 +38,7 @@ from jaxtribute.errors import ContextError, VariableError
 
 @jax.tree_util.register_pytree_node_class
 class Constant:
-    """A result that is no array, such as a string or a variable: carried in the structure of the results."""
+    """A result that is not an array, such as a string or a variable: carried in the structure of the results."""
 
     def __init__(self, value: Numeric) -> None:
         self.value = value

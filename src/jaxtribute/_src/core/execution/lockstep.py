@@ -127,7 +127,7 @@ class LockstepReplica(Executor):
         return run.meet(self._index, f"merge_call of {getattr(fn, '__qualname__', fn)}", (args, kwargs), merge)
 
     def _scatter(self, axis: int, cotangents: list[Any], sizes: list[int]) -> list[Any]:
-        """This replica's part of the sums of cotangents: for each `size` elements, behind those of the others."""
+        """This replica's part of the sums of cotangents: for each `size` elements, after the other replicas'."""
         run = self._run
         _check_eager("all_gather's gradient", cotangents)
         place = run.mesh.local_places[self._index]
@@ -187,7 +187,7 @@ class LockstepRun:
         """Runs `fn` on all replicas and joins their results."""
         bound = map_leaves(self._localised, (tuple(args), kwargs))
         self.idle = idle_replicas(flatten(bound)[0])
-        # What is made anew of the arguments, such as a module of NNX, is the replicas' own.
+        # What is rebuilt from the arguments, such as a module of NNX, is the replicas' own.
         with contexts.entered(Context(self.strategy, None, LockstepReplica(self, 0))):
             calls = self.components(bound)
         self._rendezvous = Rendezvous([partial(self._replica, index, fn, *call) for index, call in enumerate(calls)])

@@ -139,7 +139,7 @@ def piece(program: ClosedJaxpr, inputs: Sequence[Any], eqns: Sequence[JaxprEqn],
 
 
 def with_inputs(program: ClosedJaxpr, stands: Sequence[JaxprEqn]) -> ClosedJaxpr:
-    """The program with the results of some operations, each of one result and no operands, as inputs behind its own."""
+    """The program with the results of some operations, each of one result and no operands, as inputs after its own."""
     whole: Jaxpr = opened(program)
     # By identity: equal operations may stand at several places of a program.
     gone = set(map(id, stands))

@@ -256,7 +256,7 @@ class Optimizer:
             return frozenset()
         # Gloo's messages cost more than the update that is saved.
         between_cpus = self._mesh.peers is not None and self._mesh.devices[0].platform == "cpu"
-        # The devices of a replica would hand each other a flat variable's parts, to cut it anew.
+        # The devices of a replica would hand each other a flat variable's parts, to cut it again.
         if shard_update == "auto" and (self._mesh.size < _MANY_REPLICAS or between_cpus or self._mesh.group):
             return frozenset()
         floor = _LARGE_BYTES if shard_update == "auto" else 0
@@ -372,7 +372,7 @@ class Optimizer:
         values, params = list(held[count:]), list(held[:count])
         if context.executor.traced:
             return update(grads, values, params)
-        # It reads no variables, and should not be compiled anew because other code does.
+        # It reads no variables, and should not be compiled again because other code does.
         with traced_reads.steady():
             if call.compiled_once:
                 return self._eager_update(grads[: len(self._wrt)], values, params, call.named(grads, others))

@@ -181,7 +181,7 @@ class LossScale(Protocol):
 
 
 def guarded_update(update: Update, scale: LossScale) -> Update:
-    """The update where the gradients are finite, and the old arrays where not; adjusts the loss scale behind the slots.
+    """The update if the gradients are finite, else the old arrays; adjusts the loss scale, which follows the slots.
 
     Args:
       update: the update of parameters and slots.

@@ -127,7 +127,7 @@ def _connect(mesh: ReplicaMesh, cluster: Cluster) -> None:
     """
     rows = mesh.assemble([put(np.float32(1), place) for place in mesh.local_places])
     total = mesh.map_replicas(lambda row: lax.psum(row, AXIS), PartitionSpec(AXIS), PartitionSpec())
-    # Compiled before the barrier: behind it the workers are milliseconds apart, and Gloo's 30 s begin for all at once.
+    # Compiled before the barrier: after it the workers are milliseconds apart, and Gloo's 30 s begin for all at once.
     compiled = jax.jit(total).lower(rows).compile()
     cluster.barrier("connection", cluster.timeout_s)
     jax.block_until_ready(compiled(rows))

@@ -1,6 +1,6 @@
 """`PerReplica` and `Mirrored`: one global array each, with a placement over the replicas."""
 
-# Who asks whether two values are equal decides what is meant; see `comparing`.
+# What `==` means depends on the code that asks: see `operators.Asking`.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations

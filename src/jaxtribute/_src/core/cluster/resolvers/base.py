@@ -102,7 +102,7 @@ class ClusterResolver(ABC):
 
     @abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster as it is now: asked anew at each call.
+        """The cluster as it is now; each call asks again.
 
         Raises:
           ClusterSpecError: the cluster is described wrongly.

@@ -18,7 +18,7 @@ _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type
 
 @register(rank=0)
 class TFConfigClusterResolver(ClusterResolver):
-    """Reads the cluster from the environment variable `TF_CONFIG`, at each question anew.
+    """Reads the cluster from the environment variable `TF_CONFIG`, again at each question.
 
     Its value is JSON: `{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}`.
 

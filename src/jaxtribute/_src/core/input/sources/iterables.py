@@ -120,7 +120,7 @@ class CountingStream:
         if self._sequence is not None:
             self._iterator = iter(self._sequence[count:])
         elif self._reiterable and count >= self._count:
-            # Read and dropped: there is no other way into the midst of an iterable.
+            # Read and dropped: there is no other way into the middle of an iterable.
             skipped = sum(1 for _ in itertools.islice(self._iterator, count - self._count))
             if skipped < count - self._count:
                 raise InputError(

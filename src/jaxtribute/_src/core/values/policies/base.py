@@ -254,8 +254,8 @@ def check_aggregation(variable: Variable, value: Numeric, update: Update, replic
     check_arithmetic(variable, f"{update.value} with aggregation SUM")
     if isinstance(value, (bool, int, float, complex)):
         raise VariableError(
-            f"{variable.name}.{update.value}({value!r}): the same Python number from every replica cannot be summed "
-            "without doubt about what is meant. HINT: pass an array, or create the variable with "
+            f"{variable.name}.{update.value}({value!r}): a Python number is the same on every replica, and may be "
+            "meant once or once per replica. HINT: pass an array, or create the variable with "
             "aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA."
         )
 
