@@ -38,7 +38,7 @@ from jaxtribute.errors import ContextError, VariableError
 
 @jax.tree_util.register_pytree_node_class
 class Constant:
-    """A result that is no array, such as a string or a variable: carried in the structure of the results."""
+    """A result that is not an array, such as a string or a variable: carried in the structure of the results."""
 
     def __init__(self, value: Numeric) -> None:
         self.value = value
@@ -274,7 +274,6 @@ class _Varying(Flow[bool]):
     """True for what may differ between replicas."""
 
     def merged(self, one: bool, other: bool) -> bool:
-        """Either may be the one that differs."""
         return one or other
 
     def equation(self, eqn: JaxprEqn, given: list[bool]) -> list[bool]:
@@ -288,7 +287,7 @@ class _Varying(Flow[bool]):
         if eqn.primitive is alike_p:
             _check_alike(eqn.params["name"], given[0])
             return given
-        # What is computed of values that differ may differ, even where it happens not to: the careful case.
+        # What is computed of values that differ may differ, even if it happens not to: the careful case.
         if any(given) or not count:
             return [any(given)] * count
         # Operands are the same, but the operation itself may tell replicas apart (`axis_index`).

@@ -186,7 +186,6 @@ class Strategy(OlderMethods):
 
         Source: `tf.distribute.Strategy.run`.
         """
-        del options
         if not isinstance(args, (tuple, list)):
             raise ArgumentTypeError(
                 f"args must be a tuple or list, not {type(args).__name__}. HINT: strategy.run(fn, args=(x,))."
@@ -336,7 +335,7 @@ class Strategy(OlderMethods):
           nest: a nest of arrays or numbers.
 
         Returns:
-          The nest with `Mirrored` values, or arrays on the device where there is one replica.
+          The nest with `Mirrored` values, or arrays on the device if there is one replica.
         """
         mesh = self._extended.mesh
 

@@ -54,7 +54,7 @@ def _same(array: jax.Array) -> jax.Array:
 
 
 def _layout_of(array: jax.Array, mesh: Mesh) -> Layout | None:
-    """The axes of `mesh` that an array is split over; None where it lies otherwise."""
+    """The axes of `mesh` that an array is split over; None if it lies otherwise."""
     where = array.sharding
     if isinstance(where, NamedSharding) and where.mesh == mesh:
         return tuple(where.spec)
@@ -140,7 +140,7 @@ class ReplicaMesh:
 
     Args:
       devices: the devices, those of a replica behind each other, over all workers.
-      peers: the other workers, where there are any.
+      peers: the other workers, if there are any.
       group: the axes within a replica that has several devices, with their lengths: `{"model": 2}`.
 
     A mesh of one device uses single-device shardings, so that one replica costs nothing over plain JAX.
@@ -151,7 +151,7 @@ class ReplicaMesh:
     ) -> None:
         self.devices: tuple[Device, ...] = tuple(devices)
         self.group: dict[str, int] = dict(group or {})
-        """The axes within a replica, and their lengths; empty where a replica has one device."""
+        """The axes within a replica, and their lengths; empty if a replica has one device."""
         self.group_size: int = math.prod(self.group.values())
         """Number of devices of each replica."""
         self.size: int = len(self.devices) // self.group_size
