@@ -69,13 +69,13 @@ class Restore:
         undo: list[Callable[[], None]] = []
         values = _Values(self.path, self.found)
         try:
-            found = self._prepare(values, undo)
+            contents = self._prepare(values, undo)
             self._change(values, undo)
         # Ctrl-C, too, must not leave half of another state. Values go back before positions, as they changed last.
         except BaseException as error:
             _put_back([*undo, *values.undo], error)
             raise
-        return found
+        return contents
 
     def _prepare(self, values: _Values, undo: list[Callable[[], None]]) -> tuple[Differences, Turn | None]:
         """Checks all files, then reads what is needed; each time agrees with the other workers that all is well."""

@@ -132,7 +132,7 @@ class DistributedIterator(Feed, Generic[E]):
         """Returns the next element as an `Optional`, without a value at the end of the data.
 
         In a `jd.function` that is given the iterator `has_value()` is True or False, as Python's `if` needs it: the
-        function is traced anew for a call in which the data end.
+        function is traced again for a call in which the data end.
 
         Source: `tf.distribute.DistributedIterator.get_next_as_optional`.
         """

@@ -416,11 +416,11 @@ class ReplicaMesh:
         if layout[:1] == (AXIS,):
             shape, within = (array.shape[0] // self.size, *array.shape[1:]), (None, *layout[1:])
         pieces: dict[Device, Any] = {shard.device: shard.data for shard in array.addressable_shards}
-        found: list[jax.Array] = []
+        parts: list[jax.Array] = []
         for index, replica in enumerate(self.local_ids):
             own_pieces = list(map(pieces.__getitem__, self._own_devices(replica)))
-            found.append(jax.make_array_from_single_device_arrays(shape, self.local_layout(index, within), own_pieces))
-        return found
+            parts.append(jax.make_array_from_single_device_arrays(shape, self.local_layout(index, within), own_pieces))
+        return parts
 
     def entering(self, name: str, collectives: Callable[[], Sequence[str]]) -> None:
         """Tells the other workers' watchers what this one is about to run on all replicas, if there are any."""

@@ -228,9 +228,9 @@ class Plan:
             new = dict(zip(fresh, results, strict=True))
             return [*results, *(pack(at(new, upload.places)) for upload in packed)]
 
-        given = {self._inputs[i] for i in fresh if i < self._count}
+        sent = {self._inputs[i] for i in fresh if i < self._count}
         # Only the last stage may take over the old values' memory: earlier ones are not the last to read them.
-        places = tuple(i for i, key in enumerate(keys) if key in given)
+        places = tuple(i for i, key in enumerate(keys) if key in sent)
         jitted = jax.jit(run, donate_argnums=places, out_shardings=SingleDeviceSharding(self._device))
         return _Step(jitted, False, moves, keys, [*_keys(fresh, _OUTPUT), *_keys(packed, _PACKED)])
 
