@@ -25,7 +25,7 @@ from jaxtribute._src.core.context import Context, entered
 from jaxtribute._src.core.execution.containers import refuse_traced
 from jaxtribute._src.core.execution.nests import is_array, is_number, map_leaves, reveal
 from jaxtribute._src.core.execution.traced import TracedFunction, lift
-from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, Jaxpr, JaxprEqn, Tracer
+from jaxtribute._src.core.jaxprs.core import ArrayImpl, ClosedJaxpr, Jaxpr, JaxprEqn, Tracer
 from jaxtribute._src.core.jaxprs.flow import Flow
 from jaxtribute._src.core.jaxprs.kinds import equalises, keeps_equality, mentions, names_axis, repeatable
 from jaxtribute._src.core.jaxprs.making import equal_p
@@ -73,10 +73,14 @@ class Capture(NamedTuple):
         contexts.announce()
         seen: list[Any] = []
 
-        def program(*leaves: Nest) -> list[Any]:
+        def program(*traced: Any) -> list[Any]:
             executor = TracedFunction(context)
+            executor.arguments = {
+                id(stand_in): (place, leaf.sharding if isinstance(leaf, ArrayImpl) else None)
+                for place, (stand_in, leaf) in enumerate(zip(traced, leaves, strict=True))
+            }
             with entered(Context(context.strategy, context.replica, executor)):
-                result = call(leaves)
+                result = call(traced)
             reveal(result, (jax.Array, ReplicaValues))
             outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result), is_leaf=is_constant)
             owned = set(map(id, executor.values.values()))

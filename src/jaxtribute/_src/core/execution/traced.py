@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.collectives import in_replica
@@ -276,6 +276,17 @@ class TracedFunction(TracedProgram):
         """The one device of a strategy that the function runs something on."""
         self.fed = 0
         """Number of arrays of batches that the function has drawn from iterators."""
+        self.arguments: dict[int, tuple[int, Sharding | None]] = {}
+        """The place and the sharding of each array the function is called with, by the id of what stands for it."""
+        self.whole: set[int] = set()
+        """The places of the arguments that are given to all replicas as they are."""
+
+    def placement(self, value: jax.Array) -> Sharding | None:
+        """The placement of an argument in the call that the function is traced for."""
+        place, sharding = self.arguments.get(id(value), (None, None))
+        if place is not None:
+            self.whole.add(place)
+        return sharding
 
     def create(self, make: Making) -> Variable:
         """Makes the variable outside the traced program; its initial value is computed of what variables hold there."""

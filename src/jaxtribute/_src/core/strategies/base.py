@@ -180,6 +180,7 @@ class Strategy(OlderMethods):
 
         Raises:
           ArgumentTypeError: `args` is neither a tuple nor a list.
+          ArgumentError: an array is divided over the replicas' devices and is no distributed value.
           ContextError: called inside a replica function, or `fn` calls a collective of JAX over an unknown axis.
           StrategyMixError: called inside another strategy's scope, or with another strategy's values.
 

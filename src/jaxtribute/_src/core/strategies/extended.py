@@ -182,6 +182,8 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
                 raise _mixed(leaf, self.strategy)
             if isinstance(leaf, Variable):
                 self.check_variable(leaf)
+            if isinstance(leaf, jax.Array) and (where := executor.placement(leaf)) is not None:
+                self.mesh.check_whole(leaf.shape, where)
         if isinstance(fn, Function) and not executor.traced:
             return fn.run_on(self.strategy)(*args, **kwargs)
         # Imported where they are used: many programs need one of them or none, and starts should be quick.
