@@ -1,7 +1,7 @@
 """Finds operations in which rows of a batch meet, or are chosen by their places: they need the whole batch.
 
 Two programs are compared, as in `rows.py`, whose batches have different numbers of rows. What runs along a whole batch,
-or along several behind one another (two views of the same rows, say), treats all rows alike.
+or along several in a row (two views of the same rows, say), treats all rows alike.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class Accumulation:
         """The sums' arrays after one more call.
 
         Args:
-          grads: one for each variable, and the loss behind them if it is added up: this replica's in a compiled
+          grads: one for each variable, then the loss if it is added up: this replica's in a compiled
             program, elsewhere all replicas' (`PerReplica`) or reduced ones.
           op: how they are reduced, or None if they are.
           context: the context in force; not that of a replica that runs eagerly.
@@ -252,7 +252,7 @@ def make_accumulation(
       variables: those that gradients are given for.
       steps: how many calls make a cycle.
       op: how a cycle combines the gradients of its calls.
-      value: whether there is a sum of losses besides, behind the others.
+      value: whether there is a sum of losses besides, after the others.
     """
     plain, _ = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)
     names = slot_names([_FIELD] * len(variables), names_of(variables))
@@ -286,11 +286,11 @@ _FIELD = (jax.tree_util.GetAttrKey("accumulated"),)
 
 def _zeros(wanted: Sequence[_Wanted], policies: Sequence[Policy]) -> list[Any]:
     """The first sums, those of several replicas made where they stay: no device ever holds those of others."""
-    found: list[Any] = []
+    totals: list[Any] = []
     shapes: dict[int, tuple[tuple[int, ...], np.dtype[Any]]] = {}
     for place, (entry, policy) in enumerate(zip(wanted, policies, strict=True)):
         dtype = _dtype(entry.dtype)
-        found.append(np.zeros(entry.shape, dtype))
+        totals.append(np.zeros(entry.shape, dtype))
         if policy.split:
             shapes[place] = policy.stored_shape(entry.shape), dtype
 
@@ -301,8 +301,8 @@ def _zeros(wanted: Sequence[_Wanted], policies: Sequence[Policy]) -> list[Any]:
         # One program for all: a call for each variable would be compiled for each shape.
         made = jax.jit(zeros, out_shardings=[policies[place].where for place in shapes])()
         for place, array in zip(shapes, made, strict=True):
-            found[place] = array
-    return found
+            totals[place] = array
+    return totals
 
 
 def _kind(policy: Policy, accumulated: Policy) -> Kind:

@@ -70,7 +70,7 @@ class Targets:
             nest, is_leaf=lambda leaf: leaf is None or isinstance(leaf, PerReplica)
         )
         present = [(path, grad) for path, grad in whole if grad is not None]
-        # A nest such as Equinox's has None where a module holds no array.
+        # A nest such as Equinox's holds None for what is no array in a module.
         pairs = present if len(present) == len(self.variables) else whole
         by_path = {_steps(path): grad for path, grad in pairs}
         if set(by_path) == set(self._paths):

@@ -187,7 +187,7 @@ def guarded_update(update: Update, scale: LossScale) -> Update:
 
     Args:
       update: the update of parameters and slots.
-      scale: the loss scale, whose variables' values come behind the slots' and are returned behind them.
+      scale: the loss scale, whose variables' values follow the slots', in the results too.
     """
     extra = len(scale.variables)
 

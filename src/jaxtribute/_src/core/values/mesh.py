@@ -139,7 +139,7 @@ class ReplicaMesh:
     """The devices of each replica, in replica order, and the placements that a value can have over them.
 
     Args:
-      devices: the devices, those of a replica behind each other, over all workers.
+      devices: the devices, those of a replica side by side, over all workers.
       peers: the other workers, if there are any.
       group: the axes within a replica that has several devices, with their lengths: `{"model": 2}`.
 
@@ -218,7 +218,7 @@ class ReplicaMesh:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The JAX mesh: an axis named `AXIS` of length `size`, and the axes of `group` behind it."""
+        """The JAX mesh: an axis named `AXIS` of length `size`, and the axes of `group` after it."""
         devices = np.array(self.devices, dtype=object).reshape(self.size, *self.group.values())
         return Mesh(devices, (AXIS, *self.group))
 

@@ -156,8 +156,8 @@ class Plan:
             if not on_mesh and var in needed:
                 (written if number < self._count else only_read)[number] = var
         uploads: list[_Upload] = []
-        for found in (written, only_read):
-            places, sources = list(found), list(found.values())
+        for inputs in (written, only_read):
+            places, sources = list(inputs), list(inputs.values())
             shapes: list[Any] = list(map(aval, sources))
             for group in groups(shapes, PACKED_BYTES):
                 upload = _Upload(at(sources, group), at(places, group), self._mesh)
