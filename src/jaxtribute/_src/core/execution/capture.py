@@ -214,8 +214,8 @@ def unbound_axis(error: NameError) -> ContextError | None:
     Args:
       error: what a replica function has raised.
     """
-    _, found, axis = str(error).partition("unbound axis name: ")
-    if not found:
+    _, separator, axis = str(error).partition("unbound axis name: ")
+    if not separator:
         return None
     return ContextError(
         f"a collective of JAX names the axis {axis.split('.')[0].split()[0]!r}, which this code does not have. HINT: "
