@@ -39,7 +39,7 @@ from jaxtribute.errors import ContextError, VariableError
 
 @jax.tree_util.register_pytree_node_class
 class Constant:
-    """A result that is no array, such as a string or a variable: carried in the structure of the results."""
+    """A result that is not an array, such as a string or a variable: carried in the structure of the results."""
 
     def __init__(self, value: Numeric) -> None:
         self.value = value
@@ -215,8 +215,8 @@ def unbound_axis(error: NameError) -> ContextError | None:
     Args:
       error: what a replica function has raised.
     """
-    _, found, axis = str(error).partition("unbound axis name: ")
-    if not found:
+    _, separator, axis = str(error).partition("unbound axis name: ")
+    if not separator:
         return None
     return ContextError(
         f"a collective of JAX names the axis {axis.split('.')[0].split()[0]!r}, which this code does not have. HINT: "
@@ -275,7 +275,6 @@ class _Varying(Flow[bool]):
     """True for what may differ between replicas."""
 
     def merged(self, one: bool, other: bool) -> bool:
-        """Either may be the one that differs."""
         return one or other
 
     def equation(self, eqn: JaxprEqn, given: list[bool]) -> list[bool]:
@@ -289,7 +288,7 @@ class _Varying(Flow[bool]):
         if eqn.primitive is alike_p:
             _check_alike(eqn.params["name"], given[0])
             return given
-        # What is computed of values that differ may differ, even where it happens not to: the careful case.
+        # What is computed of values that differ may differ, even if it happens not to: the careful case.
         if any(given) or not count:
             return [any(given)] * count
         # Operands are the same, but the operation itself may tell replicas apart (`axis_index`).

@@ -59,7 +59,6 @@ class LocalPerReplica(PerReplica):
 
     @property
     def values(self) -> tuple[Array, ...]:
-        """All replicas' components, gathered."""
         return tuple(in_replica.rows(self.data))
 
 
@@ -79,7 +78,6 @@ class Executor(ABC):
 
     def running(self, fn: Function, mesh: ReplicaMesh | None) -> Function:
         """Notes that replicas on the devices of `mesh` will run a function; returns what they run in its place."""
-        del mesh
         return fn
 
     def placement(self, value: jax.Array) -> Sharding | None:

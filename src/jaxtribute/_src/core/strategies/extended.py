@@ -153,8 +153,7 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
             self._layouts.lay_out(self.mesh, capture, leaves)
 
     def remote_optimizer(self, transform: Any, variables: Nest) -> Any:
-        """Updater of variables that other processes hold, with its slots; None where `Optimizer` updates them."""
-        del transform, variables
+        """Updater of variables that other processes hold, with its slots; None if `Optimizer` updates them."""
 
     def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Nest = None) -> Any:
         """Calls `fn` on each replica; what `Strategy.run` does once its checks are passed.
@@ -198,7 +197,7 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
             return compiled.run(self.strategy, self.mesh, fn, args, kwargs, executor)
 
     def run_eagerly(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Calls `fn` on each replica where no program is traced."""
+        """Calls `fn` on each replica if no program is traced."""
         if self.mesh.described:
             raise DeviceError(
                 f"strategy.run on {self.mesh.size} described device(s) outside a compiled function: nothing runs. "

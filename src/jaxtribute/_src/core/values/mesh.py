@@ -54,7 +54,7 @@ def _same(array: jax.Array) -> jax.Array:
 
 
 def _layout_of(array: jax.Array, mesh: Mesh) -> Layout | None:
-    """The axes of `mesh` that an array is split over; None where it lies otherwise."""
+    """The axes of `mesh` that an array is split over; None if it lies otherwise."""
     where = array.sharding
     if isinstance(where, NamedSharding) and where.mesh == mesh:
         return tuple(where.spec)
@@ -139,8 +139,8 @@ class ReplicaMesh:
     """The devices of each replica, in replica order, and the placements that a value can have over them.
 
     Args:
-      devices: the devices, those of a replica behind each other, over all workers.
-      peers: the other workers, where there are any.
+      devices: the devices, those of a replica side by side, over all workers.
+      peers: the other workers, if there are any.
       group: the axes within a replica that has several devices, with their lengths: `{"model": 2}`.
 
     A mesh of one device uses single-device shardings, so that one replica costs nothing over plain JAX.
@@ -151,7 +151,7 @@ class ReplicaMesh:
     ) -> None:
         self.devices: tuple[Device, ...] = tuple(devices)
         self.group: dict[str, int] = dict(group or {})
-        """The axes within a replica, and their lengths; empty where a replica has one device."""
+        """The axes within a replica, and their lengths; empty if a replica has one device."""
         self.group_size: int = math.prod(self.group.values())
         """Number of devices of each replica."""
         self.size: int = len(self.devices) // self.group_size
@@ -218,7 +218,7 @@ class ReplicaMesh:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The JAX mesh: an axis named `AXIS` of length `size`, and the axes of `group` behind it."""
+        """The JAX mesh: an axis named `AXIS` of length `size`, and the axes of `group` after it."""
         devices = np.array(self.devices, dtype=object).reshape(self.size, *self.group.values())
         return Mesh(devices, (AXIS, *self.group))
 
@@ -435,11 +435,11 @@ class ReplicaMesh:
         if layout[:1] == (AXIS,):
             shape, within = (array.shape[0] // self.size, *array.shape[1:]), (None, *layout[1:])
         pieces: dict[Device, Any] = {shard.device: shard.data for shard in array.addressable_shards}
-        found: list[jax.Array] = []
+        parts: list[jax.Array] = []
         for index, replica in enumerate(self.local_ids):
             own_pieces = list(map(pieces.__getitem__, self._own_devices(replica)))
-            found.append(jax.make_array_from_single_device_arrays(shape, self.local_layout(index, within), own_pieces))
-        return found
+            parts.append(jax.make_array_from_single_device_arrays(shape, self.local_layout(index, within), own_pieces))
+        return parts
 
     def entering(self, name: str, collectives: Callable[[], Sequence[str]]) -> None:
         """Tells the other workers' watchers what this one is about to run on all replicas, if there are any."""
