@@ -135,7 +135,7 @@ def differentiate_by_rows(
     def learn(arrays: list[Any]) -> Any:
         return call(RowsOverlay(executor, dict(zip(leaves, arrays, strict=True)), lookups))[0]
 
-    # Traced and thrown away: only behind it is known of which variables rows alone are read.
+    # Traced and thrown away: only after it is it known from which variables only rows are read.
     jax.make_jaxpr(learn)(at(values, leaves))
     by_rows = lookups.by_rows()
     dense = [leaf for leaf in leaves if leaf not in by_rows]
@@ -147,8 +147,8 @@ def differentiate_by_rows(
             looked_up.append(variable)
             zeros.append(jnp.zeros(shape, variable.dtype))
 
-    def loss(given: tuple[list[Any], list[Any]]) -> Any:
-        dense_values, moves = given
+    def loss(parameters: tuple[list[Any], list[Any]]) -> Any:
+        dense_values, moves = parameters
         lookups.restart()
         lookups.moves = moves
         overlay = RowsOverlay(executor, dict(zip(dense, dense_values, strict=True)), lookups)
@@ -158,16 +158,16 @@ def differentiate_by_rows(
     (value, (aux, ids)), grads = differentiate(loss, (at(values, dense), zeros))
 
     def whole(of_dense: list[Any], of_rows: list[Any]) -> list[Any]:
-        found = dict(zip(dense, of_dense, strict=True))
+        gradients = dict(zip(dense, of_dense, strict=True))
         for leaf in by_rows:
             where: list[Any] = []
             rows: list[Any] = []
-            for variable, one, gradient in zip(looked_up, ids, of_rows, strict=True):
+            for variable, pair, gradient in zip(looked_up, ids, of_rows, strict=True):
                 if variable is leaf:
-                    where.append(jnp.reshape(one, -1))
+                    where.append(jnp.reshape(pair, -1))
                     rows.append(gradient.reshape(-1, *leaf.shape[1:]))
             # Rows that were looked up twice stand there twice: `IndexedSlices` adds them up.
-            found[leaf] = IndexedSlices(jnp.concatenate(rows), jnp.concatenate(where), leaf.shape)
-        return at(found, leaves)
+            gradients[leaf] = IndexedSlices(jnp.concatenate(rows), jnp.concatenate(where), leaf.shape)
+        return at(gradients, leaves)
 
-    return (value, aux), [whole(*one) for one in grads]
+    return (value, aux), [whole(*pair) for pair in grads]

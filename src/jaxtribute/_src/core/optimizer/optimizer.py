@@ -60,7 +60,7 @@ class Optimizer:
       shard_update: whether each replica updates one slice of the large variables and holds the slots of that
         slice only, so that the slots take `1 / replicas` of the memory on each device. The gradients are
         reduce-scattered and the new values gathered. `"auto"` shards variables of 1 MiB and more over 4 replicas and
-        more, where it is not slower: not between processes on CPUs. The result is the same for every transformation;
+        more, if it is not slower: not between processes on CPUs. The result is the same for every transformation;
         those that mix the elements of an array (other than by a reduction of all of them, as in a norm) gather their
         slots for the computation.
       accumulate_steps: how many calls of `apply_gradients` make one update. The others only add up each
@@ -123,7 +123,7 @@ class Optimizer:
         self._accumulation: Accumulation | None = None
         cycle, op = _checked_cycle(accumulate_steps, accumulate_op)
         self.remote: Any = self._strategy.extended.remote_optimizer(transform, self.nest)
-        """The updater of variables of other processes; None where this object updates the variables."""
+        """The updater of variables of other processes; None if this object updates the variables."""
         if self.remote is not None:
             self._slots, self._sliced = self.remote.slots, {}
             self._state = self._slots.variables
@@ -151,7 +151,7 @@ class Optimizer:
         self._eager_update = jax.jit(compared(self._update, "an optimizer's update", self._mesh))
         if cycle > 1:
             # A cycle of one call needs no sums: it is the update itself.
-            shapes = gradients.unflatten([jax.ShapeDtypeStruct(one.shape, one.dtype) for one in self._wrt])
+            shapes = gradients.unflatten([jax.ShapeDtypeStruct(v.shape, v.dtype) for v in self._wrt])
             value = uses_value(transform, self._parameters, shapes)
             self._accumulation = make_accumulation(self._strategy, self._wrt, cycle, op, value=value)
 
@@ -179,7 +179,7 @@ class Optimizer:
     def state(self) -> Any:
         """The slots as the nest that the Optax transformation's `init` returns; assign a nest of new values.
 
-        The nest is made anew each time: what is put into it changes nothing before it is assigned, but for
+        The nest is made again each time: what is put into it changes nothing before it is assigned, but for
         hyperparameters, `optimizer.state.hyperparams["learning_rate"] = 0.1`. Any slot can be assigned by itself.
 
         Raises:
@@ -256,7 +256,7 @@ class Optimizer:
             return frozenset()
         # Gloo's messages cost more than the update that is saved.
         between_cpus = self._mesh.peers is not None and self._mesh.devices[0].platform == "cpu"
-        # The devices of a replica would hand each other a flat variable's parts, to cut it anew.
+        # The devices of a replica would hand each other a flat variable's parts, to cut it again.
         if shard_update == "auto" and (self._mesh.size < _MANY_REPLICAS or between_cpus or self._mesh.group):
             return frozenset()
         floor = _LARGE_BYTES if shard_update == "auto" else 0
@@ -315,8 +315,8 @@ class Optimizer:
         elif last:
             sums, held = finish(sums, held)
             self._keep(held, context)
-        for one, total in zip(accumulation.sums, sums, strict=False):
-            executor.set(one.variable, total)
+        for entry, total in zip(accumulation.sums, sums, strict=False):
+            executor.set(entry.variable, total)
         # From zero again at the end: the number never outgrows its 32 bits.
         executor.set(accumulation.count, jnp.where(last, jnp.zeros_like(calls), calls))
 
@@ -372,7 +372,7 @@ class Optimizer:
         values, params = list(held[count:]), list(held[:count])
         if context.executor.traced:
             return update(grads, values, params)
-        # It reads no variables, and should not be compiled anew because other code does.
+        # It reads no variables, and should not be compiled again because other code does.
         with traced_reads.steady():
             if call.compiled_once:
                 return self._eager_update(grads[: len(self._wrt)], values, params, call.named(grads, others))
@@ -387,7 +387,7 @@ def _taken_apart(variables: Any) -> tuple[tuple[Variable, ...], Any]:
 
 
 def _check_wrt(wrt: Sequence[Any], variables: Sequence[Variable]) -> None:
-    strangers = [str(getattr(one, "name", one)) for one in wrt if not any(one is variable for variable in variables)]
+    strangers = [str(getattr(v, "name", v)) for v in wrt if not any(v is variable for variable in variables)]
     if strangers or not wrt:
         raise ArgumentError(
             f"wrt holds {strangers or 'nothing'}, not variables of the optimizer. HINT: pass a part of the nest given "
@@ -402,11 +402,11 @@ def _checked_cycle(steps: Any, op: Any) -> tuple[int, ReduceOp]:
 
 
 def _check_remote(strategy: Strategy, **options: Any) -> None:
-    given = {name: value for name, value in options.items() if value is not None}
-    if given:
+    refused = {name: value for name, value in options.items() if value is not None}
+    if refused:
         raise ArgumentError(
             f"{strategy!r} applies the gradients of each call where its variables are, and nothing else: "
-            f"{', '.join(f'{name}={value!r}' for name, value in given.items())} is not for it. HINT: leave it out."
+            f"{', '.join(f'{name}={value!r}' for name, value in refused.items())} is not for it. HINT: leave it out."
         )
 
 

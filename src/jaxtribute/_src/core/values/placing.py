@@ -120,7 +120,7 @@ class _Plan:
 class Transfer:
     """Puts NumPy arrays in one placement. They may share memory with what becomes of them, as in `jax.device_put`.
 
-    `jax.device_put` asks about every array anew, which takes ten times as long as it takes to hand over a small batch.
+    `jax.device_put` asks about every array again, which takes ten times as long as it takes to hand over a small batch.
     Here the answers are kept for each shape and dtype.
 
     Args:

@@ -298,7 +298,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
             self.bind(put(self.stored, policy.where))
 
     def distributed(self) -> PerReplica[jax.Array] | Mirrored | jax.Array:
-        """The variable as a `Mirrored` or `PerReplica` value, or as an array where there is one copy."""
+        """The variable as a `Mirrored` or `PerReplica` value, or as an array if there is one copy."""
         executor = self._context().executor
         return executor.standpoint.distributed(executor, self)
 
@@ -336,7 +336,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
                 f"{self.name} is copied in a function that is compiled, differentiated or run on replicas. "
                 "HINT: copy variables outside."
             )
-        # Past `_Creation`, by which the context in force would make it, and place it anew.
+        # Past `_Creation`, by which the context in force would make it, and place it again.
         made = object.__new__(type(self))
         vars(made).update(vars(self))
         made.bind(context.executor.get(self).copy())
