@@ -41,6 +41,8 @@ _SIZES = (1009, 2003)
 class _Kind(IntEnum):
     """What is known of a value's rows."""
 
+    NULL = -1
+    """It is zero."""
     ALIKE = 0
     """There are none, or all are alike."""
     ZERO = 1
@@ -133,7 +135,7 @@ def _check_places(
     owners = [*range(len(variables)), *slots.owners]
     names = [one.name for one in (*variables, *slots.variables)]
     for kind, owner, name in zip(outs, owners, names, strict=True):
-        if kind is not _Kind.ALIKE and owner not in tables:
+        if kind > _Kind.ALIKE and owner not in tables:
             raise NotRowWise(f"{name} is computed from a row")
 
 
@@ -164,7 +166,12 @@ class _RowFlow(Flow[_Kind]):
 
     def equation(self, eqn: JaxprEqn, given: list[_Kind]) -> list[_Kind]:
         """Elementwise operations keep rows; reductions within rows do; sums of rows are known where others are zero."""
-        name, kind = eqn.primitive.name, max(given, default=_Kind.ALIKE)
+        name = eqn.primitive.name
+        given = [_Kind.NULL if _is_zero(atom) else kind for atom, kind in zip(eqn.invars, given, strict=True)]
+        kind = max(given, default=_Kind.ALIKE)
+        if kind is _Kind.NULL:
+            zero = name in _KEEP_ZERO or name in _ALONG or name in ("add", "sub", "mul", "add_any", "reduce_sum")
+            return [_Kind.NULL if zero and _positive(eqn) else _Kind.ALIKE] * len(eqn.outvars)
         if kind is _Kind.ALIKE:
             return [_Kind.ALIKE] * len(eqn.outvars)
         if name in ELEMENTWISE or name in _KEEP_ZERO:
@@ -184,21 +191,26 @@ class _RowFlow(Flow[_Kind]):
     def _elementwise(self, eqn: JaxprEqn, given: list[_Kind]) -> _Kind:
         name = eqn.primitive.name
         for atom, kind in zip(eqn.invars, given, strict=True):
-            if kind is not _Kind.ALIKE and aval(atom).shape[:1] != (self._size,):
+            if kind > _Kind.ALIKE and aval(atom).shape[:1] != (self._size,):
                 raise NotRowWise(f"{name} of its rows and another array")
-        if name == "mul":
+        zeros = [kind in (_Kind.NULL, _Kind.ZERO) for kind in given]
+        if name in ("mul", "and"):
             # A row of zeros times what is finite: infinite learning rates and slots are none.
-            zero = _Kind.ZERO in given
+            zero = any(zeros)
         elif name == "div":
-            zero = given[0] is _Kind.ZERO and given[1] is not _Kind.ZERO
-        elif name in ("add", "sub", "add_any", "max", "min", "or", "and", "ne", "lt", "gt"):
-            zero = all(kind is _Kind.ZERO or _is_zero(atom) for atom, kind in zip(eqn.invars, given, strict=True))
+            zero = zeros[0] and not zeros[1]
         elif name == "select_n":
-            zero = all(kind is _Kind.ZERO or _is_zero(a) for a, kind in zip(eqn.invars[1:], given[1:], strict=True))
+            zero = all(zeros[1:])
+        elif name in ("add", "sub", "add_any", "max", "min", "or", "ne", "lt", "gt"):
+            zero = all(zeros)
         else:
-            positive = eqn.params.get("y", 1) > 0 if name == "integer_pow" else True
-            zero = name in _KEEP_ZERO and positive and given[0] is _Kind.ZERO
+            zero = name in _KEEP_ZERO and zeros[0] and _positive(eqn)
         return _Kind.ZERO if zero else _Kind.ROWS
+
+
+def _positive(eqn: JaxprEqn) -> bool:
+    """False for a power of which zero's is not zero."""
+    return eqn.primitive.name != "integer_pow" or eqn.params["y"] > 0
 
 
 def _is_zero(atom: Any) -> bool:

@@ -30,6 +30,7 @@ from jaxtribute.errors import ArgumentError, ContextError
 
 if TYPE_CHECKING:
     from jaxtribute._src.core.context import Context
+    from jaxtribute._src.core.execution.replica_context import ReplicaContext
     from jaxtribute._src.core.optimizer.optimizer import Optimizer
 
 
@@ -152,28 +153,35 @@ class RowUpdates:
             )
         slices = [_as_slices(grads[place], self._variables[place]) for place in self._tables]
         dense = [grad for place, grad in enumerate(grads) if place not in self._tables]
-        if context.strategy.num_replicas_in_sync == 1:
-            self._compiled([(one.values, one.indices) for one in slices], dense, op)
+        replica, several = context.replica, context.strategy.num_replicas_in_sync > 1
+        padded = [(one.values, one.indices) for one in slices]
+        if replica is None and not several:
+            self._compiled(padded, dense, op)
             return
-        replica = context.replica
-        if replica is None or not context.executor.local:
+        if replica is None or (several and not context.executor.local):
             raise ContextError(
                 f"{self._optimizer!r} has tables, whose gradients are each replica's rows. HINT: call apply_gradients "
                 "in the function passed to strategy.run."
             )
-        # Replicas may have looked up different numbers of rows, and a program has one.
-        sizes = np.asarray(replica.all_gather(jnp.asarray([[len(one.indices) for one in slices]]), axis=0)).max(axis=0)
-        padded: list[Any] = []
-        for one, variable, size in zip(slices, map(self._variables.__getitem__, self._tables), sizes, strict=True):
-            more = int(size) - len(one.indices)
-            indices = jnp.pad(one.indices, (0, more), constant_values=variable.shape[0])
-            padded.append((jnp.pad(one.values, [(0, more), *[(0, 0)] * (one.values.ndim - 1)]), indices))
+        if several:
+            padded = self._padded(slices, replica)
 
         def merged(strategy: Any, *args: Nest) -> None:
             del strategy
             self._compiled(*args, op)
 
         context.executor.merge(merged, (padded, dense), {})
+
+    def _padded(self, slices: Sequence[IndexedSlices], replica: ReplicaContext) -> list[tuple[Any, Any]]:
+        """Values and indices of rows, as many on each replica: they may have looked up different numbers of rows."""
+        counts = jnp.asarray([[len(one.indices) for one in slices]])
+        sizes = np.asarray(replica.all_gather(counts, axis=0)).max(axis=0)
+        padded: list[tuple[Any, Any]] = []
+        for one, place, size in zip(slices, self._tables, sizes, strict=True):
+            more = int(size) - len(one.indices)
+            indices = jnp.pad(one.indices, (0, more), constant_values=self._variables[place].shape[0])
+            padded.append((jnp.pad(one.values, [(0, more), *[(0, 0)] * (one.values.ndim - 1)]), indices))
+        return padded
 
     def _run(self, slices: Any, dense: Any, op: ReduceOpLike | None) -> None:
         """Applies gradients of all replicas, in a program."""
