@@ -149,7 +149,9 @@ class ShardedTable(Variable):
         if not jnp.issubdtype(indices.dtype, jnp.integer):
             raise ArgumentTypeError(f"ids have dtype {indices.dtype}. HINT: pass integers, ids.astype('int32').")
         if mask is not None:
-            indices = jnp.where(mask, indices, jnp.zeros_like(indices))
+            # Ids that are known stay so, and are checked.
+            known = isinstance(indices, np.ndarray) and isinstance(mask, np.ndarray)
+            indices = (np if known else jnp).where(mask, indices, np.zeros((), indices.dtype))
         ids = jnp.asarray(row_ids(indices, self.shape[0], self.name), np.int32).reshape(-1)
         shape = (*np.shape(indices), *self.shape[1:])
         if not ids.shape[0]:
@@ -192,7 +194,9 @@ class ShardedTable(Variable):
         # Code of all replicas, which has the rows of all.
         whole = executor.get(self)
         assert policy.mesh is not None
-        take = jax.jit(lambda rows, places: rows.at[places].get(mode="fill", fill_value=0), out_shardings=policy.mesh.replicated)
+        take = jax.jit(
+            lambda rows, places: rows.at[places].get(mode="fill", fill_value=0), out_shardings=policy.mesh.replicated
+        )
         return take(whole, places)
 
     def _met(self, executor: Any, places: jax.Array) -> jax.Array:

@@ -129,9 +129,7 @@ def _traced(
     return program, kinds
 
 
-def _check_places(
-    outs: Sequence[_Kind], slots: Slots, variables: Sequence[Variable], tables: Sequence[int]
-) -> None:
+def _check_places(outs: Sequence[_Kind], slots: Slots, variables: Sequence[Variable], tables: Sequence[int]) -> None:
     owners = [*range(len(variables)), *slots.owners]
     names = [one.name for one in (*variables, *slots.variables)]
     for kind, owner, name in zip(outs, owners, names, strict=True):

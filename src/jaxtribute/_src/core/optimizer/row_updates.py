@@ -102,8 +102,10 @@ class RowUpdates:
             grads[place] = _piece(values, replicas)
             for one in (place, *slots):
                 arrays[one] = _piece(held[one].at[where].get(mode="fill", fill_value=0), replicas)
-        results = self._results(update, grads, op, arrays, sliced, context) if local else update(
-            grads, arrays[len(self._variables) :], arrays[: len(self._variables)]
+        results = (
+            self._results(update, grads, op, arrays, sliced, context)
+            if local
+            else update(grads, arrays[len(self._variables) :], arrays[: len(self._variables)])
         )
         for place, slots in self._tables.items():
             for one in (place, *slots):
@@ -124,8 +126,9 @@ class RowUpdates:
         """What `update` makes of one replica's rows and of all other variables."""
         count, executor = len(self._variables), context.executor
         replicas = context.strategy.extended.mesh.size
-        owners = (*self._variables, *self._optimizer.variables)
-        pieces = [one if isinstance(one, Slice) else as_cut(one, owner.policy.cut) for one, owner in zip(arrays, owners)]
+        pieces: list[Any] = []
+        for one, owner in zip(arrays, (*self._variables, *self._optimizer.variables), strict=False):
+            pieces.append(one if isinstance(one, Slice) else as_cut(one, owner.policy.cut))
         cuts = {place: cut for place, cut in sliced.items() if place not in self._tables}
         if op is not None:
             whole = [k for k, grad in enumerate(grads) if k not in cuts and not isinstance(grad, Slice)]
@@ -189,10 +192,10 @@ class RowUpdates:
 
         def apply(slices: Any, dense: Any) -> None:
             rest, rows = iter(dense), iter(slices)
-            grads: list[Any] = []
-            for place in range(len(self._variables)):
-                grads.append(IndexedSlices(*next(rows)) if place in self._tables else next(rest))
-            self._optimizer.apply_gradients(list(zip(grads, self._variables, strict=True)), op)
+            pairs: list[Any] = []
+            for place, variable in enumerate(self._variables):
+                pairs.append((IndexedSlices(*next(rows)) if place in self._tables else next(rest), variable))
+            self._optimizer.apply_gradients(pairs, op)
 
         strategy.run(apply, (slices, dense))
 
