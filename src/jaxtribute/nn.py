@@ -16,5 +16,5 @@ __all__ = [
     "scale_regularization_loss",
 ]
 
-_publish(__name__, ["compute_average_loss", "embedding_lookup", "scale_regularization_loss"])
-_lazy_names(__name__, {"ShardedTable": "addons.tables.table"})
+_publish(__name__)
+_lazy_names(__name__)

@@ -82,7 +82,7 @@ def compute_average_loss(
                 "HINT: give one weight an example, or one an element."
             )
         loss = loss * weight
-    # Divided by 1 in place of 0, and chosen away behind it: of a division by 0 `where` drops the value, but the
+    # Divided by 1 in place of 0, and dropped afterwards: of a division by 0 `where` drops the value, but the
     # gradient would be NaN.
     mean = loss.sum() / jnp.maximum(count, jnp.ones_like(count)).astype(loss.dtype)
     return jnp.where(count == 0, jnp.zeros_like(mean), mean)
@@ -111,8 +111,9 @@ def embedding_lookup(
         they are zeros. None keeps the rows.
 
     Returns:
-      An array of shape `(*ids.shape, ...)`, with a combiner `(*ids.shape[:-1], ...)`. Ids that name no row, as they are negative or too large, are an error
-      where they are known; in a compiled function they give rows of NaN (integers: of their smallest), whatever the
+      An array of shape `(*ids.shape, ...)`, with a combiner `(*ids.shape[:-1], ...)`. Ids that name no row, as they are
+      negative or too large, are an error if they are known; in a compiled function they give rows of NaN (integers: of
+      their smallest), whatever the
       strategy.
 
     Raises:
