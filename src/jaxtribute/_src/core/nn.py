@@ -113,8 +113,7 @@ def embedding_lookup(
     Returns:
       An array of shape `(*ids.shape, ...)`, with a combiner `(*ids.shape[:-1], ...)`. Ids that name no row, as they are
       negative or too large, are an error if they are known; in a compiled function they give rows of NaN (integers: of
-      their smallest), whatever the
-      strategy.
+      their smallest), whatever the strategy.
 
     Raises:
       ArgumentError: ids that are no integers, or known and no rows of the table; of a variable on parameter servers

@@ -130,10 +130,10 @@ class ShardedTable(Variable):
         part = partial(_part, make, policy.places, self._dtype)
         if policy.mesh is None or not policy.split:
             return own(jax.jit(lambda: part(np.int32(0)))(), policy.where)
-        mapped = policy.mesh.map_replicas(
-            lambda: part(lax.axis_index(jd.REPLICA_AXIS)), in_specs=(), out_specs=PartitionSpec(jd.REPLICA_AXIS)
-        )
-        return jax.jit(mapped)()
+        spec = PartitionSpec(jd.REPLICA_AXIS)
+        # Each gets its number: the axis of the mesh has no name here, where operations run at once.
+        mapped = policy.mesh.map_replicas(lambda number: part(number[0]), in_specs=(spec,), out_specs=spec)
+        return jax.jit(mapped)(np.arange(policy.places.replicas, dtype=np.int32))
 
     def sparse_read(self, indices: ArrayLike, *, mask: Any = None) -> jax.Array:
         """Returns the rows at `indices`, of shape `(*indices.shape, width)`.

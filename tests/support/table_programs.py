@@ -173,3 +173,14 @@ def check(program: Program, strategy: Any, *, compiled: bool) -> None:
     np.testing.assert_allclose(own_losses, losses, rtol=5e-6, atol=1e-6)
     for value, own_value in zip(values, own_values, strict=True):
         np.testing.assert_allclose(own_value, value, rtol=5e-6, atol=3e-6)
+
+
+def on_worker(seeds: list[int]) -> list[str]:
+    """Checks programs on a worker of a cluster; returns what is wrong."""
+    strategy, wrong = jd.MultiWorkerMirroredStrategy(), []
+    for seed in seeds:
+        try:
+            check(random_program(seed, strategy.num_replicas_in_sync), strategy, compiled=seed % 2 == 1)
+        except AssertionError as error:
+            wrong.append(f"{seed}: {error}")
+    return wrong
