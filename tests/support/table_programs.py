@@ -27,7 +27,7 @@ class Feature:
     """One lookup: ids of shape `(steps, batch, hot)`."""
 
     table: int
-    combiner: str | None
+    combiner: Any
     ids: np.ndarray
     weights: np.ndarray | None
 
@@ -42,7 +42,7 @@ class Program:
     targets: np.ndarray
     sizes: list[int]
     transform: str
-    partition: str
+    partition: Any
 
     @property
     def batch(self) -> int:
@@ -54,7 +54,10 @@ def random_program(seed: int, replicas: int) -> Program:
     """A program of a seed, for batches over some replicas."""
     rng = np.random.default_rng(seed)
     width = int(rng.integers(1, 5))
-    tables = [rng.normal(size=(int(rng.choice([1, 2, 7, 40, 300])), width)).astype("float32") for _ in range(rng.integers(1, 4))]
+    tables = [
+        rng.normal(size=(int(rng.choice([1, 2, 7, 40, 300])), width)).astype("float32")
+        for _ in range(rng.integers(1, 4))
+    ]
     sizes = [int(size) for size in rng.integers(0, 5, replicas)] if rng.random() < 0.4 else [4] * replicas
     sizes[0] = max(sizes[0], 1)
     batch, features = sum(sizes), []
@@ -104,7 +107,7 @@ def reference(program: Program) -> tuple[list[float], list[np.ndarray]]:
         hidden = sum(combined(tables[one.table], one, step) for one in program.features)
         return ((hidden @ dense - program.targets[step]) ** 2).sum() / program.batch
 
-    params = (jnp.asarray(program.dense), list(map(jnp.asarray, program.tables)))
+    params: Any = (jnp.asarray(program.dense), list(map(jnp.asarray, program.tables)))
     transform = TRANSFORMS[program.transform]()
     state, losses = transform.init(params), []
     for step in range(STEPS):
@@ -120,7 +123,7 @@ def trained(program: Program, strategy: Any, *, compiled: bool) -> tuple[list[fl
     with strategy.scope():
         dense = jd.Variable(program.dense, name="dense")
         tables = [
-            jd.nn.ShardedTable(*first.shape, first, name=f"table{i}", partition=program.partition)
+            jd.nn.ShardedTable(len(first), first.shape[1], first, name=f"table{i}", partition=program.partition)
             for i, first in enumerate(program.tables)
         ]
         optimizer = jd.Optimizer(TRANSFORMS[program.transform](), (dense, tables))

@@ -105,7 +105,7 @@ def embedding_lookup(
         other. Parts on parameter servers travel as a whole.
       ids: the rows, an integer array of any shape. In a compiled step over parameter servers they must not depend on
         variables. With a `combiner`, -1 is no row: lists of several lengths are filled up with it.
-      weights: a floating array that broadcasts against `ids`, by which the rows are multiplied before they are combined.
+      weights: a floating array that broadcasts against `ids`: the rows are multiplied by it before they are combined.
       combiner: the way in which the rows along the last axis of `ids` become one: their weighted `"sum"`, the sum
         divided by that of the weights (`"mean"`) or by the root of the sum of their squares (`"sqrtn"`). Of no rows
         they are zeros. None keeps the rows.
@@ -117,7 +117,7 @@ def embedding_lookup(
 
     Raises:
       ArgumentError: ids that are no integers, or known and no rows of the table; of a variable on parameter servers
-        they are known in compiled functions too. Or an empty list of parts, an unknown combiner, or weights without one.
+        they are known in compiled functions too. Or no parts, an unknown combiner, or weights without one.
       ShapeError: parts whose rows differ in shape.
       TraceError: inside `jax.jit`, `lax.scan` or the like, of a variable on parameter servers.
 
@@ -154,7 +154,7 @@ def _combined(params: Any, ids: Numeric, weights: ArrayLike | None, combiner: Co
         each = jnp.broadcast_to(each, ids.shape)
     except ValueError:
         raise ShapeError(
-            f"weights of shape {jnp.shape(weights)} do not fit ids of shape {ids.shape}. HINT: give a weight for each id."
+            f"weights of shape {each.shape} do not fit ids of shape {ids.shape}. HINT: give a weight for each id."
         ) from None
     each = jnp.where(present, each, jnp.zeros_like(each))
     total = jnp.einsum("...n,...nd->...d", each, rows.reshape(*ids.shape, -1)).reshape(

@@ -31,7 +31,7 @@ Initializer = Callable[[jax.Array], jax.Array]
 class ShardedTable(Variable):
     """A table of embeddings whose rows lie over the replicas of the strategy in whose scope it is made.
 
-    Each replica has a part of the rows, of the table as of an optimizer's slots, so a table may be larger than a device.
+    Each replica has a part of the rows, of the table as of an optimizer's slots: a table may be larger than a device.
     Look rows up with `jd.nn.embedding_lookup` in a replica function: the replicas ask each other for the rows that
     they need, each once. Gradients by the table are `jd.IndexedSlices`, which go the same way back when `jd.Optimizer`
     applies them to the touched rows alone.

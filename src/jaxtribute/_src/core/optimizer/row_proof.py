@@ -1,8 +1,8 @@
 """Proof that a transformation's update of some rows of an array is its update of the whole array, in those rows.
 
 The update is traced, and followed: each value knows whether it has a row for each row of the table, and whether that
-row is zero wherever a row's gradient is. Rows that no gradient touches are left as they are, which is what is meant by a
-lazy update. A sum over all rows is known from the touched ones if the others are zero, as in a global norm of gradients.
+row is zero wherever a row's gradient is. Rows that no gradient touches are left as they are: the update is a lazy one.
+A sum over all rows is known from the touched ones if the others are zero, as in a global norm of gradients.
 """
 
 from __future__ import annotations

@@ -7,9 +7,7 @@ beside them. That is its update of these rows if no row's result depends on anot
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
