@@ -33,7 +33,7 @@ def with_axis_of_one(program: ClosedJaxpr, name: str) -> ClosedJaxpr:
 
     def replica(*inputs: Any) -> Any:
         taken = inputs if axis is None else [value[None] for value in inputs]
-        mapped = jax.vmap(lambda *values: function(*values), in_axes=axis, axis_size=1, axis_name=name)
+        mapped = jax.vmap(function, in_axes=axis, axis_size=1, axis_name=name)
         return list(map(getitem, mapped(*taken), repeat(0)))
 
     return jax.make_jaxpr(replica)(*avals)
