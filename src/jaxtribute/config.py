@@ -28,19 +28,12 @@ __all__ = [
     "set_memory_budget",
 ]
 
-_LAZY = {
-    "debug_collectives": "core.cluster.ledger",
-    "enable_compilation_cache": "addons.launcher.compilation_cache",
-    "record_run": "addons.live.starting",
-    "set_memory_budget": "core.execution.budgets",
-}
-
 if _TYPE_CHECKING:
     from jaxtribute._src.addons.launcher.compilation_cache import enable_compilation_cache
     from jaxtribute._src.addons.live.starting import record_run
     from jaxtribute._src.core.cluster.ledger import debug_collectives
     from jaxtribute._src.core.execution.budgets import set_memory_budget
 
-_lazy_names(__name__, _LAZY)
+_lazy_names(__name__)
 
-_publish(__name__, [name for name in __all__ if name not in _LAZY])
+_publish(__name__)

@@ -161,7 +161,7 @@ class Block:
     def __init__(self, kind: Kind, event: Event) -> None:
         self._kind, self._event = kind, event
         self._told: list[Observer] | None = None
-        """The observers that know of the start and not of the end; None where the block is no event."""
+        """The observers that know of the start and not of the end; None if the block is no event."""
 
     def __enter__(self) -> Event:
         if self._kind.due():
@@ -314,7 +314,7 @@ def observed(kind: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def _without(observers: tuple[Observer, ...], observer: Observer) -> tuple[Observer, ...]:
     """All but the last of those that are `observer`, which may be there more than once."""
     # By identity: an observer may define equality, or be there twice.
-    places = [place for place, one in enumerate(observers) if one is observer]
+    places = [place for place, known in enumerate(observers) if known is observer]
     return (*observers[: places[-1]], *observers[places[-1] + 1 :])
 
 
