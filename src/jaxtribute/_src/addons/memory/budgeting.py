@@ -20,7 +20,7 @@ from jaxtribute.typing import Function, Nest
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was chosen for a loss, in bytes on each replica.
+    """The choice for a loss, in bytes on each replica.
 
     Attributes:
       asked: the budget as it was asked for.
@@ -71,7 +71,7 @@ class Budgets:
         Args:
           loss: a function of a nest of arrays that returns a nest of arrays.
           memory: the budget.
-          gathers: True if gathered variables are gathered anew.
+          gathers: True if gathered variables are gathered again.
         """
 
         def bounded(values: Nest) -> Any:
