@@ -1,4 +1,8 @@
-"""`StoredArray`: the array behind a variable, which a step may give up and the user may hold."""
+"""`StoredArray`: the array behind a variable, which a step may give up and the user may hold.
+
+There is no number of a version: an array never changes, so whoever keeps one and compares it with the stored one knows
+whether the variable has been written (`EagerStep`, `LockstepRun`, `InTrace.once`, `central.plan`).
+"""
 
 from __future__ import annotations
 
