@@ -10,8 +10,9 @@ import numpy as np
 
 from jaxtribute import Variable
 from jaxtribute._src.addons.verify.feeding import is_seed
+from jaxtribute._src.addons.verify.holding import combined, is_rows
 from jaxtribute._src.addons.verify.operations import as_wide, is_key
-from jaxtribute._src.addons.verify.stage import Outcome, combined, is_rows
+from jaxtribute._src.addons.verify.stage import Outcome
 
 _RELATIVE = 1e-6
 """Of the largest change of a value: what float64 and other orders of sums come to stands far below."""
