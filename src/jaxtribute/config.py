@@ -26,17 +26,11 @@ __all__ = [
     "set_logical_cpu_devices",
 ]
 
-_LAZY = {
-    "debug_collectives": "core.cluster.ledger",
-    "enable_compilation_cache": "addons.launcher.compilation_cache",
-    "record_run": "addons.live.starting",
-}
-
 if _TYPE_CHECKING:
     from jaxtribute._src.addons.launcher.compilation_cache import enable_compilation_cache
     from jaxtribute._src.addons.live.starting import record_run
     from jaxtribute._src.core.cluster.ledger import debug_collectives
 
-_lazy_names(__name__, _LAZY)
+_lazy_names(__name__)
 
-_publish(__name__, [name for name in __all__ if name not in _LAZY])
+_publish(__name__)

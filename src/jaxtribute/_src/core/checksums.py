@@ -100,7 +100,7 @@ def damaged_files(directory: Path, written: Mapping[str, Mark], part: tuple[int,
 
 
 def _problem(path: Path, written: Mark) -> str:
-    """Says what is wrong with a file; empty where nothing is."""
+    """Says what is wrong with a file; empty if nothing is."""
     try:
         size = path.stat().st_size
         if size != written[0]:

@@ -269,7 +269,7 @@ def _start_backend() -> None:
 
 
 def _parse_part(part: str) -> dict[str, Any]:
-    """The fields that one part between slashes says; empty where it is malformed."""
+    """The fields that one part between slashes says; empty if it is malformed."""
     match = re.fullmatch(_PART, part)
     if match is None:
         return {}
@@ -291,7 +291,7 @@ def _true_name(device: Device) -> str:
 
 
 def _of_process(devices: Sequence[Device], process: int | None) -> list[Device]:
-    """Those of some devices that a process has, in order; none where there is no such process."""
+    """Those of some devices that a process has, in order; none if there is no such process."""
     return [device for device in devices if device.process_index == process]
 
 
@@ -303,7 +303,7 @@ def _devices_of_type(device_type: str) -> list[Device]:
 
 
 def _process_index(spec: DeviceSpec) -> int | None:
-    """The process that the job and task of a name stand for; None where there is no such job."""
+    """The process that the job and task of a name stand for; None if there is no such job."""
     here = jax.process_index()
     if spec.job in (None, _WORKER_JOB):
         return here if spec.task is None else spec.task

@@ -1,7 +1,7 @@
 """Private folders for the sockets and keys of one machine's processes: short enough, and not left behind.
 
 The name of a Unix socket has at most 107 characters, and Ray takes some 70 of them below its folder. The folder of
-`TMPDIR`, which macOS and Slurm make long, is therefore used only where it is short. A process that is killed leaves its
+`TMPDIR`, which macOS and Slurm make long, is therefore used only if it is short. A process that is killed leaves its
 folder; the next one of the same user removes it. An owner holds a lock on a file in its folder, which the system frees
 however the owner ends: unlike a process's number, it means the same in all containers that share the disk.
 """

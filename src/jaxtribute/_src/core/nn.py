@@ -81,7 +81,7 @@ def compute_average_loss(
                 "HINT: give one weight an example, or one an element."
             )
         loss = loss * weight
-    # Divided by 1 in place of 0, and chosen away behind it: of a division by 0 `where` drops the value, but the
+    # Divided by 1 in place of 0, and dropped afterwards: of a division by 0 `where` drops the value, but the
     # gradient would be NaN.
     mean = loss.sum() / jnp.maximum(count, jnp.ones_like(count)).astype(loss.dtype)
     return jnp.where(count == 0, jnp.zeros_like(mean), mean)
@@ -101,7 +101,7 @@ def embedding_lookup(params: Leaf | Sequence[Leaf], ids: Numeric) -> jax.Array:
 
     Returns:
       An array of shape `(*ids.shape, ...)`. Ids that name no row, as they are negative or too large, are an error
-      where they are known; in a compiled function they give rows of NaN (integers: of their smallest), whatever the
+      if they are known; in a compiled function they give rows of NaN (integers: of their smallest), whatever the
       strategy.
 
     Raises:

@@ -161,7 +161,7 @@ class Block:
     def __init__(self, kind: Kind, event: Event) -> None:
         self._kind, self._event = kind, event
         self._told: list[Observer] | None = None
-        """The observers that know of the start and not of the end; None where the block is no event."""
+        """The observers that know of the start and not of the end; None if the block is no event."""
 
     def __enter__(self) -> Event:
         if self._kind.due():

@@ -42,7 +42,7 @@ class Point(Generic[T]):
         self._offered.extend(modules)
 
     def register(self, entry: T) -> T:
-        """Adds an entry behind those that are there, and returns it."""
+        """Adds an entry after those that are there, and returns it."""
         self._entries.append(entry)
         return entry
 

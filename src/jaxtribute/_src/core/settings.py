@@ -66,7 +66,7 @@ def amount(name: str, value: object, *, above: bool = False, optional: bool = Fa
 
     Raises:
       ArgumentTypeError: it is no real number.
-      ArgumentError: it is negative or NaN, or 0 where that makes no sense.
+      ArgumentError: it is negative or NaN, or 0 if that makes no sense.
     """
     if optional and value is None:
         return None

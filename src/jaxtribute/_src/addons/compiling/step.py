@@ -79,7 +79,7 @@ class CompiledStep:
       traffic: bytes that operations of each device read and write.
       open_loops: loops whose number of turns depends on values: what they do counts once.
       seconds: how long tracing and compiling took.
-      layout: the table of an automatic layout of the variables; empty where there is none.
+      layout: the table of an automatic layout of the variables; empty if there is none.
       text: the compiled program.
     """
 

@@ -178,7 +178,7 @@ def values_of(variables: Sequence[KerasVariable]) -> State:
 
 
 def _changed(before: State, after: Sequence[Any]) -> list[Any]:
-    """The new values, None where they are the old ones."""
+    """The new values, None if they are the old ones."""
     return [None if new is None or new is old else new for old, new in zip(before, after, strict=True)]
 
 

@@ -89,7 +89,7 @@ class AutomaticLayout(ProgramLayout):
 
 
 def axis_to_split_over(mesh: ReplicaMesh) -> tuple[str | tuple[str, ...], int]:
-    """The axis that an automatic layout uses, "model" where there is one, else all; and its number of devices."""
+    """The axis that an automatic layout uses, "model" if there is one, else all; and its number of devices."""
     # Of several axes the one whose name says that it is for parameters.
     if _MODEL in mesh.group:
         return _MODEL, mesh.group[_MODEL]

@@ -49,7 +49,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Relative error of the prediction against the measurement; above 0 where the prediction is too high."""
+        """Relative error of the prediction against the measurement; above 0 if the prediction is too high."""
         return self.predicted / self.measured - 1
 
     def as_dict(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class StepCost:
       parameters: bytes of the variables that a step changes and trains, which bound what must be exchanged.
       half: whether the matrix products are of 16-bit numbers.
       exact: whether `fixed` and `each` were told apart; else everything is taken to grow with the examples.
-      layout: the table of an automatic layout of the variables; empty where there is none.
+      layout: the table of an automatic layout of the variables; empty if there is none.
       slots: bytes of the optimizer's slots that `MirroredStrategy` shares out among many replicas.
     """
 

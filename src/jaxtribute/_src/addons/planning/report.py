@@ -33,7 +33,7 @@ def cost_text(cost: StepCost) -> str:
 
 
 def layout_text(table: str) -> str:
-    """The table of an automatic layout, beneath other lines; nothing where there is none."""
+    """The table of an automatic layout, beneath other lines; nothing if there is none."""
     return f"\n\nThe automatic layout on the devices of each replica:\n{table}" if table else ""
 
 

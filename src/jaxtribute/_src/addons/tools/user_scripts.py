@@ -100,7 +100,7 @@ def run_module(
     settings: Mapping[str, str] | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> dict[str, Any]:
-    """Runs a module in a process with so many CPU devices, where there is no accelerator, and returns what it answers.
+    """Runs a module in a process with so many CPU devices, if there is no accelerator, and returns what it answers.
 
     Args:
       module: its last line of output is the answer, in JSON.

@@ -149,7 +149,6 @@ class LossScale(ABC):
 
     def adjusted(self, values: Sequence[Any], finite: Array) -> list[Any]:
         """The new values of `variables` after a step whose gradients were finite, or not."""
-        del finite
         return list(values)
 
     def scale(self, nest: Nest) -> Any:
@@ -203,7 +202,6 @@ class StaticLossScale(LossScale):
 
     @property
     def value(self) -> jax.Array:
-        """The factor, a float32 scalar."""
         return jnp.float32(self._value)
 
     def __repr__(self) -> str:
@@ -244,7 +242,6 @@ class DynamicLossScale(LossScale):
 
     @property
     def value(self) -> jax.Array:
-        """The factor at present, a float32 scalar."""
         return self._scale.read_value()
 
     @property

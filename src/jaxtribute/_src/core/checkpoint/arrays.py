@@ -100,7 +100,7 @@ def batches(sizes: Sequence[int], limit: int = _BATCH_BYTES) -> Generator[slice]
 
 
 def begin(arrays: Mapping[str, Lease | HostArray]) -> None:
-    """Takes what is written first: a step that comes waits for it and copies the rest, so there is no whole copy ever.
+    """Takes what is written first: a step that comes waits for it and copies only the rest.
 
     Args:
       arrays: what `write` will get.

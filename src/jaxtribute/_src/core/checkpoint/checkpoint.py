@@ -141,7 +141,7 @@ class Checkpoint:
         """Saves to `{file_prefix}-{save_counter}`, counting up.
 
         Args:
-          file_prefix: a path; its folder is made where it does not exist.
+          file_prefix: a path; its folder is made if it does not exist.
           block: whether to return only once the checkpoint is complete. Otherwise the values are what they are
             now, whatever the training does meanwhile, and an error comes out at the next call.
           timeout_s: how long workers wait for each other; by default as long as for a step, at most ten
@@ -258,7 +258,7 @@ class Checkpoint:
         The checkpoint may be of another strategy, and of another number of devices or workers.
 
         Args:
-          save_path: what `save` returned; None (what `latest_checkpoint` gives where there is none) does nothing.
+          save_path: what `save` returned; None (what `latest_checkpoint` gives if there is none) does nothing.
           strict: whether names that only the checkpoint or only the program has are an error. A value of another
             shape or dtype always is.
 
@@ -273,7 +273,7 @@ class Checkpoint:
           InputError: an iterator cannot go to its position.
           ArgumentTypeError: `save_path` is no path.
 
-        After an error nothing has changed, on any worker. All is read before the first value changes; only where that
+        After an error nothing has changed, on any worker. All is read before the first value changes; only if that
         would take more than half of the free memory, a disk that fails in the middle leaves a part, and it says so.
 
         Source: `tf.train.Checkpoint.restore`.

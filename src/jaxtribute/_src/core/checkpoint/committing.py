@@ -46,7 +46,7 @@ STATE = "state"
 
 
 def saving_cluster() -> Cluster | None:
-    """The cluster of this process, or None where it is alone.
+    """The cluster of this process, or None if it is alone.
 
     Raises:
       ConfigError: JAX has several processes that this library did not bring together.
@@ -168,7 +168,7 @@ class Save:
             raise
 
     def _give_back(self) -> None:
-        # Also where nothing came to be written: of a variable on loan each step makes a copy.
+        # Also if nothing came to be written: of a variable on loan each step makes a copy.
         for one in self.arrays.values():
             if isinstance(one, Lease):
                 one.give_back()
@@ -179,7 +179,7 @@ class Save:
         cluster, key = channel.cluster, channel.key
         timeout_s = cluster.patience(self.timeout_s)
         first = cluster.rank == 0
-        # Nobody writes before the folder is there; where it could not be made, all skip the writing and learn why.
+        # Nobody writes before the folder is there; if it could not be made, all skip the writing and learn why.
         made = _outcome(self._make) if first else ""
         if first:
             cluster.set(f"{key}/made", made)
@@ -221,7 +221,7 @@ class Save:
         return "; ".join(failed) or found
 
     def _make(self) -> None:
-        """Makes the folder anew; what is there is of a save that never ended."""
+        """Makes the folder again; what is in it was left by a save that never ended."""
         self.owner.claim()
         self.owner.take_over()
         old = standing(self.path)

@@ -242,7 +242,7 @@ def _agree(path: Path, error: Exception | None, cluster: Cluster | None, state: 
     failed = [(rank, kind, text) for rank, (kind, text) in enumerate(told) if text]
     if not failed:
         return
-    # Its own error says most, and has the traceback. Only damage that others have not found alone is told anew below.
+    # Its own error says most, and has the traceback. Damage that other workers have not seen is reported below.
     if error is not None and not (isinstance(error, CheckpointDamagedError) and len(failed) > 1):
         raise error
     # All raise the same kind, as all or none fall back to an earlier checkpoint.
@@ -255,7 +255,7 @@ def _agree(path: Path, error: Exception | None, cluster: Cluster | None, state: 
 class _Values:
     """The values of a checkpoint on their way into the program.
 
-    All are read before the first is put in its place. Only where memory is short are they read in several parts.
+    All are read before the first is put in its place. Only if memory is short are they read in several parts.
 
     Args:
       path: the checkpoint.

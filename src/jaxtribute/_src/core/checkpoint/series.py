@@ -17,7 +17,7 @@ Identity = tuple[int, int]
 
 
 def identity_of(path: Path) -> Identity | None:
-    """The identity of a checkpoint, from the file of it that was written last; None where there is none."""
+    """The identity of a checkpoint, from the file of it that was written last; None if there is none."""
     try:
         stat = (standing(path) / FILE).stat()
     except OSError:

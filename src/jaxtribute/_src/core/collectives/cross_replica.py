@@ -115,7 +115,7 @@ def reduce_many(values: Sequence[PerReplica], op: ReduceOp, summation: Summation
             )
     scalars = tuple(value.scalar for value in values)
     arrays = [value.data for value in values]
-    # Workers compare what they are about to do before they do it: behind this line one that differs hangs with the
+    # Workers compare what they are about to do before they do it: after this line one that differs hangs with the
     # others.
     if not isinstance(arrays[0], Tracer):
         mesh.entering(f"all_reduce of {len(arrays)} values", lambda: _described(op, arrays))
@@ -145,7 +145,7 @@ def gather_value(value: Numeric, axis: int) -> Any:
             f"HINT: gather needs 0 <= axis < rank; give scalars an axis first, e.g. x[None]."
         )
     if isinstance(value, Mirrored):
-        # Each replica has the same: its copies behind each other are what a gather would bring.
+        # Each replica has the same value: a gather would give its copies one after another.
         return _call(_repeat, value.data, axis, value.mesh.size, value.mesh)
     if value.shapes is None:
         return _call(_gather_split, value.data, axis, value.mesh)
@@ -274,7 +274,7 @@ def _call(kernel: Any, data: Leaf, *args: Nest) -> Any:
 
 
 def _described(*what: Nest) -> list[str]:
-    """A reduction or gather in words, for workers to compare: its arguments, and behind them its arrays."""
+    """A reduction or gather in words, for workers to compare: its arguments, then its arrays."""
     return [*map(str, what[:-1]), *map(in_words, what[-1])]
 
 
@@ -330,7 +330,7 @@ def _gather_ragged(data: Leaf, shapes: tuple[tuple[int, ...], ...], axis: int, m
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _gather_split(data: Leaf, axis: int, mesh: ReplicaMesh) -> Any:
-    # Along axis 0 the replicas' slices lie behind each other already.
+    # Along axis 0 the replicas' slices follow each other already.
     if axis:
         stacked = data.reshape(mesh.size, data.shape[0] // mesh.size, *data.shape[1:])
         data = jnp.concatenate(list(stacked), axis)

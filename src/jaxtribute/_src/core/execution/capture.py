@@ -25,7 +25,7 @@ from jaxtribute._src.core.context import Context, entered
 from jaxtribute._src.core.execution.containers import refuse_traced
 from jaxtribute._src.core.execution.nests import is_array, is_number, map_leaves, reveal
 from jaxtribute._src.core.execution.traced import TracedFunction, lift
-from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, Jaxpr, JaxprEqn, Tracer
+from jaxtribute._src.core.jaxprs.core import ArrayImpl, ClosedJaxpr, Jaxpr, JaxprEqn, Tracer
 from jaxtribute._src.core.jaxprs.flow import Flow
 from jaxtribute._src.core.jaxprs.kinds import equalises, keeps_equality, mentions, names_axis, repeatable
 from jaxtribute._src.core.jaxprs.making import equal_p
@@ -38,7 +38,7 @@ from jaxtribute.errors import ContextError, VariableError
 
 @jax.tree_util.register_pytree_node_class
 class Constant:
-    """A result that is no array, such as a string or a variable: carried in the structure of the results."""
+    """A result that is not an array, such as a string or a variable: carried in the structure of the results."""
 
     def __init__(self, value: Numeric) -> None:
         self.value = value
@@ -73,10 +73,14 @@ class Capture(NamedTuple):
         contexts.announce()
         seen: list[Any] = []
 
-        def program(*leaves: Nest) -> list[Any]:
+        def program(*traced: Any) -> list[Any]:
             executor = TracedFunction(context)
+            executor.arguments = {
+                id(stand_in): (place, leaf.sharding if isinstance(leaf, ArrayImpl) else None)
+                for place, (stand_in, leaf) in enumerate(zip(traced, leaves, strict=True))
+            }
             with entered(Context(context.strategy, context.replica, executor)):
-                result = call(leaves)
+                result = call(traced)
             reveal(result, (jax.Array, ReplicaValues))
             outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result), is_leaf=is_constant)
             owned = set(map(id, executor.values.values()))
@@ -270,7 +274,6 @@ class _Varying(Flow[bool]):
     """True for what may differ between replicas."""
 
     def merged(self, one: bool, other: bool) -> bool:
-        """Either may be the one that differs."""
         return one or other
 
     def equation(self, eqn: JaxprEqn, given: list[bool]) -> list[bool]:
@@ -284,7 +287,7 @@ class _Varying(Flow[bool]):
         if eqn.primitive is alike_p:
             _check_alike(eqn.params["name"], given[0])
             return given
-        # What is computed of values that differ may differ, even where it happens not to: the careful case.
+        # What is computed of values that differ may differ, even if it happens not to: the careful case.
         if any(given) or not count:
             return [any(given)] * count
         # Operands are the same, but the operation itself may tell replicas apart (`axis_index`).

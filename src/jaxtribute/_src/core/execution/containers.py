@@ -34,7 +34,7 @@ def known(leaf: Leaf, kinds: tuple[type, ...]) -> bool:
       leaf: a leaf of a nest.
       kinds: classes.
     """
-    # Rows are no container on purpose: what is done to each leaf of a nest would change their indices.
+    # Rows are not a container, on purpose: what is done to each leaf of a nest would change their indices.
     if isinstance(leaf, (*ATOMS, IndexedSlices, type)):
         return False
     parts = _parts_of(type(leaf))

@@ -166,7 +166,7 @@ class Function(Generic[P, R]):
         return bound
 
     def __deepcopy__(self, memo: Any) -> Any:
-        # A method of the copied object is bound anew; a plain function is what it is.
+        # A method of the copied object is bound to the copy; a plain function stays as it is.
         return None if hasattr(self._python_function, "__self__") else self
 
     def __reduce__(self) -> Any:
@@ -317,7 +317,7 @@ def _laid_out(first: Capture, leaves: Sequence[Any]) -> Capture:
 
 
 def _unbound() -> None:
-    """Stands for a method's compiled programs in a pickled object: they are made again where they are needed."""
+    """Stands for a method's compiled programs in a pickled object: they are made again if they are needed."""
 
 
 _MANY = 8

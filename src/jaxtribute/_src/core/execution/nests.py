@@ -193,7 +193,7 @@ class InputSignature:
             if not isinstance(value, PerReplica):
                 raise self._misfit(value, spec)
             for replica, shape in enumerate(value.shapes or _shapes(value)):
-                # The last component stands for all replicas behind it: a spec of one is for every one of them.
+                # The last component stands for all further replicas: a spec of one component is for every replica.
                 promised = spec.components[min(replica, len(spec.components) - 1)]
                 if not _fits(shape, promised.shape):
                     raise self._misfit(value, spec)

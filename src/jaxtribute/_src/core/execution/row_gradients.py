@@ -135,7 +135,7 @@ def differentiate_by_rows(
     def learn(arrays: list[Any]) -> Any:
         return call(RowsOverlay(executor, dict(zip(leaves, arrays, strict=True)), lookups))[0]
 
-    # Traced and thrown away: only behind it is known of which variables rows alone are read.
+    # Traced and thrown away: only after it is it known from which variables only rows are read.
     jax.make_jaxpr(learn)(at(values, leaves))
     by_rows = lookups.by_rows()
     dense = [leaf for leaf in leaves if leaf not in by_rows]

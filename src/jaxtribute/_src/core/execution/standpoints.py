@@ -48,7 +48,6 @@ class AcrossReplicas:
 
     def read(self, executor: Executor, variable: Variable, as_replica: bool) -> Any:
         """Returns the variable's value, of the variable's shape."""
-        del as_replica
         return variable.policy.combined(executor.get(variable), variable)
 
     def whole(self, executor: Executor, variable: Variable) -> Any:
@@ -259,7 +258,6 @@ class InMergeCall(InReplica):
     """A `merge_call` among traced replicas: it reads and writes for all of them, and has the part of one."""
 
     def read(self, executor: Executor, variable: Variable, as_replica: bool) -> Any:
-        """Returns the value of all replicas."""
         policy = variable.policy
         if policy.form == "rows":
             return policy.combined(in_replica.all_gather(executor.get(variable), 0), variable)

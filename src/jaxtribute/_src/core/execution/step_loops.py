@@ -74,7 +74,7 @@ class StepLoops:
                 assert alive is not None
                 results, done = _steps(alive, iterator, steps)
                 leaves = flatten(results)[0]
-                # Usually the results tell; what is no array costs each call a little.
+                # Usually the results tell; a result that is not an array costs each call a little.
                 told = bool(leaves) and isinstance(leaves[0], (jax.Array, Mirrored))
                 return results, None if told else _Done(done)
 
@@ -138,7 +138,7 @@ def _data(column: Sequence[Any]) -> list[Any]:
 
 
 def _rows(values: Sequence[Any]) -> Any:
-    """The arrays behind each other; written one by one, as XLA's CPU compiler would fuse a `stack` into the steps."""
+    """The arrays one after another; written one by one, as XLA's CPU compiler would fuse a `stack` into the steps."""
     arrays = list(map(jnp.asarray, values))
     shapes = set(map(jnp.shape, arrays))
     if len(shapes) > 1:

@@ -207,7 +207,7 @@ class DistributedIterator(Feed, Generic[E]):
         return _write(directory, text)
 
     async def load(self, directory: str | PathLike[str]) -> Awaitable[None]:
-        """Restores the position from a checkpoint, also one of another number of workers where that is possible.
+        """Restores the position from a checkpoint, also one of another number of workers if that is possible.
 
         Source: Orbax's protocol for objects with a state of their own (`StatefulCheckpointable`), as in Grain.
         """

@@ -22,11 +22,11 @@ class WorkerStep:
     """The data of one step for this worker.
 
     Attributes:
-      tree: consecutive rows for the local replicas; None where each has arrays of its own.
-      parts: a tree for each local replica; None where they are cut from `tree`.
+      tree: consecutive rows for the local replicas; None if each has arrays of its own.
+      parts: a tree for each local replica; None if they are cut from `tree`.
       sizes: rows of each local replica.
       even: whether the replicas of all workers have equally many.
-      rows: rows of each replica of all workers, where that is known and rows are all in which they differ.
+      rows: rows of each replica of all workers, if that is known and rows are all in which they differ.
     """
 
     tree: Nest
@@ -328,7 +328,7 @@ def _rows_of_all(told: Sequence[StepRows], local: int) -> tuple[int, ...]:
 
 
 def _form(trees: Sequence[Nest]) -> int:
-    """A number for the shapes, but for their rows, and dtypes that all trees have; 0 where they differ."""
+    """A number for the shapes, but for their rows, and dtypes that all trees have; 0 if they differ."""
     forms: set[str] = set()
     for tree in trees:
         kinds = [(leaf.shape[1:], str(leaf.dtype)) for leaf in jax.tree.leaves(tree)]

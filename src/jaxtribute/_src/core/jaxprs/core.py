@@ -120,7 +120,7 @@ def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def without_mesh(eqn: JaxprEqn) -> Any:
-    """The settings that an operation was traced with, but those of the mesh in force, which are those of now."""
+    """The settings that an operation was traced with; of the mesh those that are in force now."""
     now = use_abstract_mesh(get_abstract_mesh())
     made: Any = type(eqn.ctx)
     with eqn.ctx.manager, now:

@@ -64,7 +64,7 @@ Range = tuple[int, int, int]
 
 
 def _range(eqn: JaxprEqn, axis: int, numbers: Numbers, which: int, rows: int) -> tuple[Range | None, Any]:
-    """The rows that an operation takes, and the whole batches that these are; None where either is not known."""
+    """The rows that an operation takes, and the whole batches that these are; None if either is not known."""
     name, params = eqn.primitive.name, eqn.params
     length = aval(eqn.invars[0]).shape[axis]
     if length % rows:

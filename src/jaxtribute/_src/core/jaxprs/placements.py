@@ -70,7 +70,7 @@ def _is_compilers(mesh: Any) -> bool:
 
 
 def _freed(program: Any, known: Known) -> Any:
-    """A program and all programs in it anew, every type without its mesh."""
+    """A copy of a program and of all programs in it, every type without its mesh."""
     jaxpr = opened(program)
     new: dict[Any, Any] = {}
 
@@ -124,7 +124,7 @@ def _parameter(value: Numeric, known: Known) -> Any:
 
 def _type(aval: Any) -> Any:
     if isinstance(aval, ShapedArray) and _has_mesh(aval):
-        # Weak types stay weak: they decide what the operations behind them give.
+        # Weak types stay weak: they decide what later operations give.
         return ShapedArray(aval.shape, aval.dtype, aval.weak_type)
     return aval
 

@@ -46,7 +46,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The way in which a replica's value is part of that of the whole batch.
+    """The relation of a replica's value to the value of the whole batch.
 
     Attributes:
       kind: what becomes of the rows.
@@ -96,7 +96,7 @@ class Rows:
     Kind: TypeAlias = _KIND
     """The kinds of values."""
     Part: TypeAlias = _PART
-    """The way in which a replica's value is part of that of the whole batch."""
+    """The relation of a replica's value to the value of the whole batch."""
     MEAN: Any = mean_p
     """Marks a replica's number as a mean."""
     FACTOR = _FACTOR
@@ -300,7 +300,7 @@ def _has_unknown_rows(one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> bool
 def _of_rows(kinds: set[Kind], degree: int, along: tuple[int, ...], lost: int) -> Part:
     if along:
         return Part(Kind.ROWS, degree + lost)
-    # Anything else that leaves no axis of rows, such as a maximum, is no sum of what the rows have.
+    # Anything else that leaves no axis of rows, such as a maximum, is not a sum over rows.
     return Part(Kind.TOTAL, degree + lost) if lost and Kind.TOTAL not in kinds else OTHER
 
 
@@ -346,7 +346,7 @@ def _lost(one: JaxprEqn, other: JaxprEqn, gathered: set[tuple[int, int]]) -> int
         found: set[int] = set()
         for axis in _scaled(*atoms):
             lengths = aval(atoms[0]).shape[axis], aval(atoms[1]).shape[axis]
-            # All replicas' rows, or several views of them behind one another.
+            # All replicas' rows, or several views of them one after another.
             of_all = any(lengths[0] % n == 0 and lengths[0] // n * m == lengths[1] for n, m in gathered)
             found.update(() if of_all else (axis,))
         return found

@@ -105,7 +105,6 @@ class _InProgram(_Adding):
         return one.kind is Kind.WHOLE and self.mesh.size > 1
 
     def reduced(self, grads: Sequence[Any]) -> Sequence[Any]:
-        """Reduces by a collective."""
         arrays: list[Any] = []
         op, idle = None, ()
         for grad in grads:
@@ -116,7 +115,6 @@ class _InProgram(_Adding):
         return all_reduce(arrays, op, self.mesh.size, self.strategy.extended.summation(None), idle)
 
     def share(self, one: Sum, grad: Numeric) -> Any:
-        """The replica's share in its part."""
         policy = one.variable.policy
         if self.mesh.size == 1 or one.kind is Kind.WHOLE:
             return policy.admit(grad)
@@ -148,12 +146,10 @@ class _ForAll(_Adding):
         return one.kind is not Kind.ROWS and isinstance(grad, PerReplica)
 
     def reduced(self, grads: Sequence[Any]) -> Sequence[Any]:
-        """Reduces as the strategy does."""
         assert self.op is not None
         return self.strategy.reduce(self.op, list(grads), axis=None)
 
     def share(self, one: Sum, grad: Numeric) -> Any:
-        """The share of all replicas together."""
         mesh, policy = self.mesh, one.variable.policy
         if one.kind is not Kind.ROWS:
             return policy.pieces(jnp.asarray(policy.admit(grad)))

@@ -129,9 +129,7 @@ class _Touched(Flow[bool]):
     """The values that depend on an input."""
 
     def merged(self, one: bool, other: bool) -> bool:
-        """True if either does."""
         return one or other
 
     def equation(self, eqn: JaxprEqn, given: list[bool]) -> list[bool]:
-        """True if an operand does."""
         return [any(given)] * len(eqn.outvars)

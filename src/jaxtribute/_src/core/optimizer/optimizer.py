@@ -60,7 +60,7 @@ class Optimizer:
       shard_update: whether each replica updates one slice of the large variables and holds the slots of that
         slice only, so that the slots take `1 / replicas` of the memory on each device. The gradients are
         reduce-scattered and the new values gathered. `"auto"` shards variables of 1 MiB and more over 4 replicas and
-        more, where it is not slower: not between processes on CPUs. The result is the same for every transformation;
+        more, if it is not slower: not between processes on CPUs. The result is the same for every transformation;
         those that mix the elements of an array (other than by a reduction of all of them, as in a norm) gather their
         slots for the computation.
       accumulate_steps: how many calls of `apply_gradients` make one update. The others only add up each
@@ -123,7 +123,7 @@ class Optimizer:
         self._accumulation: Accumulation | None = None
         cycle, op = _checked_cycle(accumulate_steps, accumulate_op)
         self.remote: Any = self._strategy.extended.remote_optimizer(transform, self.nest)
-        """The updater of variables of other processes; None where this object updates the variables."""
+        """The updater of variables of other processes; None if this object updates the variables."""
         if self.remote is not None:
             self._slots, self._sliced = self.remote.slots, {}
             self._state = self._slots.variables
@@ -256,7 +256,7 @@ class Optimizer:
             return frozenset()
         # Gloo's messages cost more than the update that is saved.
         between_cpus = self._mesh.peers is not None and self._mesh.devices[0].platform == "cpu"
-        # The devices of a replica would hand each other a flat variable's parts, to cut it anew.
+        # The devices of a replica would hand each other a flat variable's parts, to cut it again.
         if shard_update == "auto" and (self._mesh.size < _MANY_REPLICAS or between_cpus or self._mesh.group):
             return frozenset()
         floor = _LARGE_BYTES if shard_update == "auto" else 0
@@ -372,7 +372,7 @@ class Optimizer:
         values, params = list(held[count:]), list(held[:count])
         if context.executor.traced:
             return update(grads, values, params)
-        # It reads no variables, and should not be compiled anew because other code does.
+        # It reads no variables, and should not be compiled again because other code does.
         with traced_reads.steady():
             if call.compiled_once:
                 return self._eager_update(grads[: len(self._wrt)], values, params, call.named(grads, others))

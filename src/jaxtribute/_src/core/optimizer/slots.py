@@ -46,7 +46,7 @@ class Slots:
 
     @staticmethod
     def names(paths: Sequence[Any], owners: Sequence[str | None]) -> list[str]:
-        """Optax's names of slots by their paths, behind the names of the variables that they belong to."""
+        """Optax's names of slots by their paths, after the names of the variables that they belong to."""
         return slot_names(paths, owners)
 
     def state(self, values: Sequence[Any]) -> Any:
@@ -164,7 +164,7 @@ def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], p
     """The first state's arrays: those that are stored in slices as such, which no device ever holds whole."""
 
     def laid_out(stored: Sequence[Any]) -> list[Any]:
-        # As steps will return them, without Python's weak types: a step would be compiled anew for each.
+        # As steps will return them, without Python's weak types: a step would be compiled again for each.
         leaves = [lax.convert_element_type(leaf, leaf.dtype) for leaf in map(jnp.asarray, leaves_of(init(stored)))]
         return [policy.pieces(leaf) for policy, leaf in zip(policies, leaves, strict=True)]
 
@@ -188,7 +188,7 @@ def _with_key_data(state: Any) -> Any:
 
 
 def slot_names(paths: Sequence[Any], owners: Sequence[str | None]) -> list[str]:
-    """Optax's name of each slot (`mu`, `trace`, `count`), behind the name of the variable that the slot belongs to."""
+    """Optax's name of each slot (`mu`, `trace`, `count`), after the name of the variable that the slot belongs to."""
     seen: dict[str, int] = {}
     names: list[str] = []
     for path, owner in zip(paths, owners, strict=True):

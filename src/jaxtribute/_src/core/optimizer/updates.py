@@ -2,7 +2,7 @@
 
 Optimizers update most arrays element by element. A replica that holds one slice of the flattened gradient,
 parameter and slots can then compute its slice of the result alone; a norm over a whole array is a local sum
-and a `psum`. `run_on_slices` interprets an update's jaxpr that way, and says so where it cannot.
+and a `psum`. `run_on_slices` interprets an update's jaxpr that way, and says so if it cannot.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _equation(eqn: JaxprEqn, arguments: list[Any], handle: Handler) -> Sequence[
 
 def _reshaped(piece: Slice, shape: tuple[int, ...]) -> Slice:
     """A flat piece, or one of rows, as one of an array with the same elements."""
-    # Rows stay rows where they can still be dealt out equally; the elements are the same either way.
+    # Rows stay rows if they can still be dealt out equally; the elements are the same either way.
     by_rows = piece.cut.axis == 0 and shape and shape[0] % piece.cut.replicas == 0
     cut = replace(piece.cut, shape=shape, axis=0 if by_rows else None)
     return Slice(piece.data.reshape(cut.piece_shape), cut)
@@ -181,7 +181,7 @@ class LossScale(Protocol):
 
 
 def guarded_update(update: Update, scale: LossScale) -> Update:
-    """The update where the gradients are finite, and the old arrays where not; adjusts the loss scale behind the slots.
+    """The update if the gradients are finite, else the old arrays; adjusts the loss scale, which follows the slots.
 
     Args:
       update: the update of parameters and slots.

@@ -38,7 +38,6 @@ class CentralStorageExtended(StrategyExtended):
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """TensorFlow's name of the device that holds variables."""
         return (device_name(self._parameter_device),)
 
     def variable_policy(self, synchronization: VariableSynchronization) -> tuple[Policy, VariableSynchronization]:
@@ -71,7 +70,7 @@ class CentralStorageStrategy(Strategy):
     Args:
       compute_devices: TensorFlow's names of the devices, or JAX devices, one replica each; or a number: the first so
         many of the default ones. By default all accelerators, or all (logical) CPU devices if there is none.
-      parameter_device: the device of the variables. By default the only accelerator where there is just one, else
+      parameter_device: the device of the variables. By default the only accelerator if there is just one, else
         the CPU.
 
     Raises:

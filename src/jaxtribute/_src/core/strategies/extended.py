@@ -153,8 +153,7 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
             self._layouts.lay_out(self.mesh, capture, leaves)
 
     def remote_optimizer(self, transform: Any, variables: Nest) -> Any:
-        """Updater of variables that other processes hold, with its slots; None where `Optimizer` updates them."""
-        del transform, variables
+        """Updater of variables that other processes hold, with its slots; None if `Optimizer` updates them."""
 
     def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Nest = None) -> Any:
         """Calls `fn` on each replica; what `Strategy.run` does once its checks are passed.
@@ -183,6 +182,8 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
                 raise _mixed(leaf, self.strategy)
             if isinstance(leaf, Variable):
                 self.check_variable(leaf)
+            if isinstance(leaf, jax.Array) and (where := executor.placement(leaf)) is not None:
+                self.mesh.check_whole(leaf.shape, where)
         if isinstance(fn, Function) and not executor.traced:
             return fn.run_on(self.strategy)(*args, **kwargs)
         # Imported where they are used: many programs need one of them or none, and starts should be quick.
@@ -196,7 +197,7 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
             return compiled.run(self.strategy, self.mesh, fn, args, kwargs, executor)
 
     def run_eagerly(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Calls `fn` on each replica where no program is traced."""
+        """Calls `fn` on each replica if no program is traced."""
         if self.mesh.described:
             raise DeviceError(
                 f"strategy.run on {self.mesh.size} described device(s) outside a compiled function: nothing runs. "

@@ -58,8 +58,8 @@ cores."""
 class MultiWorkerOps(CrossDeviceOps):
     """The fastest reduction between processes: few collectives, of arrays packed up to a megabyte.
 
-    On CPU the replicas of several workers exchange arrays in pairs, large ones only where a machine is all that lies
-    between the workers; and they gather the factors of a large product where that is less to send (`products.py`). The
+    On CPU the replicas of several workers exchange arrays in pairs, large ones only if a machine is all that lies
+    between the workers; and they gather the factors of a large product if that is less to send (`products.py`). The
     hints can ask for a plain ring.
 
     Args:
@@ -127,7 +127,7 @@ def _connect(mesh: ReplicaMesh, cluster: Cluster) -> None:
     """
     rows = mesh.assemble([put(np.float32(1), place) for place in mesh.local_places])
     total = mesh.map_replicas(lambda row: lax.psum(row, AXIS), PartitionSpec(AXIS), PartitionSpec())
-    # Compiled before the barrier: behind it the workers are milliseconds apart, and Gloo's 30 s begin for all at once.
+    # Compiled before the barrier: after it the workers are milliseconds apart, and Gloo's 30 s begin for all at once.
     compiled = jax.jit(total).lower(rows).compile()
     cluster.barrier("connection", cluster.timeout_s)
     jax.block_until_ready(compiled(rows))
@@ -138,7 +138,7 @@ class MultiWorkerExtended(StrategyExtended):
 
     Args:
       mesh: the device of each replica, over all workers.
-      cluster: the workers; None where there is one that belongs to no cluster.
+      cluster: the workers; None if there is one that belongs to no cluster.
       options: hints for collectives.
       layouts: how variables that say nothing themselves lie on the devices of a replica.
     """

@@ -102,7 +102,7 @@ def all_signatures(columns: Sequence[Sequence[Any]], what: str, mesh: ReplicaMes
       mesh: the replicas' devices, over all workers.
 
     Returns:
-      For each value the signatures in replica order, or None where not all components are arrays.
+      For each value the signatures in replica order, or None if not all components are arrays.
     """
     local = [list(map(_signature, column)) for column in columns]
     known = mesh.peers is None or (len(columns) > 0 and len(columns[0]) == mesh.size)

@@ -29,7 +29,7 @@ _FREE: int | None = getattr(mmap, "MADV_FREE", getattr(mmap, "MADV_DONTNEED", No
 
 
 class SpareMemory:
-    """Memory of copies that nobody needs any more, by its size: written anew it takes half the time of new memory.
+    """Memory of copies that nobody needs any more, by its size: writing it again takes half the time of new memory.
 
     What keeps coming back, such as a checkpoint with its saves, has one of its own, and it goes with it.
     """

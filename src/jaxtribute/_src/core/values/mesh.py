@@ -21,7 +21,7 @@ from jaxtribute._src.core.types import Device, Function, Nest, Numeric
 from jaxtribute._src.core.values.agreement import first_workers
 from jaxtribute._src.core.values.described import DescribedArray
 from jaxtribute._src.core.values.placing import is_described, own, put
-from jaxtribute.errors import DeviceError, VariableError
+from jaxtribute.errors import ArgumentError, DeviceError, VariableError
 
 AXIS = "replica"
 """Name of the mesh axis that runs over the replicas."""
@@ -54,7 +54,7 @@ def _same(array: jax.Array) -> jax.Array:
 
 
 def _layout_of(array: jax.Array, mesh: Mesh) -> Layout | None:
-    """The axes of `mesh` that an array is split over; None where it lies otherwise."""
+    """The axes of `mesh` that an array is split over; None if it lies otherwise."""
     where = array.sharding
     if isinstance(where, NamedSharding) and where.mesh == mesh:
         return tuple(where.spec)
@@ -140,7 +140,7 @@ class ReplicaMesh:
 
     Args:
       devices: the devices, those of a replica behind each other, over all workers.
-      peers: the other workers, where there are any.
+      peers: the other workers, if there are any.
       group: the axes within a replica that has several devices, with their lengths: `{"model": 2}`.
 
     A mesh of one device uses single-device shardings, so that one replica costs nothing over plain JAX.
@@ -151,7 +151,7 @@ class ReplicaMesh:
     ) -> None:
         self.devices: tuple[Device, ...] = tuple(devices)
         self.group: dict[str, int] = dict(group or {})
-        """The axes within a replica, and their lengths; empty where a replica has one device."""
+        """The axes within a replica, and their lengths; empty if a replica has one device."""
         self.group_size: int = math.prod(self.group.values())
         """Number of devices of each replica."""
         self.size: int = len(self.devices) // self.group_size
@@ -191,6 +191,25 @@ class ReplicaMesh:
     def _hash(self) -> int:
         # Kept, as a mesh is a static argument of kernels, which are looked up by it in every call.
         return hash(self.devices)
+
+    def check_whole(self, shape: tuple[int, ...], where: Sharding) -> None:
+        """Refuses an array that is not whole on each replica, as another library has divided it.
+
+        Raises:
+          ArgumentError: it lies in parts; nothing says what each replica is to get.
+        """
+        if where.is_fully_replicated:
+            return
+        parts = where.devices_indices_map(shape)
+        by_replica = {str([parts.get(device) for device in self.devices_of(each)]) for each in range(self.size)}
+        if len(by_replica) == 1 and parts.keys() <= set(self.devices):
+            return
+        raise ArgumentError(
+            f"an array of shape {shape} lies in parts on {len(where.device_set)} devices ({where}), and strategy.run "
+            "gives every replica the whole of an array. HINT: to give each replica a part, pass a batch of "
+            "strategy.experimental_distribute_dataset, or parts from "
+            "strategy.experimental_distribute_values_from_function; to give each the whole, pass np.asarray(array)."
+        )
 
     @property
     def in_tiles(self) -> bool:

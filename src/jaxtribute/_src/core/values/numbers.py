@@ -141,7 +141,7 @@ def widened(array: Any) -> Any:
 
 
 def summed(array: Any, axes: int | tuple[int, ...]) -> Any:
-    """The sum along axes in the array's dtype, added up in 32 bits where that is shorter."""
+    """The sum along axes in the array's dtype, added up in 32 bits if that is shorter."""
     # Rounded after each addition, the sum would depend on the order that the compiler takes.
     return widened(array).sum(axes, promote_integers=False).astype(array.dtype)
 

@@ -298,7 +298,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
             self.bind(put(self.stored, policy.where))
 
     def distributed(self) -> PerReplica[jax.Array] | Mirrored | jax.Array:
-        """The variable as a `Mirrored` or `PerReplica` value, or as an array where there is one copy."""
+        """The variable as a `Mirrored` or `PerReplica` value, or as an array if there is one copy."""
         executor = self._context().executor
         return executor.standpoint.distributed(executor, self)
 

@@ -102,7 +102,7 @@ def _compile(arguments: argparse.Namespace) -> int:
         "jaxtribute._src.addons.compiling.script", given, 1, settings=environment, deadline_s=COMPILING_S
     )
     mine = answer["compiled"]
-    # The table also where the step does not fit: other sizes may.
+    # The table also if the step does not fit: other sizes may.
     if arguments.json:
         sys.stdout.write(json.dumps(answer) + "\n")
     else:

@@ -97,5 +97,5 @@ class Line:
 
 
 def attempt_of(header: Header) -> tuple[int, int]:
-    """The number of the closure in a message, and of how many times it was handed out; zeros where there is none."""
+    """The number of the closure in a message, and of how many times it was handed out; zeros if there is none."""
     return (header["c"], header["n"]) if header["t"] == "run" else (0, 0)

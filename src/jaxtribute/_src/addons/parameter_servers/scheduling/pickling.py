@@ -178,7 +178,6 @@ class Watch:
 
     def turn(self, change: Hashable) -> None:
         """Takes note of a change, as `Function.turn` does."""
-        del change
         self._changed = True
 
     def expect(self, has_come: Callable[[], bool]) -> None:

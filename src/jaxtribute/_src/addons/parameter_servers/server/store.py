@@ -279,7 +279,7 @@ _WHOLE = _Gradient(None)
 
 
 def _moved(now: Array, old: Array, new: Array) -> Array:
-    """The new value where nobody else has written since `old` was read; elsewhere the difference is added."""
+    """The new value if nobody else has written since `old` was read; otherwise the difference is added."""
     # An infinite value, or one much larger than the new one, has no difference that could be added.
     with np.errstate(all="ignore"):
         known = (now == old) | ((now != now) & (old != old))

@@ -97,7 +97,6 @@ class ServerPolicy(Policy):
         return self._mesh
 
     def place(self, value: ArrayLike) -> jax.Array:
-        """The value, on its way to the servers."""
         return jnp.asarray(value)
 
 
@@ -161,14 +160,12 @@ class ServerVariable(Variable):
 
     @property
     def policy(self) -> ServerPolicy:
-        """Storage of the value."""
         policy = self._policy
         assert isinstance(policy, ServerPolicy)
         return policy
 
     @property
     def device(self) -> str:
-        """TensorFlow's name of the (first) server that holds it."""
         return f"/job:ps/replica:0/task:{self.layout.shards[0].server}/device:CPU:0"
 
     @property
@@ -177,11 +174,9 @@ class ServerVariable(Variable):
         return RemoteArrayInfo(self._shape, self._dtype)
 
     def peek(self) -> jax.Array:
-        """The value, fetched."""
         return jnp.asarray(self.policy.access.read([self.layout])[0])
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Returns the value as a NumPy array of its own memory."""
         if Context.current().executor.traced:
             return super().numpy()
         return np.array(self.policy.access.read([self.layout])[0])

@@ -128,7 +128,7 @@ class Plan:
         self._outputs = list(starmap(self._output, enumerate(wanted)))
 
     def __call__(self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        """The variables' new arrays, and behind them the results."""
+        """The variables' new arrays, then the results."""
         inputs = (*donated, *kept, *leaves)
         values: dict[Any, Any] = dict(zip(self._inputs, inputs, strict=True))
         for upload in self._uploads:
@@ -290,7 +290,7 @@ class CentralProgram:
         self._plans: dict[Any, Plan] = {}
 
     def __call__(self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any], guard: Guard) -> list[Any]:
-        """The variables' new arrays, and behind them the results, as `body` gives them."""
+        """The variables' new arrays, then the results, as `body` gives them."""
         guard.tell()  # several programs, with Python between them
         key = tuple((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), _is_split(leaf)) for leaf in leaves)
         # By shapes, as `jax.jit` would; and by what is split, for a split argument binds operations to the mesh.

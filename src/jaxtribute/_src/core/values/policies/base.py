@@ -96,8 +96,7 @@ class Policy(ABC):
         return PartitionSpec(AXIS) if self.split else PartitionSpec()
 
     def laid_out(self, layout: Layout) -> Policy:
-        """The policy for a variable that is split over axes within a replica, where it can be: see `Variable`."""
-        del layout
+        """The policy for a variable that is split over axes within a replica, if it can be: see `Variable`."""
         return self
 
     @property
@@ -153,7 +152,6 @@ class Policy(ABC):
         Raises:
           VariableError: the variable has no such value.
         """
-        del variable
         return self.value(array)
 
     def read_by_python(self, array: Numeric, variable: Variable) -> Any:
@@ -162,20 +160,18 @@ class Policy(ABC):
 
     def component(self, part: Numeric, variable: Variable) -> Any:
         """The value that a replica sees, from its part of the stored array or from what `join` gave."""
-        del variable
         return part
 
     @property
     def join(self) -> Callable[..., Any] | None:
         """The function of a replica's part, in a program, that gives the value of all parts; see `Cut.whole`.
 
-        None where a replica needs nothing of the others to read.
+        None if a replica needs nothing of the others to read.
         """
         return None
 
     def own_piece(self, value: Numeric, variable: Variable) -> Any:
         """One replica's part, in a program, of a value that is the same on all of them."""
-        del variable
         return value
 
     def written_by_all(self, value: Numeric, update: Update, variable: Variable, shape: tuple[int, ...]) -> Any:
@@ -187,7 +183,6 @@ class Policy(ABC):
           variable: the variable.
           shape: that of the stored array, as far as the code has it.
         """
-        del update, shape
         return self.admit(coerce(variable, value))
 
     def written_by_one(self, value: Numeric, variable: Variable) -> Any:
@@ -196,7 +191,6 @@ class Policy(ABC):
 
     def gradient(self, gradient: Numeric, variable: Variable) -> Any:
         """The gradient for the value that code of all replicas sees, from that for the stored array."""
-        del variable
         return gradient
 
     @property
@@ -260,8 +254,8 @@ def check_aggregation(variable: Variable, value: Numeric, update: Update, replic
     check_arithmetic(variable, f"{update.value} with aggregation SUM")
     if isinstance(value, (bool, int, float, complex)):
         raise VariableError(
-            f"{variable.name}.{update.value}({value!r}): the same Python number from every replica cannot be summed "
-            "without doubt about what is meant. HINT: pass an array, or create the variable with "
+            f"{variable.name}.{update.value}({value!r}): a Python number is the same on every replica, and may be "
+            "meant once or once per replica. HINT: pass an array, or create the variable with "
             "aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA."
         )
 
