@@ -1,4 +1,4 @@
-"""What variables hold: in float64, for any number of replicas; and what a reduction makes of the replicas' values."""
+"""The values of variables, in float64 and for any number of replicas; and what a reduction makes of such values."""
 
 from __future__ import annotations
 

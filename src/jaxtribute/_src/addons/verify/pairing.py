@@ -102,7 +102,7 @@ class Runs:
         return [self.other(replica, number) for replica in range(len(self._pairs))]
 
     def relation(self, number: int) -> Relation:
-        """How the results of an operation are made up on replicas: the worst of them."""
+        """The way in which replicas make up the results of an operation: the worst of them."""
         if number not in self._known:
             self._known[number] = self._related(number)
         return self._known[number]
@@ -125,7 +125,7 @@ class Runs:
         return worst
 
     def operand(self, number: int, place: int) -> Relation:
-        """How an operand is made up."""
+        """The way in which replicas make up an operand."""
         makers = self.makers_of(number, place)
         record = self.record(number)
         others = self.others(number)

@@ -52,7 +52,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
 
 
 def _hidden(verdict: Verdict) -> Iterator[str]:
-    """What may hide a mistake."""
+    """Says what may hide a mistake."""
     if verdict.pending:
         names = ", ".join(verdict.pending[:_NAMES]) + (" ..." if len(verdict.pending) > _NAMES else "")
         yield (

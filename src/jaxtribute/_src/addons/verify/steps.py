@@ -26,7 +26,7 @@ _LATER_S = 10.0
 
 @dataclass(slots=True)
 class Call:
-    """What is known of a call that is about to run.
+    """A call that is about to run.
 
     Attributes:
       args: its arguments.

@@ -477,7 +477,7 @@ def _shaken(variable: Variable, number: int) -> Any:
 
 
 def _blank(one: Outcome, before: Before) -> list[str]:
-    """What of the state has become NaN."""
+    """Names what of the state has become NaN."""
     values = {variable.name: value for variable, value in one.written.items() if variable.trainable}
     values.update({f"the result{path}": one.outputs[path] for path in before.results})
     return [name for name, value in values.items() if not is_key(value) and np.isnan(value).any()]
