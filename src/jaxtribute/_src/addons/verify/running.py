@@ -111,7 +111,34 @@ class Run:
 
     def results(self) -> Any:
         """Traces, evaluates and hands back."""
+        traces = self._traces()
+        inputs = [
+            [self._stage.input_of(self._columns[place][number]) for place in self._arrays]
+            + [self._part(variable, number) for variable in traces[number].inputs]
+            for number in range(self._count)
+        ]
+        outputs = self._stage.evaluated([trace.closed for trace in traces], inputs)
+        self._keep(traces, outputs)
+        return self._wrapped(traces, outputs)
+
+    def _traces(self) -> list[_Traced]:
+        """The program of each replica; one that was traced for such arguments before is the same."""
+        known = self._stage.traces
+        try:
+            sizes = self._stage.found.arrangement.sizes
+            key = self._fn, sizes, self._tree, tuple(map(_kind, zip(*self._columns, strict=True)))
+            if key not in known:
+                # Functions are kept, so that no other gets the identity of one.
+                known[key] = self._traced()
+            traces, lines = known[key]
+        except TypeError:  # something that cannot be looked up
+            traces, lines = self._traced()
+        self._stage.found.lines.update(lines)
+        return traces
+
+    def _traced(self) -> tuple[list[_Traced], dict[Variable, Place]]:
         idle = self._stage.found.arrangement.idle
+        lines: dict[Variable, Place] = {}
         shapes = [
             tuple(np.shape(self._columns[place][number]) for place in self._arrays) for number in range(self._count)
         ]
@@ -125,15 +152,7 @@ class Run:
         def trace(replica: int, gathers: Gathers | None = None) -> Any:
             return self._trace(
                 replica,
-                lambda: _Replica(
-                    self._stage.found.lines,
-                    self._mesh,
-                    idle if uneven else (),
-                    self._stage,
-                    made,
-                    gathers,
-                    uneven=uneven,
-                ),
+                lambda: _Replica(lines, self._mesh, idle if uneven else (), self._stage, made, gathers, uneven=uneven),
             )
 
         kinds = Gathers.settled(trace, samples, table, sizes) if uneven else [trace(0)]
@@ -142,14 +161,7 @@ class Run:
         for other in traces[1:]:
             if other.places != first.places or other.tree != first.tree:
                 raise CannotVerify("the results of replicas of different rows differ in structure")
-        inputs = [
-            [self._stage.input_of(self._columns[place][number]) for place in self._arrays]
-            + [self._part(variable, number) for variable in traces[number].executor.inputs]
-            for number in range(self._count)
-        ]
-        outputs = self._stage.evaluated([trace.closed for trace in traces], inputs)
-        self._keep(traces, outputs)
-        return self._wrapped(traces, outputs)
+        return traces, lines
 
     def _part(self, variable: Variable, replica: int) -> Any:
         value = self._stage.exact_value(variable)
@@ -177,11 +189,13 @@ class Run:
         avals = [jax.typeof(jnp.asarray(fill[place])) for place in self._arrays]
         given = [jax.ShapeDtypeStruct(one.shape, one.dtype, weak_type=one.weak_type) for one in avals]
         closed = TracedProgram.lift(jax.make_jaxpr(program, axis_env=[(AXIS, self._count)])(*given))
-        return _Traced(closed=closed, **seen)
+        executor, leaves = seen["executor"], seen["leaves"]
+        plain = [None if place in seen["places"] else leaf for place, leaf in enumerate(leaves)]
+        return _Traced(closed, list(executor.inputs), list(executor.written), seen["tree"], seen["places"], plain)
 
     def _keep(self, traces: Sequence[Any], outputs: list[list[Any]]) -> None:
         count = len(traces[0].places)
-        for offset, variable in enumerate(traces[0].executor.written):
+        for offset, variable in enumerate(traces[0].written):
             values = [column[count + offset] for column in outputs]
             if variable.policy.split:
                 whole = values[0] if len(values) == 1 else np.concatenate(values)
@@ -196,7 +210,7 @@ class Run:
         leaves = list(first.leaves)
         jaxpr = Programs.opened(first.closed)
         split = [self._is_split(place) for place in self._arrays]
-        varying = varying_outputs(jaxpr, [*split, *(one.policy.split for one in first.executor.inputs)])
+        varying = varying_outputs(jaxpr, [*split, *(one.policy.split for one in first.inputs)])
         reached = _reached(jaxpr)
         for index, place in enumerate(first.places):
             dtype = Programs.aval(jaxpr.outvars[index]).dtype
@@ -235,6 +249,11 @@ class _Values:
         return not isinstance(atom, Literal) and atom in self._found
 
 
+def _kind(column: Sequence[Any]) -> Any:
+    """Tells apart what programs are traced for: arrays by their types, all else by itself."""
+    return tuple(jax.typeof(jnp.asarray(leaf)) if Nests.is_array(leaf) else (type(leaf), leaf) for leaf in column)
+
+
 def _equal(parts: list[Any]) -> bool:
     """True for arrays of one shape and of the same numbers; for keys too."""
     return is_key(parts[0]) or all(np.array_equal(part, parts[0], equal_nan=part.dtype.kind == "f") for part in parts)
@@ -243,7 +262,8 @@ def _equal(parts: list[Any]) -> bool:
 @dataclass(slots=True)
 class _Traced:
     closed: Any
-    executor: TracedReplica
+    inputs: list[Variable]
+    written: list[Variable]
     tree: Any
     places: list[int]
     leaves: list[Any]

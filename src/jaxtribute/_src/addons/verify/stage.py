@@ -83,6 +83,8 @@ class Stage(Executor):
         self._alive: list[Any] = []
         self.batch = 0
         """Number of rows of the program's own batch."""
+        self.traces: dict[Any, Any] = {}
+        """The programs of replicas that earlier runs have traced."""
         self.placed: set[int] = set()
         """Ids of arrays that the program has given to all replicas."""
         tapes = [Tape(folded is not None, folded=folded or frozenset()) for _ in arrangement.sizes]

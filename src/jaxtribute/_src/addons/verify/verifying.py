@@ -89,6 +89,7 @@ class Verification:
         self._context = Context.current()
         self._known: dict[Arrangement, tuple[Outcome, Draws]] = {}
         self._found: dict[Arrangement, Outcome] = {}
+        self._traces: dict[Any, Any] = {}
 
     def trial(self) -> Outcome:
         """Runs the step on one device with the program's batch."""
@@ -370,6 +371,7 @@ class Verification:
         state, leaves = self._moment(arrangement)
         stage = Stage(self._strategy, arrangement, state, draws, folded)
         stage.batch, stage.placed = self.batch, {id(leaves[place]) for place in self._placed}
+        stage.traces = self._traces
         with standing_in(self._strategy, self._variables, stage):
             args, kwargs = self._tree.unflatten([self._given(place, leaf, stage) for place, leaf in enumerate(leaves)])
             with Context.entered(Context(self._context.strategy, self._context.replica, stage)):
