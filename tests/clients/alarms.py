@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 ALARM = "jaxtribute verify raises an alarm"
 ASKED = "CLIENT_VERIFY" in os.environ
@@ -25,7 +26,7 @@ def alarms() -> Generator[list[str]]:
         if not verdict.right:
             found.append(f"{ALARM}: {verdict}")
         if COUNT in os.environ:
-            with open(os.environ[COUNT], "a") as file:
+            with Path(os.environ[COUNT]).open("a", encoding="utf-8") as file:
                 file.write(f"{verdict.name}: {len(verdict.tried)} arrangements, {verdict.unverified}\n")
 
     with observe(Watcher(told, None), *KINDS):

@@ -86,12 +86,26 @@ def differences(
         changes[variable] = (np.asarray(one), np.asarray(other), np.asarray(old))
     largest = max((_largest(one - old) for one, _, old in changes.values() if _is_real(one)), default=0.0)
     rounded = alone.rounded or found.rounded
+    means = _counted_alike(changes, found.arrangement.replicas)
     for variable, (one, other, old) in changes.items():
+        if variable in means:
+            continue
         scale = _largest(one - old) if _is_real(one) else 1.0
         error = _error(one, other)
         if not error <= _allowed(one, scale, largest, rounded=rounded):
             yield Difference(variable.name.removesuffix(":0"), one, other, _part(error, scale), variable)
     yield from _results(alone, found, before, open_, pending, rounded=rounded)
+
+
+def _counted_alike(changes: Mapping[Variable, tuple[Any, Any, Any]], replicas: int) -> set[Variable]:
+    """The sums and counts of means to which each replica adds a number of all: both grow alike, and the mean is right."""
+    grown = {
+        variable.name.removesuffix(":0"): variable
+        for variable, (one, other, old) in changes.items()
+        if not variable.trainable and _is_real(one) and not _error(other - old, (one - old) * replicas) > 1e-6
+    }
+    owners = {name.removesuffix("/total") for name in grown if name.endswith("/total")}
+    return {grown[f"{owner}/{part}"] for owner in owners if f"{owner}/count" in grown for part in ("total", "count")}
 
 
 def _allowed(one: Any, scale: float, largest: float, *, rounded: bool) -> float:
