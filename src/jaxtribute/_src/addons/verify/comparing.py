@@ -98,7 +98,7 @@ def differences(
 
 
 def _counted_alike(changes: Mapping[Variable, tuple[Any, Any, Any]], replicas: int) -> set[Variable]:
-    """The sums and counts of means to which each replica adds a number of all: both grow alike, and the mean is right."""
+    """The sums and counts of means to which each replica adds a number of all: both grow alike, the mean is right."""
     grown = {
         variable.name.removesuffix(":0"): variable
         for variable, (one, other, old) in changes.items()
