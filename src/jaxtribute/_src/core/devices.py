@@ -172,7 +172,8 @@ def described_devices(devices: Sequence[Device]) -> Generator[None]:
     """Gives every strategy made within these devices, whichever it names: they are only described, nothing runs.
 
     Args:
-      devices: as a compiler describes them, such as those of a TPU slice that is not there.
+      devices: as a compiler describes them, such as those of a TPU slice that is not there; or devices of this
+        process, on which then nothing runs.
     """
     global _described
     outer, _described = _described, tuple(devices)
@@ -185,6 +186,11 @@ def described_devices(devices: Sequence[Device]) -> Generator[None]:
 def are_described() -> bool:
     """True if strategies take devices that are only described."""
     return bool(_described)
+
+
+def is_described(device: Device) -> bool:
+    """True if programs are compiled for the device, and none runs on it."""
+    return device in _described or type(device.client).__name__ == "CompileOnlyPyClient"
 
 
 def strategy_devices(named: Sequence[str | Device]) -> tuple[Device, ...]:

@@ -141,7 +141,9 @@ def _differentiated(fn: Function, variables: Any, has_aux: bool, *, several: boo
         context = contexts.current()
         executor = context.executor
         seen, as_replica = executor.standpoint, context.replica is not None
-        values, makes = zip(*[seen.derivable(executor, leaf, as_replica) for leaf in leaves], strict=True)
+        derivable = {leaf: seen.derivable(executor, leaf, as_replica) for leaf in leaves}
+        values, makes = zip(*derivable.values(), strict=True)
+        by_rows = any(map(attrgetter("policy.by_rows"), leaves))
         regathers = executor.local and executor.traced and any(map(attrgetter("policy.regathers"), leaves))
         written: list[Variable] = []
         outline: list[Any] = []
@@ -161,9 +163,11 @@ def _differentiated(fn: Function, variables: Any, has_aux: bool, *, several: boo
 
         gradients = partial(regathering, differentiate) if regathers else differentiate
         try:
+            if by_rows:
+                raise RowsNeeded
             (value, (aux, writes)), grads = gradients(loss, list(values))
         except RowsNeeded:
-            (value, (aux, writes)), grads = differentiate_by_rows(differentiate, under, executor, leaves)
+            (value, (aux, writes)), grads = differentiate_by_rows(gradients, under, executor, derivable)
         for variable, new in zip(written, writes, strict=True):
             executor.set(variable, new)
         results: list[Any] = []

@@ -30,7 +30,7 @@ _ELSEWHERE = {
     "jax._src.custom_derivatives": "custom_jvp_call custom_vjp_call",
     "jax._src.dispatch": "device_put",
     "jax._src.interpreters.ad": "custom_lin",
-    "jax._src.pjit": "jit sharding_constraint",
+    "jax._src.pjit": "jit reshard sharding_constraint",
     "jax._src.state.primitives": "get swap",
 }
 """Further modules of JAX, and the names of primitives in them that `jax.extend.core.primitives` lists.

@@ -188,7 +188,7 @@ def _given(grad: Numeric, variable: Variable) -> Any:
 
 def _check_shape(grad: Any, variable: Variable) -> None:
     # Rows of a table go to the servers as rows. Elsewhere an update takes whole arrays.
-    if isinstance(grad, IndexedSlices) and variable.policy.remote:
+    if isinstance(grad, IndexedSlices) and (variable.policy.remote or variable.policy.by_rows):
         return
     shape = shape_of(grad)
     if shape != variable.shape:

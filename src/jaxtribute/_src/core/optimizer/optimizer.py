@@ -22,6 +22,7 @@ from jaxtribute._src.core.optimizer.extras import Extras, check_cycle, check_tak
 from jaxtribute._src.core.optimizer.gradients import Targets, for_examples, listed, names_of
 from jaxtribute._src.core.optimizer.hyperparameters import plain, settable
 from jaxtribute._src.core.optimizer.parameters import Parameters
+from jaxtribute._src.core.optimizer.row_updates import RowUpdates
 from jaxtribute._src.core.optimizer.slots import Slots, leaves_of, make_slots, optax_rules
 from jaxtribute._src.core.optimizer.updates import (
     LossScale,
@@ -143,6 +144,11 @@ class Optimizer:
         of_grads = enumerate(places[variable] for variable in self._wrt)
         self._sliced_grads = {k: self._sliced[i] for k, i in of_grads if i in self._sliced}
         self._update = _whole_update(transform, self._slots, self._parameters, gradients)
+        tables = [variable for variable in self._variables if variable.policy.by_rows]
+        self._rows: RowUpdates | None = None
+        if tables:
+            _check_tables(tables, accumulate_steps=cycle if cycle > 1 else None, wrt=wrt)
+            self._rows = RowUpdates(self, self._update, self._parameters, self._slots)
         self._state = self._slots.variables
         if loss_scale is not None:
             self._update = guarded_update(self._update, loss_scale)
@@ -230,6 +236,9 @@ class Optimizer:
         check_taken(self._transform, extra)
         grads = self._targets.ordered(grads_and_vars)
         context = contexts.of(self._strategy)
+        if self._rows is not None and not context.executor.traced:
+            self._rows.apply_eagerly(grads, reduce_op, extra, context)
+            return
         examples = for_examples(grads, self._wrt)
         if self.remote is not None:
             _check_remote(self._strategy, gradients_for_each_example=examples or None, **extra)
@@ -356,6 +365,8 @@ class Optimizer:
         # Gradients that are reduced already have left the idle replicas out.
         idle = () if op is None else context.executor.idle
         update = call.bound(self._update, others)
+        if self._rows is not None:
+            return self._rows.updated(update, grads, op, held, self._sliced, context)
         if self._in_slices(context):
             variables = (*self._variables, *self._state)
             pieces = [as_cut(array, variable.policy.cut) for array, variable in zip(held, variables, strict=True)]
@@ -399,6 +410,16 @@ def _checked_cycle(steps: Any, op: Any) -> tuple[int, ReduceOp]:
     op = settings.member("accumulate_op", op, ReduceOp)
     reduction_of(op)
     return settings.whole("accumulate_steps", steps, 1), op
+
+
+def _check_tables(tables: Sequence[Variable], **options: Any) -> None:
+    given = {name: value for name, value in options.items() if value is not None}
+    if given:
+        raise ArgumentError(
+            f"an optimizer of tables, {', '.join(names_of(tables))}, updates the rows of each call: "
+            f"{', '.join(f'{name}={value!r}' for name, value in given.items())} is not for it. HINT: leave it out, or "
+            "make an optimizer of its own for the other variables."
+        )
 
 
 def _check_remote(strategy: Strategy, **options: Any) -> None:
@@ -455,7 +476,7 @@ def _whole_update(
             updates, state = transform.update(gradients.unflatten(grads), slots.state(values), nest, **extra)
             # Under these rules as well: an update may have another dtype than its parameter.
             fresh = parameters.tree.flatten_up_to(optax.apply_updates(nest, updates))
-        parameters.check_shapes(fresh)
+        parameters.check_shapes(fresh, params)
         return [*fresh, *leaves_of(state)]
 
     return update

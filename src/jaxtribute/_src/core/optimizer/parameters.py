@@ -89,16 +89,16 @@ class Parameters:
         except Exception:  # noqa: BLE001  # of the transformation, which may know no lists
             return [Belonging(path, 0 if self._fits(leaf, 0) else None) for path, leaf in leaves]
 
-    def check_shapes(self, leaves: Sequence[Any]) -> None:
-        """Checks that an update has left the parameters' shapes as they are.
+    def check_shapes(self, leaves: Sequence[Any], before: Sequence[Any]) -> None:
+        """Checks that an update has left the shapes as they are that the parameters, or rows of them, had `before`.
 
         Raises:
           ShapeError: it has not; as one by gradients for each example, which the transformation does not expect.
         """
-        for path, shape, leaf in zip(self.paths, self.shapes, leaves, strict=True):
-            if jnp.shape(leaf) != shape.shape:
+        for path, old, leaf in zip(self.paths, before, leaves, strict=True):
+            if jnp.shape(leaf) != jnp.shape(old):
                 raise ShapeError(
-                    f"the update makes of the parameter {jax.tree_util.keystr(path)} of shape {shape.shape} one of "
+                    f"the update makes of the parameter {jax.tree_util.keystr(path)} of shape {jnp.shape(old)} one of "
                     f"shape {jnp.shape(leaf)}. HINT: pass gradients of the parameters' shapes; gradients for each "
                     "example are for transformations that expect them, such as optax.contrib.dpsgd."
                 )

@@ -155,6 +155,8 @@ def _as_owner(
     # What belongs to no variable, such as a count of steps, is stored as a new variable would be.
     if owner is None:
         return plain.fitted(leaf.shape, leaf.dtype)
+    if variables[owner].policy.by_rows:
+        return variables[owner].policy
     layout, mesh = variables[owner].policy.layout, variables[owner].policy.mesh
     if owner in sliced and mesh is not None:
         return SlicedPolicy(mesh, sliced[owner], layout)

@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding, use_abstract_mesh
 
+from jaxtribute._src.core.devices import is_described
 from jaxtribute._src.core.jaxprs.core import ArrayImpl, Tracer
 from jaxtribute._src.core.types import Device, Function, Nest, Numeric
 from jaxtribute._src.core.values.agreement import first_workers
 from jaxtribute._src.core.values.described import DescribedArray
-from jaxtribute._src.core.values.placing import is_described, own, put
+from jaxtribute._src.core.values.placing import own, put
 from jaxtribute.errors import ArgumentError, DeviceError, VariableError
 
 AXIS = "replica"

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
+from jaxtribute._src.core.devices import is_described
 from jaxtribute._src.core.jaxprs.core import Tracer, batched_device_put, explicit_device_put_scope
 from jaxtribute._src.core.types import Device, Numeric
 from jaxtribute._src.core.values.described import DescribedArray
@@ -99,11 +100,6 @@ def put(value: Numeric, where: Sharding | Device) -> jax.Array:
 @lru_cache(maxsize=256)
 def _transfer(where: Sharding | Device) -> Transfer:
     return Transfer(SingleDeviceSharding(where) if isinstance(where, Device) else where)
-
-
-def is_described(device: Device) -> bool:
-    """True if programs can be compiled for the device, and none can run on it."""
-    return type(device.client).__name__ == "CompileOnlyPyClient"
 
 
 def _only_described(where: Sharding | Device) -> bool:

@@ -270,14 +270,20 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
 
     _operand = read_value
 
-    def sparse_read(self, indices: Numeric) -> jax.Array:
+    def sparse_read(self, indices: Numeric, *, mask: Numeric = None) -> jax.Array:
         """Returns the rows at `indices`, of shape `(*indices.shape, *shape[1:])`.
 
+        Args:
+          indices: the rows.
+          mask: of a `jd.nn.ShardedTable` the places, of the indices' shape, where rows are wanted and not zeros.
+
         Raises:
-          ArgumentError: an index that is known names no row.
+          ArgumentError: an index that is known names no row; a mask for another variable.
 
         Source: `tf.Variable.sparse_read`.
         """
+        if mask is not None:
+            raise ArgumentError(f"{self.name} was given a mask. HINT: it is for tables; use jnp.where.")
         ids = row_ids(indices, self.shape[0], self.name)
         return jax.numpy.take(self.read_value(), ids, axis=0)
 

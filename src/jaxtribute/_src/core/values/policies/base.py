@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,21 @@ class Update(Enum):
         return old + value if self is Update.ADD else old - value
 
 
+@dataclass(frozen=True)
+class Rows:
+    """The way in which the replicas' rows of a gradient come together.
+
+    Attributes:
+      local: True if each replica has rows of its own, which are exchanged.
+      finish: makes the result of the sum.
+      idle: the replicas that got no data, whose rows do not count.
+    """
+
+    local: bool
+    finish: Callable[[Any], Any]
+    idle: tuple[int, ...] = ()
+
+
 class Writes(Enum):
     """Treatment of what several replicas write."""
 
@@ -68,6 +84,10 @@ class Policy(ABC):
     """Runner of compiled functions over such variables, where `execution.program.Program` cannot be it."""
     parameter_device: Device | None = None
     """The one device that stores the value and computes its updates, where replicas run on others."""
+    by_rows: bool = False
+    """True if gradients are `IndexedSlices` and an update changes some rows alone; see `touched`."""
+    stripes: int = 1
+    """Number of runs in which the stored array has rows that follow each other in the value: see `checkpoint/forms`."""
     regathers: bool = False
     """True if the backward pass puts the value together again from its slices rather than keep it."""
 
@@ -201,6 +221,20 @@ class Policy(ABC):
     def components(self, array: Numeric, variable: Variable) -> tuple[Any, bool]:
         """The components, one after another along axis 0, in the stored array; and whether each is a scalar."""
         return array, not variable.shape
+
+    def touched(self, rows: Any, variable: Variable, reduction: Rows) -> tuple[Any, Any]:
+        """The rows of one replica's part that a step changes, where `by_rows` holds.
+
+        Args:
+          rows: the replica's gradient, `IndexedSlices`.
+          variable: the variable.
+          reduction: how the replicas' rows come together.
+
+        Returns:
+          The places in the part, each once and in order, of shape `(n,)`, with places behind its end that name none;
+          and the gradients there, summed up over the replicas.
+        """
+        raise NotImplementedError
 
     def accumulated(self) -> Policy:
         """The policy of sums of gradients of such a variable, which no device should hold more of than it must."""
