@@ -121,7 +121,7 @@ class RowUpdates:
         sliced: Mapping[int, Cut],
         context: Context,
     ) -> list[Any]:
-        """What `update` makes of one replica's rows and of all other variables."""
+        """The results of `update` for one replica's rows and all other variables."""
         count, executor = len(self._variables), context.executor
         replicas = context.strategy.extended.mesh.size
         pieces: list[Any] = []
