@@ -69,13 +69,13 @@ def short_base(folders: Iterable[str | None]) -> Path:
     Raises:
       ClusterError: there is none.
     """
-    given = [folder for folder in folders if folder]
-    for folder in given:
+    named = [folder for folder in folders if folder]
+    for folder in named:
         path = Path(folder).absolute()
         if len(os.fsencode(path)) + _BELOW <= _SOCKET_CHARACTERS and os.access(path, os.W_OK | os.X_OK):
             return path
     raise ClusterError(
-        f"none of {given} can hold sockets: their names have at most {_SOCKET_CHARACTERS} characters, of which "
+        f"none of {named} can hold sockets: their names have at most {_SOCKET_CHARACTERS} characters, of which "
         f"{_BELOW} are needed below the folder. HINT: set TMPDIR to a folder with a short name that can be written."
     )
 

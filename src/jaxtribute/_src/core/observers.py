@@ -313,7 +313,7 @@ def observed(kind: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def _without(observers: tuple[Observer, ...], observer: Observer) -> tuple[Observer, ...]:
     """All but the last of those that are `observer`, which may be there more than once."""
     # By identity: an observer may define equality, or be there twice.
-    places = [place for place, one in enumerate(observers) if one is observer]
+    places = [place for place, known in enumerate(observers) if known is observer]
     return (*observers[: places[-1]], *observers[places[-1] + 1 :])
 
 

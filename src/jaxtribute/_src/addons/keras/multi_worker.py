@@ -189,7 +189,7 @@ def _mark(path: Leaf) -> Any:
         return str(path)  # a store that all workers reach
     try:
         with suppress(IsADirectoryError):
-            Path(path).open("rb").close()  # a network's file system looks for it anew then
+            Path(path).open("rb").close()  # a network's file system looks for it again then
         found = Path(path).stat()
     except (OSError, TypeError):
         return None

@@ -26,7 +26,7 @@ def enable_compilation_cache(directory: str | os.PathLike[str] | None = None) ->
     """Keeps compiled programs in a folder, where the next start of the same program finds them.
 
     A restart after a failure or a preemption then loads its programs rather than compile them. JAX finds a program by
-    its code, shapes, devices, compiler flags and versions; a file that cannot be read is compiled anew, with a warning.
+    its code, shapes, devices, compiler flags and versions; one that cannot be read is compiled again, with a warning.
     All workers may share the folder. `jaxtribute launch` switches the cache on for the restarts of a job by itself.
 
     Args:

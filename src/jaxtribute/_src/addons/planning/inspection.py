@@ -117,6 +117,7 @@ class Step:
             exact=exact,
             layout=self.layout,
             slots=self._slots(),
+            sharded=self._sharded(),
         )
 
     def _slots(self) -> int:
@@ -125,6 +126,13 @@ class Step:
         slots = [v for v in self.program.donated if v.derived and (v.policy.cut is not None) == several]
         sizes = [v.size * v.dtype.itemsize for v in slots if not v.policy.layout]
         return sum(size for size in sizes if size >= 1 << 20)
+
+    def _sharded(self) -> int:
+        """Bytes of the state that lies in slices over the replicas however many they are."""
+        # Of four replicas or more, slots in slices are counted as those that `MirroredStrategy` shares out.
+        several = self.replicas >= 4
+        state = [v for v in self.program.donated if v.policy.cut is not None and not (several and v.derived)]
+        return sum(v.size * v.dtype.itemsize for v in state)
 
     def wanted(self) -> Wanted:
         """Parts of the step on each device."""

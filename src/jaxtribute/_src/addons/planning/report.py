@@ -67,6 +67,29 @@ def table(cluster: Cluster, curve: Sequence[Prediction]) -> Table:
     return result
 
 
+_WELL_USED = 0.8
+"""The efficiency from which on devices count as well used."""
+
+
+def summary_text(curve: Sequence[Prediction]) -> str:
+    """A line on how many devices a step needs, with how many it is fastest, and how many it uses well.
+
+    Args:
+      curve: predictions for growing numbers of devices.
+    """
+    fitting = [one for one in curve if one.fits]
+    if not fitting:
+        return "It fits on none of these numbers of devices."
+    if len(fitting) == len(curve):
+        text = "It fits on every number of devices above."
+    else:
+        text = f"The smallest number of devices above on which it fits: {fitting[0].devices:,}."
+    fastest = max(fitting, key=attrgetter("rate"))
+    text += f" The most examples a second: {fastest.rate:,.0f}, on {fastest.devices:,}."
+    used = [one.devices for one in fitting if one.efficiency >= _WELL_USED]
+    return text + (f" At an efficiency of {_WELL_USED:.0%} or more: up to {used[-1]:,}." if used else "")
+
+
 def epoch_text(whole: Epoch, examples: int) -> str:
     """Time of a pass, and the form of its last step."""
     text = f"An epoch of {examples:,} examples: {whole.steps:,} steps, {seconds_text(whole.seconds)}"

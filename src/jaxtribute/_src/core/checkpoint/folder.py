@@ -190,8 +190,8 @@ class KeptCheckpoints:
           CheckpointUnreadableError: the file cannot be read now.
         """
         try:
-            found = json.loads(patiently(lambda: self._file.read_text(encoding="utf-8")))
-            return {int(number): float(at) for number, at in found}
+            recorded = json.loads(patiently(lambda: self._file.read_text(encoding="utf-8")))
+            return {int(number): float(at) for number, at in recorded}
         except FileNotFoundError:
             return {}
         except (OSError, MemoryError, ValueError, TypeError) as error:

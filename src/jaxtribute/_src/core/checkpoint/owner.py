@@ -63,10 +63,10 @@ class ProcessIdentity:
     def parse(cls, text: str) -> ProcessIdentity | None:
         """Reads what `asdict` gave, as JSON; None of anything else, such as half of it."""
         try:
-            found = cls(**json.loads(text))
+            process = cls(**json.loads(text))
         except (ValueError, TypeError):
             return None
-        return found if isinstance(found.pid, int) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+        return process if isinstance(process.pid, int) else None  # pyright: ignore[reportUnnecessaryIsInstance]
 
     def same(self, other: ProcessIdentity | None) -> bool:
         """True if both are one process."""
@@ -208,8 +208,8 @@ class Owner:
     def seat(self) -> Seat:
         """The seat that it shares with other objects of this process, by whatever path they name the folder."""
         file = Path(os.path.realpath(self._directory)) / f".{self._name}.owner"
-        found = _seats.get(file)
-        return found if found is not None else _seats.setdefault(file, Seat(file))
+        seat = _seats.get(file)
+        return seat if seat is not None else _seats.setdefault(file, Seat(file))
 
     def claim(self) -> None:
         """Makes this process the owner; waits if it is not known yet whether another one still is.
@@ -335,8 +335,8 @@ def _remove(file: Path, other: ProcessIdentity) -> None:
         file.rename(aside)
     except FileNotFoundError:
         return  # one that waited, too, was faster
-    found = ProcessIdentity.parse(_text(aside))
-    if found is not None and not found.same(other):
+    holder = ProcessIdentity.parse(_text(aside))
+    if holder is not None and not holder.same(other):
         aside.rename(file)
     else:
         aside.unlink(missing_ok=True)

@@ -178,13 +178,13 @@ class Cluster(KeyValues):
         ]
         if number:  # all are here, so all have read what came before
             self.delete(f"jaxtribute/exchange/{number - 1}/{self.rank}")
-        if len({one[0] for one in told}) > 1:
-            lines = "\n".join(f"  {name}: {one[0]}, at {one[2]}" for name, one in zip(self.names, told, strict=True))
+        if len({message[0] for message in told}) > 1:
+            lines = "\n".join(f"  {name}: {said[0]}, at {said[2]}" for name, said in zip(self.names, told, strict=True))
             raise ClusterError(
                 f"the workers do different things, in their {number}th exchange:\n{lines}\n"
                 "HINT: all workers must run the same program; look for a condition that depends on the worker."
             )
-        return [one[1] for one in told]
+        return [message[1] for message in told]
 
     def _told(self, key: str, here: Place, rank: int) -> str:
         """A worker's message in an exchange, unless the worker has ended or hangs."""
@@ -225,17 +225,17 @@ class Cluster(KeyValues):
           DeadlineError: within `timeout_s` it has done neither.
         """
         key = self._announced(what)
-        found: str | None = None
+        text: str | None = None
 
         def absent() -> list[int]:
-            nonlocal found
+            nonlocal text
             # Asked before the look: what has been announced is there by the time when the worker goes on.
             gone = rank in self.watch.left or self.watch.pulses.report(rank).get("call", 0) > self.steps.calls
-            found = self.try_get(key)
-            return [] if gone or found is not None else [rank]
+            text = self.try_get(key)
+            return [] if gone or text is not None else [rank]
 
         await_workers(self.roster, absent, f"for {what}", self.timeout_s, self.check, self.watch.whereabouts)
-        return found
+        return text
 
     def _announced(self, what: str) -> str:
         """The key of an announcement: all workers that come here have been in as many steps, and other calls."""

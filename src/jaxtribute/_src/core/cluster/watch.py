@@ -289,7 +289,7 @@ class Watch:
             self._store.key_value_set(f"{STACKS}{self._roster.rank}", stack(frame_of()), True)
         if failures and self.failure is None:
             # The one that names itself is the cause; others may have failed because of it.
-            failures.sort(key=lambda one: one.rank != one.reporter)
+            failures.sort(key=lambda failure: failure.rank != failure.reporter)
             self._fail(failures[0])
 
     def _check(self) -> None:

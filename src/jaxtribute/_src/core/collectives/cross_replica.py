@@ -36,17 +36,17 @@ def check_axes(axis: int | tuple[int, ...] | None, rank: int) -> Axes:
     if axis is None:
         return None
     axes = axis if isinstance(axis, tuple) else (axis,)
-    for one in axes:
+    for number in axes:
         # True and False are ints of Python's; an axis of such a name is a slip, such as `keepdims` in the wrong place.
-        if not isinstance(one, int) or isinstance(one, bool):
+        if not isinstance(number, int) or isinstance(number, bool):
             raise ArgumentTypeError(f"axis must be an int, a tuple of ints or None, not {axis!r}. HINT: axis=(0, 1).")
-        if not -rank <= one < rank:
+        if not -rank <= number < rank:
             raise ArgumentError(
-                f"axis {one!r} is out of range for a value of rank {rank} on each replica. "
+                f"axis {number!r} is out of range for a value of rank {rank} on each replica. "
                 "HINT: use axis=None to reduce over the replicas only."
             )
     # In one form, since axes are static arguments of kernels: another spelling would be compiled once more.
-    return tuple(sorted({one % rank for one in axes}))
+    return tuple(sorted({number % rank for number in axes}))
 
 
 def reduce_value(value: Numeric, op: ReduceOp, axis: int | tuple[int, ...] | None, mesh: ReplicaMesh) -> Any:
@@ -350,11 +350,11 @@ def joined_gradients(grads: Sequence[Leaf], op: ReduceOp | None, mesh: ReplicaMe
       op: how they are reduced; None if they are, and all replicas' arrays are equal.
       mesh: the replicas' devices.
     """
-    found: list[Any] = []
+    joined: list[Any] = []
     for grad in grads:
         if isinstance(grad, PerReplica):
-            found.append(grad if op is not None else mesh.join_copies(grad.values))
+            joined.append(grad if op is not None else mesh.join_copies(grad.values))
             continue
         array = operand(grad)  # all replicas gave this one
-        found.append(array if op is None else reduction_of(op).of_equals(array, mesh.size))
-    return found
+        joined.append(array if op is None else reduction_of(op).of_equals(array, mesh.size))
+    return joined

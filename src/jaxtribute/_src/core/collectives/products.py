@@ -160,14 +160,14 @@ class _Evaluation:
             inner = called(eqn) if eqn.primitive.name == "jit" else None
             if inner is None:
                 return eqn if eqn.primitive.name == _PRODUCT else None
-            found = self._origin(opened(inner), opened(inner).outvars[place])
-            if found is None:
+            origin = self._origin(opened(inner), opened(inner).outvars[place])
+            if origin is None:
                 return None
             self._opened[id(eqn)] = inner
-            if isinstance(found, JaxprEqn):
-                return found
+            if isinstance(origin, JaxprEqn):
+                return origin
             # A call that only moves what it is given.
-            atom = eqn.invars[opened(inner).invars.index(found)]
+            atom = eqn.invars[opened(inner).invars.index(origin)]
         return atom if atom in jaxpr.invars else None
 
     def _product(self, eqn: JaxprEqn, operands: list[Any]) -> _Product | None:

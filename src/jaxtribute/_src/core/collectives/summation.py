@@ -241,10 +241,10 @@ class Packs(_Choice):
         for index, array in enumerate(arrays):
             kinds.setdefault(array.dtype, []).append(index)
         limit = self.bytes_per_pack or -(-sum(map(array_bytes, arrays)) // self.number)
-        found: list[list[int]] = []
+        packs: list[list[int]] = []
         for members in kinds.values():
-            found.extend(_neighbours(members, arrays, limit))
-        return found
+            packs.extend(_neighbours(members, arrays, limit))
+        return packs
 
 
 def tree_rounds(replicas: int) -> list[Pairs]:
@@ -428,7 +428,7 @@ def _packed_in(packs: Sequence[Sequence[int]], collective: Callable[[Any], Any],
     for indices in packs:
         members = [arrays[index] for index in indices]
         # Packed alone, an array would be copied twice for nothing.
-        found = [collective(members[0])] if len(members) == 1 else unpack(collective(pack(members)), members)
-        for index, result in zip(indices, found, strict=True):
+        sums = [collective(members[0])] if len(members) == 1 else unpack(collective(pack(members)), members)
+        for index, result in zip(indices, sums, strict=True):
             results[index] = result
     return results

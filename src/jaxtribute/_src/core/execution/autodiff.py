@@ -149,8 +149,8 @@ def _differentiated(fn: Function, variables: Any, has_aux: bool, *, several: boo
         outline: list[Any] = []
 
         def loss(values: Sequence[Any]) -> Any:
-            given = {leaf: make(value) for leaf, make, value in zip(leaves, makes, values, strict=True)}
-            return under(Overlay(executor, given))
+            made = {leaf: make(value) for leaf, make, value in zip(leaves, makes, values, strict=True)}
+            return under(Overlay(executor, made))
 
         def under(overlay: Overlay) -> Any:
             with entered(Context(context.strategy, context.replica, overlay)):
@@ -171,8 +171,8 @@ def _differentiated(fn: Function, variables: Any, has_aux: bool, *, several: boo
         for variable, new in zip(written, writes, strict=True):
             executor.set(variable, new)
         results: list[Any] = []
-        for (own, tree), one in zip(nests, grads, strict=True):
-            by_leaf = dict(zip(leaves, one, strict=True))
+        for (own, tree), gradient in zip(nests, grads, strict=True):
+            by_leaf = dict(zip(leaves, gradient, strict=True))
             results.append(tree.unflatten([seen.gradient(by_leaf[leaf], leaf) for leaf in own]))
         aux = _filled(aux, outline) if regathers else aux
         return ((value, aux) if has_aux else value), tuple(results) if several else results[0]
@@ -248,16 +248,16 @@ def _of_each(number: int, loss: Function, values: Any) -> Any:
     """The losses, what else their function gives, and the gradients of each."""
     losses, pull, aux = jax.vjp(loss, values, has_aux=True)
     if not isinstance(losses, tuple) or len(losses) != number:
-        found = len(losses) if isinstance(losses, tuple) else f"a {type(losses).__name__}"
+        returned = len(losses) if isinstance(losses, tuple) else f"a {type(losses).__name__}"
         raise ArgumentError(
-            f"the function returns {found} for {number} nests of variables. HINT: return a tuple of losses, one for "
+            f"the function returns {returned} for {number} nests of variables. HINT: return a tuple of losses, one for "
             "each nest, or (losses, aux) with has_aux=True."
         )
     grads: list[Any] = []
     for place in range(number):
         ones = [here == place for here in range(number)]
         ends = (
-            jax.tree.map(jnp.ones_like if one else jnp.zeros_like, loss) for one, loss in zip(ones, losses, strict=True)
+            jax.tree.map(jnp.ones_like if own else jnp.zeros_like, loss) for own, loss in zip(ones, losses, strict=True)
         )
         grads.append(pull(tuple(ends))[0])
     return (losses, aux), grads

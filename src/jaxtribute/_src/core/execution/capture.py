@@ -25,6 +25,7 @@ from jaxtribute._src.core.context import Context, entered
 from jaxtribute._src.core.execution.containers import refuse_traced
 from jaxtribute._src.core.execution.nests import is_array, is_number, map_leaves, reveal
 from jaxtribute._src.core.execution.traced import TracedFunction, lift
+from jaxtribute._src.core.jaxprs.axis_of_one import with_axis_of_one
 from jaxtribute._src.core.jaxprs.core import ArrayImpl, ClosedJaxpr, Jaxpr, JaxprEqn, Tracer
 from jaxtribute._src.core.jaxprs.flow import Flow
 from jaxtribute._src.core.jaxprs.kinds import equalises, keeps_equality, mentions, names_axis, repeatable
@@ -97,7 +98,7 @@ class Capture(NamedTuple):
 
         # The variables keep their values: what the function wrote is in the executor, and comes out as further outputs.
         closed = jax.make_jaxpr(program)(*leaves)
-        return cls(lift(closed), *seen)
+        return cls(with_axis_of_one(lift(closed), AXIS), *seen)
 
     def result(self, outputs: Sequence[Any]) -> Any:
         """The function's result, of the program's first outputs."""
@@ -214,12 +215,12 @@ def unbound_axis(error: NameError) -> ContextError | None:
     Args:
       error: what a replica function has raised.
     """
-    _, found, axis = str(error).partition("unbound axis name: ")
-    if not found:
+    _, separator, axis = str(error).partition("unbound axis name: ")
+    if not separator:
         return None
     return ContextError(
         f"a collective of JAX names the axis {axis.split('.')[0].split()[0]!r}, which this code does not have. HINT: "
-        "in a compiled strategy.run on several replicas the axis is jd.REPLICA_AXIS; eagerly, or on one replica, call "
+        "in a compiled strategy.run the axis is jd.REPLICA_AXIS; eagerly call "
         "jd.get_replica_context().all_reduce('MEAN', x) or all_gather, which work everywhere."
     )
 

@@ -307,7 +307,7 @@ class CompiledStep:
     def _steady(self, group: Group) -> Generator[None]:
         """Runs a step at its home, and as if no kept function had read a variable.
 
-        What has read those that it writes is traced anew.
+        What has read those that it writes is traced again.
         """
         variables = self.variables
         home = variables.home if self._needs_home else None

@@ -77,5 +77,5 @@ def _rewritten(value: Numeric) -> Any:
         return value
     whole = as_closed(value)
     inputs = [jax.ShapeDtypeStruct(aval(v).shape, aval(v).dtype) for v in opened(whole).invars]
-    made = jax.make_jaxpr(lambda *given: evaluate(whole, given, _handle))(*inputs)
+    made = jax.make_jaxpr(lambda *operands: evaluate(whole, operands, _handle))(*inputs)
     return made if hasattr(value, "consts") else opened(made)

@@ -153,8 +153,8 @@ def differentiate_by_rows(
             looked_up.append(variable)
             zeros.append(jnp.zeros(shape, variable.dtype))
 
-    def loss(given: tuple[list[Any], list[Any]]) -> Any:
-        dense_values, moves = given
+    def loss(parameters: tuple[list[Any], list[Any]]) -> Any:
+        dense_values, moves = parameters
         lookups.restart()
         lookups.moves = moves
         overlay = RowsOverlay(executor, seen(dense, dense_values), lookups)
@@ -164,18 +164,18 @@ def differentiate_by_rows(
     (value, (aux, ids)), grads = differentiate(loss, (at(values, dense), zeros))
 
     def whole(of_dense: list[Any], of_rows: list[Any]) -> list[Any]:
-        found = dict(zip(dense, of_dense, strict=True))
+        gradients = dict(zip(dense, of_dense, strict=True))
         for leaf in by_rows:
             where: list[Any] = []
             rows: list[Any] = []
-            for variable, one, gradient in zip(looked_up, ids, of_rows, strict=True):
+            for variable, pair, gradient in zip(looked_up, ids, of_rows, strict=True):
                 if variable is leaf:
-                    where.append(jnp.reshape(one, -1))
+                    where.append(jnp.reshape(pair, -1))
                     rows.append(gradient.reshape(-1, *leaf.shape[1:]))
             if not where:
                 where, rows = [jnp.zeros(0, jnp.int32)], [jnp.zeros((0, *leaf.shape[1:]), leaf.dtype)]
             # Rows that were looked up twice stand there twice: `IndexedSlices` adds them up.
-            found[leaf] = IndexedSlices(jnp.concatenate(rows), jnp.concatenate(where), leaf.shape)
-        return at(found, leaves)
+            gradients[leaf] = IndexedSlices(jnp.concatenate(rows), jnp.concatenate(where), leaf.shape)
+        return at(gradients, leaves)
 
-    return (value, aux), [whole(*one) for one in grads]
+    return (value, aux), [whole(*pair) for pair in grads]

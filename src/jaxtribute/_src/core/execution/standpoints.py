@@ -60,12 +60,12 @@ class AcrossReplicas:
 
     def write(self, executor: Executor, variable: Variable, value: Numeric, update: Update, as_replica: bool) -> None:
         """Applies a write of what the user gave."""
-        given = self.given(executor, variable, value, update, as_replica)
+        amount = self.given(executor, variable, value, update, as_replica)
 
         # The old value is read within: where another thread has written it meanwhile, the write is done again.
         def write(executor: Executor) -> None:
             old = None if update is Update.ASSIGN else self.whole(executor, variable)
-            self.store(executor, variable, update.apply(old, given))
+            self.store(executor, variable, update.apply(old, amount))
 
         executor.together(write)
 

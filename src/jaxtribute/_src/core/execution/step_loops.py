@@ -45,17 +45,17 @@ class StepLoops:
         if contexts.current().executor.traced:
             results, done = _steps(step, iterator, n)
         else:
-            found: list[Any] = []
+            calls: list[Any] = []
             # One loop for all calls of full length, and one for what is left.
             done, loops = 0, {asked: self._loop(step, asked) for asked in _calls(n, steps_per_call)}
             for asked in _calls(n, steps_per_call):
                 result, count = loops[asked](iterator)
                 steps = jax.tree.leaves(result)[0].shape[0] if count is None else count.steps
                 done += steps
-                found.extend([result] if steps else [])
+                calls.extend([result] if steps else [])
                 if steps < asked:
                     break
-            results = _joined(found)
+            results = _joined(calls)
         if not done:
             raise OutOfRangeError(f"run_steps({n}): the data has ended. HINT: make a new iterator for each epoch.")
         return results

@@ -369,7 +369,7 @@ class TracedReplica(TracedProgram):
         """Returns each array concatenated over the replicas."""
         self.guesses = self._uneven
         gathered = [self._gathered(value, axis) for value in values]
-        return [guarded(one, ReduceOp.SUM, self.idle, self._mesh.size) for one in gathered] if self.idle else gathered
+        return [guarded(part, ReduceOp.SUM, self.idle, self._mesh.size) for part in gathered] if self.idle else gathered
 
     def _gathered(self, value: Array, axis: int) -> Any:
         if not self._uneven or self.gathers is None:

@@ -154,10 +154,10 @@ def tree_spec(tree: Nest, *, static: bool) -> Nest:
     """The spec of a global batch: its arrays' shapes and dtypes, with None for the rows unless they are static."""
 
     def spec(leaf: Leaf) -> ArraySpec:
-        found = array_spec(leaf)
-        if static or not found.shape:
-            return found
-        return ArraySpec((None, *found.shape[1:]), found.dtype)
+        single = array_spec(leaf)
+        if static or not single.shape:
+            return single
+        return ArraySpec((None, *single.shape[1:]), single.dtype)
 
     return jax.tree.map(spec, tree)
 

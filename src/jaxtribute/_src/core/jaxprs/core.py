@@ -53,6 +53,7 @@ __all__ = [
     "is_traced",
     "kept_beyond",
     "made_by",
+    "named_axis",
     "opened",
     "pruned",
     "recorded_in",
@@ -66,6 +67,11 @@ batched_device_put: Callable[..., Any] = _jax.batched_device_put
 """Puts pieces of an array on devices: `batched_device_put(aval, sharding, pieces, devices)`."""
 as_function = jaxpr_as_fun
 """The Python function that a closed program is."""
+
+
+def named_axis(name: str, size: int) -> AbstractContextManager[Any]:
+    """Lets what is traced within use collectives over an axis, which whoever runs the program must give it."""
+    return core.extend_axis_env_nd([(name, size)])
 
 
 def is_program(value: object) -> bool:

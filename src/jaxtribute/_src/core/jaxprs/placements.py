@@ -117,8 +117,8 @@ def _parameter(value: Numeric, known: Known) -> Any:
     if is_program(value):
         return _freed(value, known)
     # Branches of a condition, and whatever else holds several programs.
-    if isinstance(value, (tuple, list)) and any(is_program(one) for one in value):
-        return type(value)(_freed(one, known) if is_program(one) else one for one in value)
+    if isinstance(value, (tuple, list)) and any(is_program(part) for part in value):
+        return type(value)(_freed(part, known) if is_program(part) else part for part in value)
     return None if _of_compiler(value) else value
 
 

@@ -39,9 +39,9 @@ def programs_in(eqn: JaxprEqn) -> Iterator[Any]:
     """
     for value in eqn.params.values():
         # Branches of a condition are a tuple of programs; all else has one program to a parameter.
-        for one in value if isinstance(value, (tuple, list)) else (value,):
-            if is_program(one):
-                yield one
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if is_program(item):
+                yield item
 
 
 def operations_in(eqn: JaxprEqn) -> Iterator[JaxprEqn]:

@@ -157,7 +157,7 @@ class Optimizer:
         self._eager_update = jax.jit(compared(self._update, "an optimizer's update", self._mesh))
         if cycle > 1:
             # A cycle of one call needs no sums: it is the update itself.
-            shapes = gradients.unflatten([jax.ShapeDtypeStruct(one.shape, one.dtype) for one in self._wrt])
+            shapes = gradients.unflatten([jax.ShapeDtypeStruct(v.shape, v.dtype) for v in self._wrt])
             value = uses_value(transform, self._parameters, shapes)
             self._accumulation = make_accumulation(self._strategy, self._wrt, cycle, op, value=value)
 
@@ -185,7 +185,7 @@ class Optimizer:
     def state(self) -> Any:
         """The slots as the nest that the Optax transformation's `init` returns; assign a nest of new values.
 
-        The nest is made anew each time: what is put into it changes nothing before it is assigned, but for
+        The nest is made again each time: what is put into it changes nothing before it is assigned, but for
         hyperparameters, `optimizer.state.hyperparams["learning_rate"] = 0.1`. Any slot can be assigned by itself.
 
         Raises:
@@ -324,8 +324,8 @@ class Optimizer:
         elif last:
             sums, held = finish(sums, held)
             self._keep(held, context)
-        for one, total in zip(accumulation.sums, sums, strict=False):
-            executor.set(one.variable, total)
+        for entry, total in zip(accumulation.sums, sums, strict=False):
+            executor.set(entry.variable, total)
         # From zero again at the end: the number never outgrows its 32 bits.
         executor.set(accumulation.count, jnp.where(last, jnp.zeros_like(calls), calls))
 
@@ -398,7 +398,7 @@ def _taken_apart(variables: Any) -> tuple[tuple[Variable, ...], Any]:
 
 
 def _check_wrt(wrt: Sequence[Any], variables: Sequence[Variable]) -> None:
-    strangers = [str(getattr(one, "name", one)) for one in wrt if not any(one is variable for variable in variables)]
+    strangers = [str(getattr(v, "name", v)) for v in wrt if not any(v is variable for variable in variables)]
     if strangers or not wrt:
         raise ArgumentError(
             f"wrt holds {strangers or 'nothing'}, not variables of the optimizer. HINT: pass a part of the nest given "
@@ -423,11 +423,11 @@ def _check_tables(tables: Sequence[Variable], **options: Any) -> None:
 
 
 def _check_remote(strategy: Strategy, **options: Any) -> None:
-    given = {name: value for name, value in options.items() if value is not None}
-    if given:
+    refused = {name: value for name, value in options.items() if value is not None}
+    if refused:
         raise ArgumentError(
             f"{strategy!r} applies the gradients of each call where its variables are, and nothing else: "
-            f"{', '.join(f'{name}={value!r}' for name, value in given.items())} is not for it. HINT: leave it out."
+            f"{', '.join(f'{name}={value!r}' for name, value in refused.items())} is not for it. HINT: leave it out."
         )
 
 

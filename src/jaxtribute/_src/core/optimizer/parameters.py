@@ -73,11 +73,11 @@ class Parameters:
         """
         if () in self._places:
             return self._alone(state, init)
-        found: list[Belonging] = []
+        belongings: list[Belonging] = []
         for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=self._is_alike):
             for rest, leaf in jax.tree_util.tree_leaves_with_path(node):
-                found.append(self._belonging((*path, *rest), rest, leaf))
-        return found
+                belongings.append(self._belonging((*path, *rest), rest, leaf))
+        return belongings
 
     def _alone(self, state: Nest, init: Callable[[Any], Any]) -> list[Belonging]:
         """The same for a parameter in no nest, of which a state does not show what is like it: in a list it would."""
@@ -85,7 +85,7 @@ class Parameters:
         leaves = jax.tree_util.tree_leaves_with_path(state)
         try:
             in_list = listed.belongings(jax.eval_shape(init, list(self.shapes)), init)
-            return [Belonging(path, one.owner) for (path, _), one in zip(leaves, in_list, strict=True)]
+            return [Belonging(path, belonging.owner) for (path, _), belonging in zip(leaves, in_list, strict=True)]
         except Exception:  # noqa: BLE001  # of the transformation, which may know no lists
             return [Belonging(path, 0 if self._fits(leaf, 0) else None) for path, leaf in leaves]
 

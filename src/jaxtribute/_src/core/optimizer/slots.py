@@ -126,7 +126,7 @@ def make_slots(
     shapes = jax.eval_shape(lambda stored: _with_key_data(init(stored)), stored)
     with optax_rules():
         belongings = parameters.belongings(shapes, transform.init)
-    owners = [one.owner for one in belongings]
+    owners = [leaf.owner for leaf in belongings]
     for place, kind in enumerate(kinds):
         # The data of keys may have a variable's shape by chance.
         if kind is not None:
@@ -137,7 +137,8 @@ def make_slots(
     policies = [_as_owner(plain, leaf, owner, variables, sliced) for leaf, owner in zip(leaves, owners, strict=True)]
     arrays = _stored_state(init, stored, policies) if policies else []
     names = slot_names(
-        [one.path for one in belongings], [None if owner is None else variables[owner].name for owner in owners]
+        [leaf.path for leaf in belongings],
+        [None if owner is None else variables[owner].name for owner in owners],
     )
     slots: list[Variable] = []
     for array, policy, name, leaf in zip(arrays, policies, names, leaves, strict=True):

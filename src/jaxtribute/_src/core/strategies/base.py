@@ -217,7 +217,7 @@ class Strategy(OlderMethods):
 
         Args:
           step: a function of one batch, such as a `jd.function` that calls `run`; the same object in every call, or
-            it is compiled anew.
+            it is compiled again.
           iterator: the iterator of a distributed dataset.
           n: how many steps.
           steps_per_call: how many of them make one program at most.

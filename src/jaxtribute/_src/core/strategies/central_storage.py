@@ -100,9 +100,9 @@ class CentralStorageStrategy(Strategy):
         super().__init__(CentralStorageExtended(mesh, _parameter_device(chosen, parameter_device)))
 
 
-def _parameter_device(compute: Sequence[Device], given: str | Device | None) -> Device:
-    if given is not None:
-        return resolve_device(given)
+def _parameter_device(compute: Sequence[Device], chosen: str | Device | None) -> Device:
+    if chosen is not None:
+        return resolve_device(chosen)
     return compute[0] if len(compute) == 1 and compute[0].platform != "cpu" else resolve_device("CPU:0")
 
 

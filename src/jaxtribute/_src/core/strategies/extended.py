@@ -18,7 +18,7 @@ from jaxtribute._src.core.execution.eager import Eager, stepping
 from jaxtribute._src.core.execution.function import Function
 from jaxtribute._src.core.execution.nests import ATOMS, map_leaves, reveal
 from jaxtribute._src.core.execution.replica_context import ReplicaContext
-from jaxtribute._src.core.jaxprs.core import is_traced
+from jaxtribute._src.core.jaxprs.core import is_traced, named_axis
 from jaxtribute._src.core.strategies.groups import ProgramLayout
 from jaxtribute._src.core.strategies.older_methods import OlderExtended
 from jaxtribute._src.core.strategies.operations import ExtendedOperations
@@ -26,7 +26,7 @@ from jaxtribute._src.core.types import Nest, Numeric
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica, ReplicaValues
 from jaxtribute._src.core.values.enums import VariableSynchronization
 from jaxtribute._src.core.values.layouts import LayoutMap
-from jaxtribute._src.core.values.mesh import Layout, ReplicaMesh, unbound
+from jaxtribute._src.core.values.mesh import AXIS, Layout, ReplicaMesh, unbound
 from jaxtribute._src.core.values.policies.base import Policy
 from jaxtribute._src.core.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.core.values.policies.on_read import OnReadPolicy
@@ -237,7 +237,10 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
         args, kwargs = map_leaves(_only, (tuple(args), kwargs))
         context = ReplicaContext(self.strategy, self._only_id())
         with contexts.entered(contexts.Context(self.strategy, context, executor)):
-            if executor.traced or isinstance(fn, Function):
+            if executor.traced:
+                with named_axis(AXIS, 1):  # the program that is captured gives it this length
+                    return fn(*args, **kwargs)
+            if isinstance(fn, Function):
                 return fn(*args, **kwargs)
             if self.home is None:
                 return stepping(lambda _: fn(*args, **kwargs))

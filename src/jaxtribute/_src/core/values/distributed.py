@@ -275,8 +275,7 @@ class PerReplica(ReplicaValues, Generic[T]):
 
     def _repeated(self, other: Numeric) -> Any:
         """`other`, which broadcasts to the shape of each component, as broadcasts to the global array."""
-        # Axis 0 holds the replicas' rows behind each other. What has fewer axes broadcasts behind it and is right as it
-        # is.
+        # Axis 0 holds the replicas' rows, replica by replica. What has fewer axes broadcasts along the rest, as it is.
         if np.ndim(other) < self.component_ndim or not self.component_ndim:
             return other
         rows = self.data.shape[0] // self.mesh.size
@@ -414,7 +413,7 @@ def idle_replicas(values: Iterable[Any]) -> tuple[int, ...]:
 
 
 def _padded(part: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """`part` with zeros behind it, on its device."""
+    """`part` with zeros after it, on its device."""
     if part.shape == shape:
         return part
     widths = [(0, size - have) for size, have in zip(shape, part.shape, strict=True)]
@@ -435,7 +434,7 @@ def _corner(shape: tuple[int, ...]) -> tuple[slice, ...]:
 
 
 def without_padding(part: Numeric, shape: tuple[int, ...]) -> Any:
-    """The component of shape `shape`, whose padding lies behind it on each axis."""
+    """The component of shape `shape`, which is padded at the end of each axis."""
     return part if part.shape == shape else part[_corner(shape)]
 
 

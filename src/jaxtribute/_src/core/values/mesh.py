@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding, use_abstract_mesh
 
+from jaxtribute._src.core.devices import is_described
 from jaxtribute._src.core.jaxprs.core import ArrayImpl, Tracer
 from jaxtribute._src.core.types import Device, Function, Nest, Numeric
 from jaxtribute._src.core.values.agreement import first_workers
 from jaxtribute._src.core.values.described import DescribedArray
-from jaxtribute._src.core.values.placing import is_described, own, put
+from jaxtribute._src.core.values.placing import own, put
 from jaxtribute.errors import ArgumentError, DeviceError, VariableError
 
 AXIS = "replica"
@@ -139,7 +140,7 @@ class ReplicaMesh:
     """The devices of each replica, in replica order, and the placements that a value can have over them.
 
     Args:
-      devices: the devices, those of a replica behind each other, over all workers.
+      devices: the devices, those of a replica side by side, over all workers.
       peers: the other workers, if there are any.
       group: the axes within a replica that has several devices, with their lengths: `{"model": 2}`.
 
@@ -218,7 +219,7 @@ class ReplicaMesh:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The JAX mesh: an axis named `AXIS` of length `size`, and the axes of `group` behind it."""
+        """The JAX mesh: an axis named `AXIS` of length `size`, and the axes of `group` after it."""
         devices = np.array(self.devices, dtype=object).reshape(self.size, *self.group.values())
         return Mesh(devices, (AXIS, *self.group))
 
@@ -435,11 +436,11 @@ class ReplicaMesh:
         if layout[:1] == (AXIS,):
             shape, within = (array.shape[0] // self.size, *array.shape[1:]), (None, *layout[1:])
         pieces: dict[Device, Any] = {shard.device: shard.data for shard in array.addressable_shards}
-        found: list[jax.Array] = []
+        parts: list[jax.Array] = []
         for index, replica in enumerate(self.local_ids):
             own_pieces = list(map(pieces.__getitem__, self._own_devices(replica)))
-            found.append(jax.make_array_from_single_device_arrays(shape, self.local_layout(index, within), own_pieces))
-        return found
+            parts.append(jax.make_array_from_single_device_arrays(shape, self.local_layout(index, within), own_pieces))
+        return parts
 
     def entering(self, name: str, collectives: Callable[[], Sequence[str]]) -> None:
         """Tells the other workers' watchers what this one is about to run on all replicas, if there are any."""

@@ -342,7 +342,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
                 f"{self.name} is copied in a function that is compiled, differentiated or run on replicas. "
                 "HINT: copy variables outside."
             )
-        # Past `_Creation`, by which the context in force would make it, and place it anew.
+        # Past `_Creation`, by which the context in force would make it, and place it again.
         made = object.__new__(type(self))
         vars(made).update(vars(self))
         made.bind(context.executor.get(self).copy())

@@ -79,7 +79,7 @@ class Sources:
         output_signature: Nest = None,
         name: str | None = None,
     ) -> Dataset:
-        """Makes a dataset of what a generator gives; each pass calls it anew.
+        """Makes a dataset of what a generator gives; each pass calls it again.
 
         Args:
           generator: a function that returns an iterable of elements.

@@ -163,7 +163,7 @@ def find_resource(key: int, blob: bytes) -> Any:
 
 
 class Watch:
-    """Tells that an object that was sent has changed: workers are to get it anew."""
+    """Tells that an object that was sent has changed: workers are to get it again."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number

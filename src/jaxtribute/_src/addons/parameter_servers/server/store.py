@@ -23,7 +23,7 @@ _OPTIMIZER = ("params", "places", "slots", "leaves", "owners")
 
 @dataclass(slots=True)
 class Entry:
-    """One shard: its value, which `value` replaced anew is never written in place unless `by_rows`."""
+    """One shard. A write replaces its `value` by a new array; only with `by_rows` is the array itself changed."""
 
     value: Any
     version: int = 1
@@ -98,7 +98,7 @@ class Store:
         """Makes shards with the given values; those that exist already get them."""
         for key, value in zip(header["keys"], arrays, strict=True):
             if key in self.entries:
-                # A request that is repeated after a server came back must not fail, nor begin the versions anew.
+                # A request that is repeated after a server came back must not fail, nor begin the versions again.
                 self.entries[key].replace(np.array(value))
             else:
                 self.entries[key] = Entry(np.array(value))

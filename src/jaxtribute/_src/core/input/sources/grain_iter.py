@@ -34,12 +34,12 @@ class IterSource(Source):
 
     def static_rows(self) -> bool:
         """True if the pipeline drops its remainder."""
-        found = grain_tree.stacking(self._dataset)
-        return found is not None and found.drops_remainder
+        stacking = grain_tree.stacking(self._dataset)
+        return stacking is not None and stacking.drops_remainder
 
     def batch_size(self) -> int | None:
-        found = grain_tree.stacking(self._dataset)
-        return None if found is None else found.size
+        stacking = grain_tree.stacking(self._dataset)
+        return None if stacking is None else stacking.size
 
     def files(self) -> tuple[str, ...]:
         return grain_files.files(self._dataset)

@@ -219,7 +219,7 @@ class Policy(ABC):
         return False
 
     def components(self, array: Numeric, variable: Variable) -> tuple[Any, bool]:
-        """The components, behind each other along axis 0, in the stored array; and whether each is a scalar."""
+        """The components, one after another along axis 0, in the stored array; and whether each is a scalar."""
         return array, not variable.shape
 
     def touched(self, rows: Any, variable: Variable, reduction: Rows) -> tuple[Any, Any]:

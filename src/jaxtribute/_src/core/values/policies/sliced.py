@@ -100,7 +100,7 @@ class SlicedPolicy(PiecesPolicy):
 
     @property
     def by_component(self) -> bool:
-        """True if the pieces lie behind each other along axis 0."""
+        """True if the pieces follow each other along axis 0."""
         return not self.cut.axis
 
     def components(self, array: Numeric, variable: Variable) -> tuple[Any, bool]:
