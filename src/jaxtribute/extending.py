@@ -52,6 +52,7 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.environment import parse_json as parse_json
     from jaxtribute._src.core.environment import shown as shown
     from jaxtribute._src.core.environment import whole_number as whole_number
+    from jaxtribute._src.core.execution.budgets import within_budget as within_budget
     from jaxtribute._src.core.execution.capture import Capture as Capture
     from jaxtribute._src.core.execution.capture import varying_outputs as varying_outputs
     from jaxtribute._src.core.execution.eager import Eager as Eager

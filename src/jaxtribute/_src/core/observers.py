@@ -201,7 +201,7 @@ STEP, TRACE, DISPATCH = Kind("step"), Kind("trace"), Kind("dispatch")
 RUN, REDUCE, INPUT = Kind("run"), Kind("reduce"), Kind("input")
 SAVE, WRITE, FLUSH, RESTORE = Kind("save"), Kind("write"), Kind("flush"), Kind("restore")
 BARRIER, WAIT, METRICS, ATTEMPT, POINT = Kind("barrier"), Kind("wait"), Kind("metrics"), Kind("attempt"), Kind("point")
-TASK, SCHEDULE, CLOSURE = Kind("task"), Kind("schedule"), Kind("closure")
+TASK, SCHEDULE, CLOSURE, BUDGET = Kind("task"), Kind("schedule"), Kind("closure"), Kind("budget")
 
 
 class Kinds:
@@ -211,6 +211,7 @@ class Kinds:
     """
 
     ATTEMPT = ATTEMPT
+    BUDGET = BUDGET
     CLOSURE = CLOSURE
     DISPATCH = DISPATCH
     FLUSH = FLUSH
@@ -230,7 +231,7 @@ class Kinds:
 
 
 _OF_STEPS = (STEP, TRACE, DISPATCH, RUN, REDUCE, INPUT)
-_OF_JOBS = (SAVE, WRITE, FLUSH, RESTORE, BARRIER, WAIT, METRICS, ATTEMPT, POINT, TASK, SCHEDULE, CLOSURE)
+_OF_JOBS = (SAVE, WRITE, FLUSH, RESTORE, BARRIER, WAIT, METRICS, ATTEMPT, POINT, TASK, SCHEDULE, CLOSURE, BUDGET)
 KINDS = {kind.name: kind for kind in (*_OF_STEPS, *_OF_JOBS)}
 
 _changes = threading.Lock()
@@ -251,7 +252,7 @@ def observe(observer: Observer, *kinds: str) -> Generator[None]:
         `jd.summary.Writer` go to its trackers. `attempt`: the launcher runs the job, from one start to its end.
         `point`: a call of `jd.testing.point`. `task`: this process is the coordinator of parameter servers, or one of
         the tasks `ps 0`, `worker 0`, and so on, until it ends. `schedule`: a coordinator takes a function. `closure`:
-        such a worker runs it.
+        such a worker runs it. `budget`: what a loss keeps for its gradient is chosen, for a budget of memory.
 
     Raises:
       ArgumentError: there is no such kind.

@@ -52,6 +52,7 @@ class StepCost:
       half: whether the matrix products are of 16-bit numbers.
       exact: whether `fixed` and `each` were told apart; else everything is taken to grow with the examples.
       layout: the table of an automatic layout of the variables; empty if there is none.
+      budget: what was chosen for budgets of memory; empty if there are none.
       slots: bytes of the optimizer's slots that `MirroredStrategy` shares out among many replicas.
       sharded: bytes of the variables and slots that lie in slices over all replicas, of which each has its share.
     """
@@ -69,6 +70,7 @@ class StepCost:
     layout: str = ""
     slots: int = 0
     sharded: int = 0
+    budget: str = ""
 
     def memory_on(self, replicas: int, rows: float) -> float:
         """Bytes on each of so many devices, among which slices, and from four on large slots, are shared out."""

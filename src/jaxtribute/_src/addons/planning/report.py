@@ -29,6 +29,7 @@ def cost_text(cost: StepCost) -> str:
     )
     if not cost.exact:
         text += "\nIt was seen at this batch size only, so all of it is taken to grow with the examples."
+    text += f"\n{cost.budget}" if cost.budget else ""
     return text + layout_text(cost.layout)
 
 
@@ -115,7 +116,8 @@ def check_fits(one: Prediction, cluster: Cluster) -> None:
         return
     raise ArgumentError(
         f"a step of {one.batch:,} examples on {one.devices:,} devices needs {bytes_text(one.memory)} on each, and a "
-        f"{cluster.device.name} has {bytes_text(cluster.device.memory)}. HINT: use a smaller batch, more devices, "
+        f"{cluster.device.name} has {bytes_text(cluster.device.memory)}. HINT: bound what the backward pass "
+        'keeps: jd.config.set_memory_budget("auto"); use a smaller batch, more devices, '
         "16-bit numbers, or a strategy that splits variables or optimizer state."
     )
 
