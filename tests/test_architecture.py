@@ -32,6 +32,7 @@ FLOORS = [
     {"tools"},
     {"bench", "doctor", "layouts", "live", "profiling", "verify", "visualize"},
     {"planning"},
+    {"memory"},
     {"compiling"},
     {"cli"},
 ]
