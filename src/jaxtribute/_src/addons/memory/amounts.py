@@ -21,7 +21,7 @@ _UNITS = {"b": 1.0} | {
     for kind, base in (("b", 1000), ("ib", 1024))
 }
 _SHARE = 0.92
-"""What a device's memory holds besides: the program, and gaps between arrays."""
+"""The part of a device's memory for arrays; the program and gaps between arrays take the rest."""
 _COPIES = 4
 """Arrays of a variable's size where the slots are not known: the value, the gradient and two slots."""
 _NAMES = {

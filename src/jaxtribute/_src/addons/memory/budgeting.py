@@ -20,7 +20,7 @@ from jaxtribute.typing import Function, Nest
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was chosen for a loss, in bytes on each replica.
+    """The choice for a loss, in bytes on each replica.
 
     Attributes:
       asked: the budget as it was asked for.

@@ -26,7 +26,7 @@ _WHOLE = "jd_whole"
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the backward pass of an operation uses.
+    """The values that the backward pass of an operation uses.
 
     Attributes:
       values: the numbers of values of the chain.
@@ -173,7 +173,7 @@ class Chain:
             active[consts : consts + carries] = carried
 
     def _needs(self, operation: Operation) -> tuple[Needs, Needs]:
-        """What JAX keeps; and that in which what is cheap to make of operands and results is replaced by these."""
+        """The values that JAX keeps; and these without what is cheap to make of operands and results, which stand for it."""
         eqn, reads = operation.eqn, operation.reads
         active = tuple(self.active(reads))
         key = _key(eqn, active)

@@ -68,7 +68,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """What one way of running a piece costs."""
+    """The costs of one way of running a piece."""
 
     piece: Piece
     needs: frozenset[int]
@@ -217,7 +217,7 @@ class Search:
                     yield (first, last), option
 
     def _recompute(self, start: int, stop: int) -> _Option | None:
-        """What a piece costs that is computed again; None if its backward pass needs nothing."""
+        """The cost of a piece that is computed again; None if its backward pass needs nothing."""
         operations = self.chain.operations[start:stop]
         wanted: set[int] = set()
         held: set[int] = set()

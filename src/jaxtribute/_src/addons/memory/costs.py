@@ -1,4 +1,4 @@
-"""How long operations take, in units that only compare: bytes that they touch, and operations in terms of these."""
+"""Times of operations, in units that only compare: bytes that they touch, and operations in terms of these."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def within_budget(loss: Function, memory: Budget = None, *, gathers: bool = Fals
     Args:
       loss: a function of a nest of arrays, by which it is differentiated, that returns a nest of arrays.
       memory: the budget; None for the default, without which the loss stays as it is.
-      gathers: True if variables that were gathered from their slices are gathered anew by the backward pass.
+      gathers: True if variables that were gathered from their slices are gathered again by the backward pass.
     """
     asked = asked_for(memory)
     return loss if asked is None else points.BUDGETS.last().within(loss, asked, gathers=gathers)

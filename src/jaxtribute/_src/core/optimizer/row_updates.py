@@ -71,7 +71,7 @@ class RowUpdates:
         Args:
           update: the update of gradients, slots and parameters.
           grads: the gradients, `IndexedSlices` for tables.
-          op: how they are reduced; None where there is one replica.
+          op: how they are reduced; None for one replica.
           held: the arrays of the variables and their slots as they are stored.
           sliced: the variables that are updated in slices.
           context: the context of the code.
