@@ -173,7 +173,7 @@ class Chain:
             active[consts : consts + carries] = carried
 
     def _needs(self, operation: Operation) -> tuple[Needs, Needs]:
-        """The values that JAX keeps; and these without what is cheap to make of operands and results, which stand for it."""
+        """The values that JAX keeps; and a choice with operands and results for what is cheap to make of them."""
         eqn, reads = operation.eqn, operation.reads
         active = tuple(self.active(reads))
         key = _key(eqn, active)
