@@ -41,7 +41,7 @@ def test_what_does_not_fit_is_marked_and_refused() -> None:
     one = predict(EXCHANGING, here, batch=91)
     assert "does not fit" in shown(report.table(here, [one]))
     with pytest.raises(
-        ArgumentError, match=r"needs 1.0 KB on each, and a device has 1.0 KB. HINT: use a smaller batch"
+        ArgumentError, match=r"needs 1.0 KB on each, and a device has 1.0 KB. HINT: bound what the backward pass"
     ):
         report.check_fits(one, here)
     report.check_fits(predict(EXCHANGING, here, batch=9), here)

@@ -104,4 +104,4 @@ OLDER_METHODS: Point[tuple[type, type]] = Point("to run methods of `Strategy` th
 LAYOUTS: Point[Callable[[], ProgramLayout]] = Point("to choose a layout of variables")
 """Makers of the layout that `layout="auto"` asks for."""
 BUDGETS: Point[Budgeting] = Point("to keep a backward pass within a budget of memory")
-"""Who chooses what a backward pass keeps, for `jd.value_and_grad(..., memory=...)`."""
+"""The choice of what a backward pass keeps, for `jd.value_and_grad(..., memory=...)`."""

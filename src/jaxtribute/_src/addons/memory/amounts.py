@@ -21,7 +21,7 @@ _UNITS = {"b": 1.0} | {
     for kind, base in (("b", 1000), ("ib", 1024))
 }
 _SHARE = 0.92
-"""The part of a device's memory that arrays may take: the program, and gaps between arrays, take the rest."""
+"""The part of a device's memory for arrays; the program and gaps between arrays take the rest."""
 _COPIES = 4
 """Arrays of a variable's size where the slots are not known: the value, the gradient and two slots."""
 _NAMES = {
@@ -86,7 +86,7 @@ def _stats(device: Any) -> dict[str, int]:
 
 
 def _described(device: Any) -> float:
-    """The memory of a device by its name; 0 if it is not known."""
+    """The memory of a device by its name; 0 where it is not known."""
     kind = str(getattr(device, "device_kind", "")).lower()
     for part, name in (_NAMES if "tpu" in kind else {name: name for name in DEVICES}).items():
         if part in kind:

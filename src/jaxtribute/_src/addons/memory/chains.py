@@ -45,7 +45,7 @@ class Operation:
       eqn: the operation of the traced program.
       reads: the numbers of its operands.
       writes: the numbers of its results.
-      seconds: its time, in units that only compare.
+      seconds: how long it takes, in units that only compare.
       once: True if it must not run again.
       kept: what JAX keeps for it.
       held: what is in memory for it once the compiler has put cheap operations into their users.
@@ -71,7 +71,7 @@ class Chain:
     Args:
       program: the program, closed or not.
       active: for each of its inputs whether it is differentiated by.
-      gathers: True if gathered variables are gathered again, so that they take no memory until then.
+      gathers: True if gathered variables are gathered anew, so that they take no memory until then.
     """
 
     def __init__(self, program: Any, active: Sequence[bool], *, gathers: bool) -> None:
@@ -99,7 +99,7 @@ class Chain:
 
     @property
     def free(self) -> frozenset[int]:
-        """Values that take no memory of the backward pass: they are there anyway, or are gathered again."""
+        """Values that take no memory of the backward pass: they are there anyway, or are gathered anew."""
         gathered = (op for op in self.operations if self._gathers and op.eqn.primitive.name == _WHOLE)
         return self.given | {one for op in gathered for one in op.writes}
 
@@ -173,7 +173,7 @@ class Chain:
             active[consts : consts + carries] = carried
 
     def _needs(self, operation: Operation) -> tuple[Needs, Needs]:
-        """The values that JAX keeps; and those, if what is cheap to make of operands and results counts as these."""
+        """The values that JAX keeps; and a choice with operands and results for what is cheap to make of them."""
         eqn, reads = operation.eqn, operation.reads
         active = tuple(self.active(reads))
         key = _key(eqn, active)

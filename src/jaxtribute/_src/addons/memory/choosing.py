@@ -68,7 +68,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A way of running a piece, and its cost."""
+    """The costs of one way of running a piece."""
 
     piece: Piece
     needs: frozenset[int]

@@ -123,5 +123,5 @@ class Exchange:
 
 
 def _swapped(value: jax.Array) -> jax.Array:
-    """What each replica has for this one, of what each has for every other along axis 0."""
+    """Gives this replica what each has for it, of what each has for every other along axis 0."""
     return lax.all_to_all(value, jd.REPLICA_AXIS, 0, 0, tiled=True)

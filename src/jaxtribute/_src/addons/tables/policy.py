@@ -13,7 +13,7 @@ import jaxtribute as jd
 from jaxtribute._src.addons.tables.exchange import Exchange, summed
 from jaxtribute._src.addons.tables.rows import Places
 from jaxtribute.errors import VariableError
-from jaxtribute.extending import Policy, ReplicaMesh, Update, own
+from jaxtribute.extending import Policy, ReplicaMesh, own
 
 if TYPE_CHECKING:
     from jaxtribute import IndexedSlices, Variable
@@ -103,10 +103,6 @@ class TablePolicy(Policy):
             f"{variable.name} is a table, which a replica function cannot assign. HINT: update it by jd.Optimizer, or "
             "assign it outside of strategy.run."
         )
-
-    def written_by_all(self, value: Any, update: Update, variable: Variable, shape: tuple[int, ...]) -> Any:
-        """The whole table."""
-        return super().written_by_all(value, update, variable, shape)
 
     def touched(self, rows: IndexedSlices, variable: Variable, reduction: Any) -> tuple[Any, Any]:
         """The places in this replica's part, and the sums of all replicas' gradients there."""

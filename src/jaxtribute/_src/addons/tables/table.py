@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,6 @@ class ShardedTable(Variable):
     Examples:
       >>> with jd.MirroredStrategy(2).scope():
       ...     table = jd.nn.ShardedTable(1000, 4, lambda ids: jnp.ones((len(ids), 4)))
-      >>> rows = jd.get_strategy().run(lambda: 0)
       >>> table.shape
       (1000, 4)
 
@@ -162,24 +161,15 @@ class ShardedTable(Variable):
 
     def _looked_up(self, ids: jax.Array, left_out: Any) -> jax.Array:
         """Rows, of which those that are left out are zeros, and those that are none of the table's NaN."""
-        places = self.policy.places
-        where = places.of_ids(ids)
-        missing = where == np.int32(places.stored)
-        if left_out is not None:
-            where = jnp.where(left_out, np.int32(places.stored), where)
-        found = unique(where, places.stored)
+        wanted = _wanted(self.policy.places, ids, left_out)
         executor = self._context().executor
-        distinct = places.ids_at(found.places)
 
         def read(executor: Any) -> jax.Array:
-            return self._fetched(executor, found.places)
+            return self._fetched(executor, wanted.places)
 
         overlaid = isinstance(executor, Overlay)
-        rows = overlaid_rows(executor, self, distinct, read) if overlaid else read(executor)
-        rows = rows[found.inverse]
-        if left_out is not None:
-            rows = jnp.where(left_out[:, None], jnp.zeros_like(rows), rows)
-        return jnp.where(missing[:, None], jnp.full_like(rows, jnp.nan), rows)
+        rows = overlaid_rows(executor, self, wanted.ids, read) if overlaid else read(executor)
+        return _dealt_out(rows, wanted, left_out)
 
     def _fetched(self, executor: Any, places: jax.Array) -> jax.Array:
         """The rows at distinct places, as an executor sees them."""
@@ -213,6 +203,41 @@ class ShardedTable(Variable):
             return jd.PerReplica(rows, mesh)
 
         return executor.merge(fetch, (padded,), {})[:count]
+
+
+class _Wanted(NamedTuple):
+    """The rows of a lookup.
+
+    Attributes:
+      ids: the distinct ids.
+      places: their places.
+      inverse: for each id that was given the index of its row among them.
+      missing: True for each id that names no row.
+    """
+
+    ids: jax.Array
+    places: jax.Array
+    inverse: jax.Array
+    missing: jax.Array
+
+
+@partial(jax.jit, static_argnums=0)
+def _wanted(places: Places, ids: jax.Array, left_out: jax.Array | None) -> _Wanted:
+    where = places.of_ids(ids)
+    missing = where == np.int32(places.stored)
+    if left_out is not None:
+        where = jnp.where(left_out, np.int32(places.stored), where)
+    found = unique(where, places.stored)
+    return _Wanted(places.ids_at(found.places), found.places, found.inverse, missing)
+
+
+@jax.jit
+def _dealt_out(rows: jax.Array, wanted: _Wanted, left_out: jax.Array | None) -> jax.Array:
+    """The row of each id; zeros for those that are left out, NaN for those that name none."""
+    rows = rows[wanted.inverse]
+    if left_out is not None:
+        rows = jnp.where(left_out[:, None], jnp.zeros_like(rows), rows)
+    return jnp.where(wanted.missing[:, None], jnp.full_like(rows, jnp.nan), rows)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -72,7 +72,8 @@ class VariableLeaf:
     def placement(self, saved: Spec) -> tuple[tuple[int, ...], Sharding] | None:
         """That of the array, if what is saved is in the same form."""
         stored, form = self._variable.stored, self._variable.policy.form
-        rows = {ROWS: stored.shape[0], STRIPED: self._variable.policy.stripes}
+        # A scalar has no rows.
+        rows = {ROWS: stored.shape[:1] and stored.shape[0], STRIPED: self._variable.policy.stripes}
         same = saved.form == form and saved.rows == rows.get(form, saved.rows)
         return (stored.shape, stored.sharding) if same and stored.committed else None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, JaxprEqn, as_function, opened
+from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, JaxprEqn, as_function, aval, opened
 from jaxtribute._src.core.jaxprs.kinds import names_axis
 from jaxtribute._src.core.jaxprs.walking import operations_in
 
@@ -25,7 +25,7 @@ def with_axis_of_one(program: ClosedJaxpr, name: str) -> ClosedJaxpr:
     if not collectives:
         return program
     function = as_function(program)
-    types = [var.aval for var in opened(program).invars]
+    types = map(aval, opened(program).invars)
     avals = [jax.ShapeDtypeStruct(one.shape, one.dtype, weak_type=one.weak_type) for one in types]
     # What does not depend on the replica stays as it is under this `vmap`, such as the branches of a condition. But JAX
     # gets the shape of an `all_to_all` of such a value wrong.

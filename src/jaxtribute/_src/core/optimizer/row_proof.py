@@ -39,7 +39,7 @@ _SIZES = (1009, 2003)
 
 
 class _Kind(IntEnum):
-    """What is known of a value's rows."""
+    """Knowledge of a value's rows."""
 
     NULL = -1
     """It is zero."""

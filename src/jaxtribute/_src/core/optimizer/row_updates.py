@@ -71,7 +71,7 @@ class RowUpdates:
         Args:
           update: the update of gradients, slots and parameters.
           grads: the gradients, `IndexedSlices` for tables.
-          op: how they are reduced; None where there is one replica.
+          op: how they are reduced; None for one replica.
           held: the arrays of the variables and their slots as they are stored.
           sliced: the variables that are updated in slices.
           context: the context of the code.
@@ -121,7 +121,7 @@ class RowUpdates:
         sliced: Mapping[int, Cut],
         context: Context,
     ) -> list[Any]:
-        """What `update` makes of one replica's rows and of all other variables."""
+        """The results of `update` for one replica's rows and all other variables."""
         count, executor = len(self._variables), context.executor
         replicas = context.strategy.extended.mesh.size
         pieces: list[Any] = []
