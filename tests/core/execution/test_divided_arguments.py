@@ -79,3 +79,11 @@ def test_a_later_call_is_asked_too(calls: int, writes: bool) -> None:
         step(1.0, laid_out("data"))
     assert [float(each) for each in strategy.experimental_local_results(step(1.0, laid_out()))] == [29, 29]
     assert float(total) == (28 * (calls + 1) if writes else 0)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_the_library_has_divided_is_whole(compiled: bool) -> None:
+    """XLA lays some results in slices of its own accord, such as a gradient around `strategy.run`."""
+    strategy = jd.FullyShardedStrategy(["CPU:0", "CPU:1"])
+    result = jax.device_put(X, strategy.extended.mesh.split)
+    assert totals(strategy, compiled, result) == [28, 28]

@@ -122,6 +122,7 @@ class Optimizer:
         self._slots: Slots
         self._sliced: dict[int, Cut]
         self._accumulation: Accumulation | None = None
+        self._rows: RowUpdates | None = None
         cycle, op = _checked_cycle(accumulate_steps, accumulate_op)
         self.remote: Any = self._strategy.extended.remote_optimizer(transform, self.nest)
         """The updater of variables of other processes; None if this object updates the variables."""
@@ -145,7 +146,6 @@ class Optimizer:
         self._sliced_grads = {k: self._sliced[i] for k, i in of_grads if i in self._sliced}
         self._update = _whole_update(transform, self._slots, self._parameters, gradients)
         tables = [variable for variable in self._variables if variable.policy.by_rows]
-        self._rows: RowUpdates | None = None
         if tables:
             _check_tables(tables, accumulate_steps=cycle if cycle > 1 else None, wrt=wrt)
             self._rows = RowUpdates(self, self._update, self._parameters, self._slots)

@@ -196,10 +196,12 @@ class ReplicaMesh:
     def check_whole(self, shape: tuple[int, ...], where: Sharding) -> None:
         """Refuses an array that is not whole on each replica, as another library has divided it.
 
+        What is computed of variables in slices lies in parts too, on this mesh; its user knows it as a whole array.
+
         Raises:
           ArgumentError: it lies in parts; nothing says what each replica is to get.
         """
-        if where.is_fully_replicated:
+        if where.is_fully_replicated or (isinstance(where, NamedSharding) and where.mesh == self.mesh):
             return
         parts = where.devices_indices_map(shape)
         by_replica = {str([parts.get(device) for device in self.devices_of(each)]) for each in range(self.size)}

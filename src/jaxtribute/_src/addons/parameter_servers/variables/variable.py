@@ -16,7 +16,7 @@ from jaxtribute._src.addons.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.addons.parameter_servers.variables.indexing import wanted_rows, with_arrays
 from jaxtribute._src.addons.parameter_servers.variables.operations import Operation, changed_in, read_rows
 from jaxtribute._src.addons.parameter_servers.variables.program import ServerProgram
-from jaxtribute.errors import VariableError
+from jaxtribute.errors import ArgumentError, VariableError
 from jaxtribute.extending import (
     Context,
     Lease,
@@ -292,8 +292,10 @@ class ServerVariable(Variable):
             self.policy.access.change(how.value, self, [ids, rows])
         return self
 
-    def sparse_read(self, indices: ArrayLike) -> Any:
+    def sparse_read(self, indices: ArrayLike, *, mask: ArrayLike | None = None) -> Any:
         """Returns the rows at `indices`; only they are fetched. Source: `tf.Variable.sparse_read`."""
+        if mask is not None:
+            raise ArgumentError(f"{self.name} was given a mask. HINT: it is for tables; use jnp.where.")
         executor = Context.current().executor
         if isinstance(executor, Overlay):
             return overlaid_rows(executor, self, indices, lambda below: self._rows_in(below, indices))
