@@ -13,7 +13,9 @@ from jaxtribute import Variable
 def means() -> Iterator[tuple[Variable, Variable]]:
     """Gives the total and the count of each metric whose result is their quotient."""
     mean: Any = getattr(getattr(sys.modules.get("keras"), "metrics", None), "Mean", None)
-    for one in gc.get_objects() if mean is not None else ():
+    if mean is None:
+        return
+    for one in gc.get_objects():
         kind = type(one)
         if issubclass(kind, mean) and kind.result is mean.result and {"total", "count"} <= vars(one).keys():
             total, count = (getattr(variable, "stored", None) for variable in (one.total, one.count))

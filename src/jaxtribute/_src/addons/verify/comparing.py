@@ -99,7 +99,7 @@ def differences(
 
 
 def _counted_alike(changes: Mapping[Variable, tuple[Any, Any, Any]], replicas: int) -> set[Variable]:
-    """The sums and counts of Keras's means to which each replica adds one number: both grow alike, the mean is right."""
+    """The sums and counts of Keras's means to which each replica adds a number: both grow alike, the mean is right."""
     grown = {
         variable
         for variable, (one, other, old) in changes.items()
