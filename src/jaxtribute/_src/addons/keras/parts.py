@@ -47,6 +47,7 @@ class Parts:
       sums_loss: True if the loss is a sum over the examples.
       added_sums: the numbers of the additional losses that are.
       picked: the highest number by which a row of the batch is taken.
+      meetings: what takes rows by their places, or together with others, in words; empty if nothing does.
     """
 
     shared: Mapping[int, int] = field(default_factory=dict[int, int])
@@ -54,6 +55,7 @@ class Parts:
     sums_loss: bool = False
     added_sums: frozenset[int] = frozenset()
     picked: int = 0
+    meetings: str = ""
 
     def check(self, model: KerasModel, share: Share) -> None:
         """Checks that a replica has the rows that the step takes by their numbers.
@@ -91,6 +93,8 @@ class PartsOfSteps:
         self._model, self._variables, self._ends, self._weighs_later = model, variables, ends, weighs_later
         self._plain = internals.is_plain(model)
         self._known: dict[Any, Parts] = {}
+        self._enough: set[Hashable] = set()
+        """Forms of batches, with numbers of rows, of which the step takes rows by their places."""
 
     def tell(self, share: Share, batch: Nest) -> None:
         """Tells a replica what its step makes of its batch."""
@@ -102,8 +106,35 @@ class PartsOfSteps:
         if parts is None:
             parts = self._known[key] = self._found(share, batch)
         parts.check(self._model, share)
+        if parts.meetings and (key, share.rows) not in self._enough:
+            self._check_enough(share, batch, parts)
+            self._enough.add((key, share.rows))
         share.shared, share.summed = parts.shared, parts.summed
         share.sums_loss, share.added_sums = parts.sums_loss, parts.added_sums
+
+    def _check_enough(self, share: Share, batch: Nest, parts: Parts) -> None:
+        """Checks that a replica has as many rows as a step needs that takes some by their places, such as halves.
+
+        Raises:
+          InputError: it has fewer, where one device has enough.
+        """
+        why = self._lacking(share, batch, max(share.rows, 1), parts)
+        if not why or self._lacking(share, batch, share.total, parts):
+            return
+        raise InputError(
+            f"a step of {self._model.name!r} uses {parts.meetings}, and of {share.total} rows this replica has "
+            f"{share.rows}, with which it cannot compute: {why}. HINT: let the step treat all rows alike, or give a "
+            "tuple of arrays, such as (anchors, positives), whose first axes are batches; get_replica_context()."
+            "all_gather(x, axis=0) has the rows of all replicas."
+        )
+
+    def _lacking(self, share: Share, batch: Nest, rows: int, parts: Parts) -> str:
+        """Says why the step cannot compute with so many rows; empty if it can."""
+        try:
+            program = self._traced(share, batch, rows, parts.added_sums).program
+        except Exception as error:  # noqa: BLE001 (user code may fail on other numbers of rows in any way)
+            return f"{type(error).__name__}: {str(error)[:200]}"
+        return f"with {rows} it takes none" if _has_empty(program) else ""
 
     def _found(self, share: Share, batch: Nest) -> Parts:
         try:
@@ -122,7 +153,7 @@ class PartsOfSteps:
             )
             return Parts()
         Parts(picked=rows.picked).check(self._model, share)
-        self._tell_meetings(rows)
+        told = self._tell_meetings(rows)
         loss = _degree(outputs.get(_WHOLE, Rows.Part(Rows.Kind.ALIKE)))
         if loss not in (0, 1) and not rows.meetings:
             _say(
@@ -133,7 +164,7 @@ class PartsOfSteps:
             )
         logs = (name for name, part in outputs.items() if isinstance(name, str) and _degree(part) == 1)
         summed = frozenset([*logs, *_summed_updates(outputs)])
-        return Parts(self._shared(outputs), summed, loss == 1, added, rows.picked)
+        return Parts(self._shared(outputs), summed, loss == 1, added, rows.picked, told)
 
     def _analysed(self, share: Share, batch: Nest, added: frozenset[int]) -> tuple[Rows, dict[Any, Rows.Part]]:
         """The analysis of the step, and the parts of what it computes by their names."""
@@ -147,15 +178,15 @@ class PartsOfSteps:
             given = [part for part, use in zip(given, used, strict=True) if use]
         return rows, dict(zip(one.names, rows.outputs(first, second, given), strict=True))
 
-    def _tell_meetings(self, rows: Rows) -> None:
-        """Says in which lines of the user's rows meet other rows, or are chosen by their places."""
+    def _tell_meetings(self, rows: Rows) -> str:
+        """Says, and returns, in which lines of the user's rows meet other rows, or are chosen by their places."""
         told: dict[str, str] = {}
         for what, eqn in rows.meetings:
             line = internals.line_of_user(eqn)
             if line is not None:
                 told.setdefault(line, what)
         if not told:
-            return
+            return ""
         listed = ", ".join(f"{what} ({line})" for line, what in list(told.items())[:_TOLD])
         _say(
             f"the step of {self._model.name!r} uses {listed}: each replica does so with its own rows, where one device "
@@ -164,6 +195,7 @@ class PartsOfSteps:
             "sums. If the first axis is no batch, as in x[0] for anchors and x[1] for positives, give a tuple of "
             "arrays, whose first axes are batches."
         )
+        return listed
 
     def _traced(self, share: Share, batch: Nest, rows: int, added: frozenset[int]) -> _Traced:
         strategy = share.context.strategy
@@ -241,6 +273,15 @@ class _Loss:
 
 
 _WHOLE = _Loss(-1)
+
+
+def _has_empty(program: Any) -> bool:
+    """True if a program makes a value without elements."""
+    return any(
+        any(0 in getattr(Programs.aval(var), "shape", ()) for var in eqn.outvars)
+        or any(map(_has_empty, Programs.programs_in(eqn)))
+        for eqn in Programs.opened(program).eqns
+    )
 
 
 def _adds(name: Any, part: Rows.Part) -> bool:
