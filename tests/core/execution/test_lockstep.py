@@ -194,3 +194,14 @@ def test_split_and_regroup_are_inverse() -> None:
     assert again["b"][1].values == ("x", "y")
     assert regroup([1, 1], mesh) == 1
     assert regroup([1, 1], mesh, always=True).values == (1, 1)
+
+
+def test_a_variable_begins_with_what_replica_0_has() -> None:
+    strategy = mirrored(2)
+    own = variable(strategy, 0.0, synchronization="on_read", aggregation="sum", trainable=False)
+
+    def fn() -> Any:
+        own.assign(jnp.asarray(1.0 + int(ident())))
+        return jd.Variable(lambda: own.read_value() * 10, name="v").read_value()
+
+    assert components(strategy.run(fn)) == [10.0, 10.0]
