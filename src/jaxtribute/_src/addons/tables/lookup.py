@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -83,9 +84,10 @@ def _combined(params: Any, ids: Numeric, weights: ArrayLike | None, combiner: Co
             f"weights of shape {each.shape} do not fit ids of shape {ids.shape}. HINT: give a weight for each id."
         ) from None
     each = jnp.where(present, each, jnp.zeros_like(each))
-    total = jnp.einsum("...n,...nd->...d", each, rows.reshape(*ids.shape, -1)).reshape(
-        *ids.shape[:-1], *rows.shape[ids.ndim :]
-    )
+    row = rows.shape[ids.ndim :]
+    # Not -1 for the size of a row: a replica without examples has no ids.
+    flat = rows.reshape(*ids.shape, math.prod(row))
+    total = jnp.einsum("...n,...nd->...d", each, flat).reshape(*ids.shape[:-1], *row)
     if combiner == "sum":
         return total
     by = each.sum(-1) if combiner == "mean" else jnp.square(each).sum(-1)

@@ -17,12 +17,11 @@ import numpy as np
 from jaxtribute import IndexedSlices, PerReplica, ReduceOp, Variable
 from jaxtribute._src.addons.tables.proof import check_row_wise
 from jaxtribute.errors import ArgumentError, ContextError
-from jaxtribute.extending import Cut, Function, Parameters, Slicing, Slots
+from jaxtribute.extending import Context, Cut, Function, Parameters, Slicing, Slots
 from jaxtribute.typing import Nest, Numeric, ReduceOpLike
 
 if TYPE_CHECKING:
     from jaxtribute import Optimizer, ReplicaContext
-    from jaxtribute.extending import Context
 
 Update = Callable[..., list[Any]]
 
@@ -172,7 +171,8 @@ class RowUpdates:
         replica, several = context.replica, context.strategy.num_replicas_in_sync > 1
         padded = [(one.values, one.indices) for one in slices]
         if replica is None and not several:
-            self._compiled(padded, dense, op)
+            with context.executor.compiling():
+                self._compiled(padded, dense, op)
             return
         if replica is None or (several and not context.executor.local):
             raise ContextError(
@@ -184,7 +184,8 @@ class RowUpdates:
 
         def merged(strategy: Any, *args: Nest) -> None:
             del strategy
-            self._compiled(*args, op)
+            with Context.current().executor.compiling():
+                self._compiled(*args, op)
 
         context.executor.merge(merged, (padded, dense), {})
 
@@ -200,7 +201,16 @@ class RowUpdates:
         return padded
 
     def _run(self, slices: Any, dense: Any, op: ReduceOpLike | None) -> None:
-        """Applies gradients of all replicas, in a program."""
+        """Applies gradients of all replicas, in a program.
+
+        Raises:
+          ContextError: the function runs as Python, where this would be called again, and again.
+        """
+        if not Context.current().executor.traced:
+            raise ContextError(
+                f"{self._optimizer!r} has tables, and its update could not be compiled. HINT: compile the step, "
+                "@jd.function."
+            )
         strategy = self._variables[0].distribute_strategy
 
         def apply(slices: Any, dense: Any) -> None:
