@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -83,6 +84,10 @@ class Executor(ABC):
     def placement(self, value: jax.Array) -> Sharding | None:
         """The placement on devices of an array that all replicas are given; None if it is not known."""
         return None if isinstance(value, Tracer) else value.sharding
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """Within it a `jd.function` is compiled, also where that of the user runs as Python."""
+        return nullcontext()
 
     # Variables.
 
