@@ -4,7 +4,7 @@
     LockstepReplica       one replica that runs as Python, and meets the others           lockstep.py
     TracedFunction        a `jd.function` that is being traced                            traced.py
     TracedReplica         one replica of such a function                                  traced.py
-    MergedReplicas        a `merge_call` of such replicas                                 traced.py
+    MergedReplicas        a `merge_call` of such replicas                                 merged.py
     Overlay               any of these, while `jd.grad` differentiates by variables       overlay.py
 
 A context (`context.py`) is a strategy and an executor. What a replica asks of the others (`ReplicaContext`), what a
