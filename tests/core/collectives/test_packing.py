@@ -29,9 +29,9 @@ def nests(draw: st.DrawFn, dtypes: list[str]) -> list[Any]:
 
 
 @settings(max_examples=12)
-@given(arrays=nests(["float32"]), piece=st.sampled_from([8, summation.PIECE_BYTES]))
-def test_unpack_is_the_inverse_of_pack(arrays: list[Any], piece: int) -> None:
-    with mock.patch.object(summation, "PIECE_BYTES", piece):
+@given(arrays=nests(["float32"]), limit=st.sampled_from([8, summation.PIECE_BYTES]))
+def test_unpack_is_the_inverse_of_pack(arrays: list[Any], limit: int) -> None:
+    with mock.patch.object(summation, "PIECE_BYTES", limit):
         buffer = summation.pack(arrays)
     assert buffer.shape == (sum(array.size for array in arrays),)
     np.testing.assert_array_equal(buffer, np.concatenate([np.ravel(array) for array in arrays]))
