@@ -18,5 +18,6 @@ def offer_all() -> None:
         (points.OLDER_METHODS, ("addons.compat.legacy",)),
         (points.LAYOUTS, ("addons.layouts.automatic",)),
         (points.BUDGETS, ("addons.memory.budgeting",)),
+        (points.WIRES, ("addons.wires.summing",)),
     ):
         point.offer(*(f"{_HOME}.{module}" for module in modules))

@@ -15,6 +15,7 @@ from jaxtribute.errors import MissingLibraryError
 if TYPE_CHECKING:
     from jaxtribute._src.core.checkpoint.state import StateAdapter
     from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver
+    from jaxtribute._src.core.collectives.summation import Summation
     from jaxtribute._src.core.drawing import Drawing
     from jaxtribute._src.core.input.sources import Adapter
     from jaxtribute._src.core.libraries import Library
@@ -105,3 +106,5 @@ LAYOUTS: Point[Callable[[], ProgramLayout]] = Point("to choose a layout of varia
 """Makers of the layout that `layout="auto"` asks for."""
 BUDGETS: Point[Budgeting] = Point("to keep a backward pass within a budget of memory")
 """The choice of what a backward pass keeps, for `jd.value_and_grad(..., memory=...)`."""
+WIRES: Point[Callable[[Summation, str], Summation]] = Point("to sum arrays that travel in a smaller type")
+"""Makers of sums of which large float32 arrays travel in the type that the hints name, and the rest by another sum."""

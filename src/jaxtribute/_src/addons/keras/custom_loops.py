@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtribute import ReduceOp, ReplicaContext
 from jaxtribute._src.addons.keras import share
 from jaxtribute._src.addons.keras.internals import KerasOptimizer, KerasVariable, in_stateless_scope
+from jaxtribute.experimental import CommunicationOptions
 from jaxtribute.extending import Context
 from jaxtribute.typing import Array, Leaf, Nest
 
@@ -51,10 +52,10 @@ def together(variable: KerasVariable, value: Array) -> Any:
     # Each replica starts from the same sum: adding up what they have added counts every example once.
     if variable.aggregation == "sum":  # metrics: what each replica adds
         old = variable.stored.read_value()
-        return old + replica.all_reduce(ReduceOp.SUM, value - old)
+        return old + replica.all_reduce(ReduceOp.SUM, value - old, CommunicationOptions(wire="float32"))
     averaged = variable.aggregation == "mean" or (variable.aggregation == "none" and not variable.trainable)
     if averaged and jnp.issubdtype(variable.stored.dtype, jnp.inexact):  # moving averages
-        return replica.all_reduce(ReduceOp.MEAN, value)
+        return replica.all_reduce(ReduceOp.MEAN, value, CommunicationOptions(wire="float32"))
     return value  # weights and slots, which summed gradients keep alike
 
 

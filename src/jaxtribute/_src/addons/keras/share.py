@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxtribute import ReduceOp, ReplicaContext
 from jaxtribute._src.addons.keras.internals import KerasModel, KerasOptimizer
 from jaxtribute.errors import ContextError
+from jaxtribute.experimental import CommunicationOptions
 from jaxtribute.extending import Context, Rows
 from jaxtribute.typing import Array, DType, Foreign, Leaf, Nest, Numeric
 
@@ -75,13 +76,20 @@ class Share:
         """True if parameter servers apply what the step changes."""
         return self.worker is not None
 
-    def sum(self, values: Nest) -> Any:
+    def sum(self, values: Nest, options: CommunicationOptions | None = None) -> Any:
         """A nest of arrays, added up over the replicas; one without examples adds nothing."""
         if self.alone:
             return values
         values = values if self.rows else jax.tree.map(nothing, values)
         # Not what the context makes of a user's own sums.
-        return ReplicaContext.all_reduce(self.context, ReduceOp.SUM, values)
+        return ReplicaContext.all_reduce(self.context, ReduceOp.SUM, values, options)
+
+    def sum_with_gradients(self, grads: Nest, others: Nest) -> Any:
+        """Gradients and other arrays, added up over the replicas: the others exactly, whatever gradients travel as."""
+        if self.context.strategy.extended.wire is None:
+            # One collective for all of it: a message between processes costs more than what is in it.
+            return self.sum((grads, others))
+        return self.sum(grads), self.sum(others, CommunicationOptions(wire="float32"))
 
 
 def nothing(value: Numeric) -> Any:

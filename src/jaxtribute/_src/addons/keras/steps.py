@@ -19,6 +19,7 @@ from jaxtribute._src.addons.keras.merging import State, contributions, merged, s
 from jaxtribute._src.addons.keras.parts import Ends, PartsOfSteps
 from jaxtribute._src.addons.keras.share import Share
 from jaxtribute.errors import ContextError
+from jaxtribute.experimental import CommunicationOptions
 from jaxtribute.extending import Context, within_budget
 from jaxtribute.typing import Array, Nest
 
@@ -145,7 +146,8 @@ def predict_step(model: KerasModel, lists: Lists) -> Step:
             outputs, ends = model.predict_step((trainable, start), batch)
             changed = _changed(start, ends)
             if not share.alone and any(new is not None for new in changed):
-                totals = share.sum(contributions(lists.layers, start, changed, share))
+                exact = CommunicationOptions(wire="float32")
+                totals = share.sum(contributions(lists.layers, start, changed, share), exact)
                 changed = _changed(layers, merged(lists.layers, layers, totals))
         # A replica without examples computed made-up ones, of which no row may reach the outputs.
         outputs = jax.tree.map(lambda leaf: _own(leaf if share.rows else leaf[:0], share), outputs)
@@ -221,14 +223,12 @@ def _reduced(
         return grads, ends[0], ends[1], logs
     touched = {id(v) for v, old, new in zip(lists.metrics, start[1], ends[1], strict=True) if new is not old}
     extra = _weighted(logs, _results(model, lists, ends[1], touched), share)
-    local = (
-        list(grads),
+    others = (
         contributions(lists.layers, start[0], ends[0], share),
         contributions(lists.metrics, start[1], ends[1], share),
         extra,
     )
-    # One collective for all of it: a message between processes costs more than what is in it.
-    grads, layer_totals, metric_totals, extra = share.sum(local)
+    grads, (layer_totals, metric_totals, extra) = share.sum_with_gradients(list(grads), others)
     layers = merged(lists.layers, before[1], layer_totals)
     metrics = merged(lists.metrics, before[3], metric_totals)
     return grads, layers, metrics, _logged(logs, _results(model, lists, metrics, touched), extra)

@@ -15,6 +15,7 @@ from jaxtribute import Optimizer, ReduceOp, Variable, VariableAggregation, value
 from jaxtribute._src.addons.models.parts import Kind, Outline, Part, is_key, take_apart
 from jaxtribute._src.addons.models.trees import take_state_apart
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, VariableError
+from jaxtribute.experimental import CommunicationOptions
 from jaxtribute.extending import Context
 from jaxtribute.typing import ArrayLike, Leaf, Nest, ReduceOpLike
 
@@ -319,7 +320,8 @@ class Model(Generic[M]):
                 )
         means = [(cell.variable, value) for cell, value in changes if cell.part.kind is Kind.STATISTIC]
         # All in one collective, whatever the number of layers that keep statistics.
-        reduced = replica.all_reduce(ReduceOp.MEAN, [_checked(variable, value) for variable, value in means])
+        exact = CommunicationOptions(wire="float32")
+        reduced = replica.all_reduce(ReduceOp.MEAN, [_checked(variable, value) for variable, value in means], exact)
         for (variable, _), value in zip(means, reduced, strict=True):
             context.executor.standpoint.store(context.executor, variable, value.astype(variable.dtype))
         for cell, value in changes:

@@ -9,11 +9,19 @@ from typing import Any
 
 import jax
 
-from jaxtribute._src.core import settings
+from jaxtribute._src.core import points, settings
 from jaxtribute._src.core.collectives.cross_replica import as_array, reduce_many, reduce_value
 from jaxtribute._src.core.collectives.destinations import parse_destinations, put
 from jaxtribute._src.core.collectives.options import CommunicationOptions
-from jaxtribute._src.core.collectives.summation import AutoSum, OneDeviceSum, PackedSum, Packs, Summation, TreeSum
+from jaxtribute._src.core.collectives.summation import (
+    AutoSum,
+    OneDeviceSum,
+    PackedSum,
+    Packs,
+    SharingSum,
+    Summation,
+    TreeSum,
+)
 from jaxtribute._src.core.devices import resolve_device
 from jaxtribute._src.core.jaxprs.core import Tracer
 from jaxtribute._src.core.types import Device, Leaf, Numeric
@@ -22,7 +30,7 @@ from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike, reduction_
 from jaxtribute._src.core.values.mesh import ReplicaMesh
 from jaxtribute._src.core.values.sparse import refuse_sparse
 from jaxtribute._src.core.values.variable import Variable
-from jaxtribute.errors import ArgumentTypeError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
 
 class CrossDeviceOps:
@@ -133,7 +141,7 @@ class CrossDeviceOps:
         spread = [value for value, _ in value_destination_pairs if isinstance(value, PerReplica)]
         # All in one program, in which small arrays share collectives. Mirrored values need none.
         summed = iter(
-            reduce_many(list(map(as_array, spread)), reduce_op, self.summation(mesh, options)) if spread else []
+            reduce_many(list(map(as_array, spread)), reduce_op, hinted_sum(self, mesh, options)) if spread else []
         )
         results: list[Any] = []
         for value, destinations in value_destination_pairs:
@@ -271,6 +279,29 @@ class ReductionToOneDevice(CrossDeviceOps):
         parts = [jax.device_put(reduction.prepared(part), device) for part in value.values]
         total = fold(add, parts) if self._accumulate is None else self._accumulate(parts)
         return put(reduction.finish(total, mesh.size, value.data.dtype), destination)
+
+
+def hinted_sum(ops: CrossDeviceOps, mesh: ReplicaMesh, options: CommunicationOptions | None) -> Summation:
+    """The sum of cross-device operations, in which large arrays travel in the type that the hints name.
+
+    Raises:
+      ArgumentError: the hints name a type, and replicas have several devices or `ops` adds up in a way of its own.
+    """
+    summation = ops.summation(mesh, options)
+    wire = None if options is None else options.wire
+    if wire is None or wire == "float32" or mesh.size == 1:
+        return summation
+    if mesh.group:
+        raise ArgumentError(
+            f"wire is {wire!r} for replicas of {mesh.group_size} devices, whose arrays lie in parts. "
+            "HINT: leave wire or devices_per_replica out."
+        )
+    if not isinstance(summation, (SharingSum, PackedSum)):
+        raise ArgumentError(
+            f"wire is {wire!r} with {type(ops).__name__}, which adds up in a way of its own ({summation!r}). "
+            "HINT: leave wire or cross_device_ops out."
+        )
+    return points.WIRES.last()(summation, wire)
 
 
 def _distributed(value: Numeric) -> PerReplica | Mirrored:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from enum import Enum
 
 from jaxtribute._src.core import settings
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
+
+WIRES = ("float32", "bfloat16", "float16", "int8")
+"""The types in which large float32 arrays may travel when they are summed."""
 
 
 class CommunicationImplementation(Enum):
@@ -33,9 +38,13 @@ class CommunicationOptions:
       timeout_seconds: how long a collective between machines may take before it fails; None for no limit. Within
         one machine nothing is waited for and it has no effect.
       implementation: see `CommunicationImplementation`.
+      wire: the type in which float32 arrays of 4,096 elements or more travel between replicas where they are summed:
+        "bfloat16", "float16" or "int8". What travels is rounded, what is added is float32, and every replica gets the
+        same bits. "float32" sums exactly whatever the strategy's hints say. None leaves it to the strategy, whose
+        own None sums exactly.
 
     Raises:
-      ArgumentError: a negative size or time, or an unknown implementation.
+      ArgumentError: a negative size or time, an unknown implementation, or an unknown type.
 
     Source: `tf.distribute.experimental.CommunicationOptions`.
     """
@@ -45,18 +54,45 @@ class CommunicationOptions:
         bytes_per_pack: int = 0,
         timeout_seconds: float | None = None,
         implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
+        *,
+        wire: str | None = None,
     ) -> None:
         self.bytes_per_pack: int = settings.whole("bytes_per_pack", bytes_per_pack)
         self.timeout_seconds: float | None = settings.amount("timeout_seconds", timeout_seconds, optional=True)
         self.implementation: CommunicationImplementation = settings.member(
             "implementation", implementation, CommunicationImplementation
         )
+        self.wire: str | None = settings.text("wire", wire, optional=True)
+        if wire is not None and wire not in WIRES:
+            raise ArgumentError(f"wire is {wire!r}. HINT: pass None or one of {', '.join(map(repr, WIRES))}.")
 
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(bytes_per_pack={self.bytes_per_pack}, timeout_seconds={self.timeout_seconds}, "
-            f"implementation={self.implementation})"
+            f"implementation={self.implementation}, wire={self.wire!r})"
         )
+
+    def within(self, outer: CommunicationOptions | None) -> CommunicationOptions:
+        """These hints of a call, with the type that `outer`, those of its strategy, names if they name none."""
+        if outer is None or outer.wire is None or self.wire is not None:
+            return self
+        hints = copy.copy(self)
+        hints.wire = outer.wire
+        return hints
+
+
+def checked_hints(options: CommunicationOptions | None) -> CommunicationOptions | None:
+    """A strategy's `communication_options`, if they are some.
+
+    Raises:
+      ArgumentTypeError: they are something else.
+    """
+    if options is not None and not isinstance(options, CommunicationOptions):
+        raise ArgumentTypeError(
+            f"communication_options is {options!r}, a {type(options).__name__}. "
+            "HINT: pass a jd.experimental.CommunicationOptions."
+        )
+    return options
 
 
 class CollectiveHints(CommunicationOptions):
@@ -71,3 +107,7 @@ class CollectiveHints(CommunicationOptions):
 
     def __init__(self, bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> None:
         super().__init__(bytes_per_pack, timeout_seconds)
+
+
+EXACT = CommunicationOptions(wire="float32")
+"""The hints of sums that are no gradients: what variables are assigned, statistics and counts."""

@@ -99,13 +99,13 @@ class _Product:
         shared = math.prod(left.shape[axis] for axis in (*contracted, *batch))
         return 2 * left.size * (right.size // shared)
 
-    def pays(self, replicas: int, operations_per_byte: float) -> bool:
+    def pays(self, replicas: int, summation: Summation) -> bool:
         """True if it takes less time to gather the factors and multiply for all replicas than to sum the product."""
         product = aval(self.eqn.outvars[0])
         # What a replica sends: in a ring nearly twice the product, and its own factors to each of the others.
-        summed = 2 * (replicas - 1) * array_bytes(product) / replicas
+        summed = 2 * (replicas - 1) * array_bytes(product) * summation.sent_share / replicas
         gathered = (replicas - 1) * sum(map(array_bytes, self.factors))
-        return (summed - gathered) * operations_per_byte > (replicas - 1) * self.operations
+        return (summed - gathered) * summation.operations_per_byte > (replicas - 1) * self.operations
 
     def of_all(self, factors: Sequence[Any]) -> Any:
         """The sum over the replicas, of the factors of all of them."""
@@ -190,7 +190,7 @@ class _Evaluation:
             # What is small shares a message with other arrays, and costs next to nothing.
             if known is None or array_bytes(array) <= summation.shared_bytes:
                 continue
-            if known[1].pays(replicas, summation.operations_per_byte):
+            if known[1].pays(replicas, summation):
                 chosen[place] = known[1]
         # Several products may have a factor in common, such as the input of several matrices.
         factors = {id(factor): factor for product in chosen.values() for factor in product.factors}

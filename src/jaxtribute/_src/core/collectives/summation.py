@@ -60,6 +60,11 @@ class Summation(_Choice, ABC):
         """Operations that take as long as a byte less to send; 0 if nothing is computed to send less."""
         return 0.0
 
+    @property
+    def sent_share(self) -> float:
+        """Bytes that travel for each byte of a large array, in terms of a plain sum."""
+        return 1.0
+
 
 class SharingSum(Summation):
     """A plain sum in which small arrays share collectives; base of those that choose how themselves.

@@ -26,6 +26,7 @@ import jax
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.collectives import in_replica
 from jaxtribute._src.core.collectives.cross_replica import gather_value, reduce_leaves, reduce_value
+from jaxtribute._src.core.collectives.options import EXACT
 from jaxtribute._src.core.execution import standpoints
 from jaxtribute._src.core.execution.standpoints import AcrossReplicas, check_alone
 from jaxtribute._src.core.jaxprs.core import Tracer
@@ -173,7 +174,7 @@ class Executor(ABC):
         # A loss that went along with gradients is reduced already: only the rest costs a collective.
         totals = [_known_total(value, op) for value in values]
         rest = [value for value, total in zip(values, totals, strict=True) if total is None]
-        others = iter(reduce_leaves(rest, op, mesh, strategy.extended.summation(None)))
+        others = iter(reduce_leaves(rest, op, mesh, strategy.extended.summation(EXACT)))
         return [next(others) if total is None else total for total in totals]
 
     def gather(self, value: Leaf, axis: int) -> Array:

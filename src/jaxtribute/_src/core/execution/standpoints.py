@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.collectives import in_replica
 from jaxtribute._src.core.collectives.cross_replica import joined_gradients
+from jaxtribute._src.core.collectives.options import EXACT
 from jaxtribute._src.core.jaxprs.core import Tracer
 from jaxtribute._src.core.types import Array, Numeric
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica, ReplicaValues
@@ -338,7 +339,7 @@ def _combined(executor: Executor, variable: Variable, value: Numeric, update: Up
     if variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         return executor.select(value, 0)
     op = ReduceOp.from_variable_aggregation(variable.aggregation)
-    return executor.all_reduce([value], op, contexts.current().strategy.extended.summation(None))[0]
+    return executor.all_reduce([value], op, contexts.current().strategy.extended.summation(EXACT))[0]
 
 
 def _write_merged(strategy: Strategy, variable: Variable, value: Numeric, update: Update) -> None:

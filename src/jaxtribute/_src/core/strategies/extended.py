@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxtribute._src.core import context as contexts
-from jaxtribute._src.core.collectives.cross_device_ops import CrossDeviceOps
+from jaxtribute._src.core.collectives.cross_device_ops import CrossDeviceOps, hinted_sum
 from jaxtribute._src.core.devices import device_name
 from jaxtribute._src.core.execution.capture import Capture
 from jaxtribute._src.core.execution.containers import refuse_distributed
@@ -35,6 +35,7 @@ from jaxtribute._src.core.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ContextError, DeviceError, StrategyMixError
 
 if TYPE_CHECKING:
+    from jaxtribute._src.core.collectives.options import CommunicationOptions
     from jaxtribute._src.core.input.agreement import Agreements
     from jaxtribute._src.core.input.options import InputContext
     from jaxtribute._src.core.strategies.base import Strategy
@@ -47,6 +48,7 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
       mesh: the device of each replica.
       cross_device_ops: how values are reduced between devices; by default what XLA does best.
       layouts: how variables that say nothing themselves lie on the devices of a replica.
+      hints: hints for collectives, for calls that give none.
 
     Examples:
       >>> extended = jd.MirroredStrategy(2).extended
@@ -65,8 +67,12 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
         mesh: ReplicaMesh,
         cross_device_ops: CrossDeviceOps | None = None,
         layouts: LayoutMap | None = None,
+        hints: CommunicationOptions | None = None,
     ) -> None:
         self._mesh = mesh
+        if hints is not None:
+            self._hints = hints
+            hinted_sum(self._cross_device_ops if cross_device_ops is None else cross_device_ops, mesh, hints)
         if cross_device_ops is not None:
             self._cross_device_ops = cross_device_ops
         if layouts is not None:

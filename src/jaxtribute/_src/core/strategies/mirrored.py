@@ -8,6 +8,7 @@ from typing import Any
 from jaxtribute._src.core import settings
 from jaxtribute._src.core.backend import prepare_cpu_backend
 from jaxtribute._src.core.collectives.cross_device_ops import CrossDeviceOps
+from jaxtribute._src.core.collectives.options import CommunicationOptions, checked_hints
 from jaxtribute._src.core.devices import default_devices, first_devices, strategy_devices
 from jaxtribute._src.core.strategies.base import Strategy
 from jaxtribute._src.core.strategies.extended import StrategyExtended
@@ -31,6 +32,7 @@ class MirroredStrategy(Strategy):
       replica_shape: several such axes, with names and lengths: `{"model": 2, "sequence": 2}`.
       layout: a `jd.LayoutMap` (or Keras's, or a dictionary): how variables lie on the devices of a replica, by name.
         "auto" chooses by the program: see `jd.experimental.AutomaticLayout`.
+      communication_options: hints for collectives.
 
     Raises:
       DeviceError: a device that does not exist, one that is named twice, or a number of them that cannot be divided
@@ -54,10 +56,12 @@ class MirroredStrategy(Strategy):
         devices_per_replica: int | None = None,
         replica_shape: Mapping[str, int] | None = None,
         layout: LayoutMap | Mapping[str, Any] | str | None = None,
+        communication_options: CommunicationOptions | None = None,
     ) -> None:
+        hints = checked_hints(communication_options)
         groups = Groups.of(devices_per_replica, replica_shape, layout)
         mesh = local_mesh(devices, cross_device_ops, groups)
-        super().__init__(StrategyExtended(mesh, cross_device_ops, groups.layouts))
+        super().__init__(StrategyExtended(mesh, cross_device_ops, groups.layouts, hints))
 
 
 def local_mesh(

@@ -15,7 +15,11 @@ from jaxtribute._src.core.backend import arithmetic, prepare_cpu_backend
 from jaxtribute._src.core.cluster.resolvers import from_environment
 from jaxtribute._src.core.cluster.runtime import Cluster
 from jaxtribute._src.core.collectives.cross_device_ops import CrossDeviceOps
-from jaxtribute._src.core.collectives.options import CommunicationImplementation, CommunicationOptions
+from jaxtribute._src.core.collectives.options import (
+    CommunicationImplementation,
+    CommunicationOptions,
+    checked_hints,
+)
 from jaxtribute._src.core.collectives.summation import AutoSum, ExchangeSum, Summation
 from jaxtribute._src.core.devices import default_devices
 from jaxtribute._src.core.strategies.base import Strategy
@@ -26,7 +30,7 @@ from jaxtribute._src.core.types import Device
 from jaxtribute._src.core.values.layouts import LayoutMap
 from jaxtribute._src.core.values.mesh import AXIS, ReplicaMesh
 from jaxtribute._src.core.values.placing import put
-from jaxtribute.errors import ArgumentTypeError, ClusterError
+from jaxtribute.errors import ClusterError
 
 if TYPE_CHECKING:
     from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver
@@ -158,7 +162,7 @@ class MultiWorkerExtended(StrategyExtended):
             # Told once, as the strategy is made: every program of the cluster has to be the same on all workers.
             alike = _on_gloo(mesh) and len(set(cluster.exchange("the processors of CPU devices", arithmetic()))) == 1
             ops = MultiWorkerOps(options, cluster.roster.shares_machine, alike)
-        super().__init__(mesh, ops, layouts)
+        super().__init__(mesh, ops, layouts, options)
         self._cluster = cluster
 
     def input_context(self) -> InputContext:
@@ -222,12 +226,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         layout: LayoutMap | Mapping[str, Any] | str | None = None,
     ) -> None:
         groups = Groups.of(devices_per_replica, replica_shape, layout)
-        if communication_options is not None and not isinstance(communication_options, CommunicationOptions):
-            raise ArgumentTypeError(
-                f"communication_options is {communication_options!r}, a {type(communication_options).__name__}. "
-                "HINT: pass a jd.experimental.CommunicationOptions."
-            )
-        options = communication_options or CommunicationOptions()
+        options = checked_hints(communication_options) or CommunicationOptions()
         self._resolver = cluster_resolver if cluster_resolver is not None else from_environment()
         # Before anything asks for a device: a process can only join while JAX has not started.
         cluster = Cluster.join(self._resolver, options.timeout_seconds)

@@ -16,9 +16,11 @@ from jaxtribute._src.core.collectives.cross_device_ops import (
     CrossDeviceOps,
     DefaultCrossDeviceOps,
     ReductionToOneDevice,
+    hinted_sum,
 )
 from jaxtribute._src.core.collectives.cross_replica import reduce_value
 from jaxtribute._src.core.collectives.destinations import parse_destinations, put
+from jaxtribute._src.core.collectives.options import EXACT
 from jaxtribute._src.core.execution import standpoints
 from jaxtribute._src.core.execution.executor import LocalPerReplica
 from jaxtribute._src.core.execution.nests import flatten, map_leaves
@@ -43,6 +45,8 @@ class ExtendedOperations(ABC):
     """Reductions, broadcasts and updates with destinations; a part of `StrategyExtended`."""
 
     _cross_device_ops: CrossDeviceOps = DefaultCrossDeviceOps()
+    _hints: CommunicationOptions | None = None
+    """The strategy's, which the hints of a call come before."""
 
     @property
     @abstractmethod
@@ -69,7 +73,16 @@ class ExtendedOperations(ABC):
 
     def summation(self, options: CommunicationOptions | None) -> Summation:
         """Way in which `ReplicaContext.all_reduce` adds up; the cross-device operations decide."""
-        return self._cross_device_ops.summation(self.mesh, options)
+        return hinted_sum(self._cross_device_ops, self.mesh, self._hinted(options))
+
+    @property
+    def wire(self) -> str | None:
+        """Type in which large float32 arrays travel by the strategy's hints; None if they travel as they are."""
+        wire = None if self._hints is None else self._hints.wire
+        return None if wire == EXACT.wire else wire
+
+    def _hinted(self, options: CommunicationOptions | None) -> CommunicationOptions | None:
+        return self._hints if options is None else options.within(self._hints)
 
     @property
     def experimental_require_static_shapes(self) -> bool:
@@ -121,7 +134,7 @@ class ExtendedOperations(ABC):
 
         Source: `tf.distribute.StrategyExtended.batch_reduce_to`.
         """
-        op = ReduceOp.parse(reduce_op)
+        op, options = ReduceOp.parse(reduce_op), self._hinted(options)
         contexts.require_cross_replica(self.strategy, "extended.batch_reduce_to")
         results: list[Any] = []
         pairs: list[tuple[Any, Any]] = []
@@ -145,7 +158,9 @@ class ExtendedOperations(ABC):
                 results[place] = put(reduce_value(value, op, None, self.mesh), target)
         for ops, places in together.items():
             chosen = [pairs[place] for place in places]
-            reduced = self._reduce_local(chosen, op, options) if ops is None else ops.batch_reduce(op, chosen, options)
+            # One device that adds up takes the arrays as they are.
+            hints = EXACT if ops is _TO_ONE_DEVICE else options
+            reduced = self._reduce_local(chosen, op, hints) if ops is None else ops.batch_reduce(op, chosen, hints)
             for place, result in zip(places, reduced, strict=True):
                 results[place] = result
         return results

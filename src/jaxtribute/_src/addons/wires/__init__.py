@@ -1,0 +1,1 @@
+"""Sums of large arrays that travel between replicas in a smaller type."""

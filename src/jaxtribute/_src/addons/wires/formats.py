@@ -1,0 +1,102 @@
+"""Types in which float32 arrays travel: how they are rounded to them, and made float32 again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxtribute.typing import Array
+
+BLOCK = 256
+"""Elements that share a scale where integers travel."""
+LARGEST = 127
+"""Largest integer that travels: as far from zero as the smallest."""
+
+
+class Format(ABC):
+    """A type in which float32 arrays travel.
+
+    Attributes:
+      block: what the number of elements of a row must be a multiple of.
+      bytes_per_element: what travels of each, on average.
+    """
+
+    block = 1
+    bytes_per_element: float
+
+    @abstractmethod
+    def encode(self, values: Array) -> Array:
+        """Rounds rows of float32 elements; what travels is integers, which no compiler widens or leaves out."""
+
+    @abstractmethod
+    def decode(self, sent: Array) -> Array:
+        """Returns what was sent as float32, exactly."""
+
+
+class Floats(Format):
+    """Floats of 16 bits, rounded to the nearest, ties to even. What is too large becomes infinite.
+
+    Args:
+      dtype: of the floats.
+    """
+
+    bytes_per_element = 2.0
+
+    def __init__(self, dtype: Any) -> None:
+        self._dtype = dtype
+
+    def encode(self, values: Array) -> Array:
+        """Rounds each element."""
+        # As their bits: a compiler may take a float to a wider one for a collective, or skip two conversions.
+        return lax.bitcast_convert_type(values.astype(self._dtype), jnp.uint16)
+
+    def decode(self, sent: Array) -> Array:
+        return lax.bitcast_convert_type(sent, self._dtype).astype(jnp.float32)
+
+
+class Integers(Format):
+    """Integers of 8 bits with a scale for each block of elements, a bfloat16 that travels behind them.
+
+    An integer has 7 bits and a scale 8, so that their product is exact in float32: whatever a compiler makes of it and
+    what it is added to, the bits are the same. A block with an element that is not finite comes out as NaN.
+    """
+
+    block = BLOCK
+    bytes_per_element = 1 + 2 / BLOCK
+
+    def encode(self, values: Array) -> Array:
+        """Rounds each block to integers of up to 127 times its scale."""
+        blocks = values.reshape(*values.shape[:-1], -1, BLOCK)
+        peak = jnp.max(jnp.abs(blocks), axis=-1)
+        finite = jnp.all(jnp.isfinite(blocks), axis=-1)
+        scale = jnp.where(finite, peak * jnp.float32(1 / LARGEST), jnp.float32(jnp.nan)).astype(jnp.bfloat16)
+        # Rounded to the nearest, a scale may be a little small: the largest element is then cut off, by less than the
+        # others are rounded.
+        steps = jnp.round(blocks / _usable(scale)[..., None])
+        integers = jnp.clip(steps, -LARGEST, LARGEST).astype(jnp.int8).reshape(values.shape)
+        bits = lax.bitcast_convert_type(scale, jnp.int8).reshape(*values.shape[:-1], -1)
+        return jnp.concatenate([integers, bits], -1)
+
+    def decode(self, sent: Array) -> Array:
+        blocks = sent.shape[-1] // (BLOCK + 2)
+        integers = sent[..., : blocks * BLOCK].reshape(*sent.shape[:-1], blocks, BLOCK)
+        bits = sent[..., blocks * BLOCK :].reshape(*sent.shape[:-1], blocks, 2)
+        scale = lax.bitcast_convert_type(bits, jnp.bfloat16).astype(jnp.float32)
+        return (integers.astype(jnp.float32) * scale[..., None]).reshape(*sent.shape[:-1], -1)
+
+
+def _usable(scale: Array) -> Array:
+    """The scales as float32, those that nothing can be divided by as 1: zeros, and NaN of blocks that are lost."""
+    wide = scale.astype(jnp.float32)
+    return jnp.where(wide > 0, wide, jnp.float32(1))
+
+
+FORMATS: dict[str, Format] = {
+    "bfloat16": Floats(jnp.bfloat16),
+    "float16": Floats(jnp.float16),
+    "int8": Integers(),
+}
+"""By the names that `CommunicationOptions` takes."""

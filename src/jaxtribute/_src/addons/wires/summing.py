@@ -1,0 +1,106 @@
+"""Sums over the replicas in which large float32 arrays travel in a smaller type, registered at the core's point.
+
+An array is cut into a piece for each replica. The replicas send each other pieces, rounded to the small type; each adds
+up its own piece in float32, in the order of the replicas, rounds the sum once, and sends it to all. So every replica
+gets the same bits, and an element is rounded twice whatever the number of replicas is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import jaxtribute as jd
+from jaxtribute._src.addons.wires.formats import FORMATS, Format
+from jaxtribute.extending import Packs, Summation, points
+from jaxtribute.typing import Array
+
+LEAST_ELEMENTS = 4096
+"""Smallest number of elements of an array that is rounded: below it, messages cost more than what is in them."""
+
+
+class WireSum(Summation):
+    """A sum of which large float32 arrays travel in a smaller type, and all others by another sum.
+
+    Args:
+      rest: the other sum.
+      wire: the type's name.
+    """
+
+    def __init__(self, rest: Summation, wire: str) -> None:
+        self.rest, self.wire = rest, wire
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.rest.shared_bytes
+
+    @property
+    def operations_per_byte(self) -> float:
+        return self.rest.operations_per_byte
+
+    @property
+    def sent_share(self) -> float:
+        return FORMATS[self.wire].bytes_per_element / 4
+
+    def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
+        """Two collectives for each pack of large arrays."""
+        rounded = [index for index, array in enumerate(arrays) if _is_rounded(array)]
+        others = [index for index in range(len(arrays)) if index not in set(rounded)]
+        totals = dict(zip(others, self.rest([arrays[index] for index in others], replicas), strict=True))
+        totals |= zip(rounded, self._rounded([arrays[index] for index in rounded], replicas), strict=True)
+        return [totals[index] for index in range(len(arrays))]
+
+    def _rounded(self, arrays: list[Any], replicas: int) -> list[Any]:
+        if not arrays:
+            return []
+        # As many together as the other sum puts into a message; what is larger goes alone.
+        packs = Packs(0, self.rest.shared_bytes)
+
+        def total(leaves: list[Any]) -> list[Any]:
+            return packs.apply(lambda array: exchanged(array, replicas, FORMATS[self.wire]), leaves)
+
+        # The gradient is the same sum of the cotangents: what rounding does to bits has none of its own.
+        call = jax.custom_vjp(total)
+        call.defvjp(lambda leaves: (total(leaves), None), lambda _, cotangents: (total(cotangents),))
+        return call(arrays)
+
+
+def _is_rounded(array: Array) -> bool:
+    return array.dtype == jnp.float32 and array.size >= LEAST_ELEMENTS
+
+
+def exchanged(array: Array, replicas: int, wire: Format) -> Array:
+    """The sum of the replicas' arrays, of which all that travels is of the type of `wire`.
+
+    Args:
+      array: this replica's, in float32.
+      replicas: how many there are.
+      wire: how elements travel.
+    """
+    size = -(-array.size // (replicas * wire.block)) * wire.block
+    flat = jnp.pad(array.reshape(-1), (0, replicas * size - array.size))
+    # Row by row what the replicas have for this one's piece.
+    arrived = lax.all_to_all(wire.encode(flat.reshape(replicas, size)), jd.REPLICA_AXIS, 0, 0, tiled=True)
+    sums = lax.all_gather(wire.encode(_added(arrived, replicas, wire)), jd.REPLICA_AXIS)
+    return wire.decode(sums).reshape(-1)[: array.size].reshape(array.shape)
+
+
+def _added(rows: Array, replicas: int, wire: Format) -> Array:
+    """The sum of the rows in float32, from the first to the last: the order must not depend on who adds up."""
+
+    def plus(row: Any, total: Array) -> Array:
+        return total + wire.decode(rows[row])
+
+    first = wire.decode(rows[0])
+    if replicas > 8:  # written out, many replicas would make a long program
+        return lax.fori_loop(1, replicas, plus, first)
+    for row in range(1, replicas):
+        first = plus(row, first)
+    return first
+
+
+points.WIRES.register(WireSum)
