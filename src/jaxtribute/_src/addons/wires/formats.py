@@ -12,6 +12,8 @@ from jaxtribute.typing import Array
 
 BLOCK = 256
 """Elements that share a scale where integers travel."""
+SMALLEST = float(jnp.finfo(jnp.float32).tiny)
+"""Smallest scale; blocks that would have a smaller one are zero."""
 LARGEST = 127
 """Largest integer that travels: as far from zero as the smallest."""
 
@@ -72,10 +74,12 @@ class Integers(Format):
         blocks = values.reshape(*values.shape[:-1], -1, BLOCK)
         peak = jnp.max(jnp.abs(blocks), axis=-1)
         finite = jnp.all(jnp.isfinite(blocks), axis=-1)
-        scale = jnp.where(finite, peak * jnp.float32(1 / LARGEST), jnp.float32(jnp.nan)).astype(jnp.bfloat16)
+        wanted = peak * jnp.float32(1 / LARGEST)
+        # Below the smallest normal number nothing can be divided by, and some processors take what is there for zero.
+        scale = jnp.where(wanted < SMALLEST, 0, jnp.where(finite, wanted, jnp.nan)).astype(jnp.bfloat16)
         # Rounded to the nearest, a scale may be a little small: the largest element is then cut off, by less than the
-        # others are rounded.
-        steps = jnp.round(blocks / _usable(scale)[..., None])
+        # others are rounded. Multiplied by the inverse, as compilers do with some quotients and not with others.
+        steps = jnp.round(blocks * _inverse(scale)[..., None])
         integers = jnp.clip(steps, -LARGEST, LARGEST).astype(jnp.int8).reshape(values.shape)
         bits = lax.bitcast_convert_type(scale, jnp.int8).reshape(*values.shape[:-1], -1)
         return jnp.concatenate([integers, bits], -1)
@@ -88,10 +92,10 @@ class Integers(Format):
         return (integers.astype(jnp.float32) * scale[..., None]).reshape(*sent.shape[:-1], -1)
 
 
-def _usable(scale: Array) -> Array:
-    """The scales as float32, those that nothing can be divided by as 1: zeros, and NaN of blocks that are lost."""
+def _inverse(scale: Array) -> Array:
+    """One by each scale, as float32; 1 for those that nothing can be divided by: zeros, and NaN of lost blocks."""
     wide = scale.astype(jnp.float32)
-    return jnp.where(wide > 0, wide, jnp.float32(1))
+    return 1 / jnp.where(wide > 0, wide, jnp.float32(1))
 
 
 FORMATS: dict[str, Format] = {

@@ -21,6 +21,8 @@ from jaxtribute.typing import Array
 
 LEAST_ELEMENTS = 4096
 """Smallest number of elements of an array that is rounded: below it, messages cost more than what is in them."""
+WRITTEN_OUT = 8
+"""Replicas whose rows are added without a loop."""
 
 
 class WireSum(Summation):
@@ -58,10 +60,12 @@ class WireSum(Summation):
         if not arrays:
             return []
         # As many together as the other sum puts into a message; what is larger goes alone.
-        packs = Packs(0, self.rest.shared_bytes)
+        packs, wire = Packs(0, self.rest.shared_bytes), FORMATS[self.wire]
 
         def total(leaves: list[Any]) -> list[Any]:
-            return packs.apply(lambda array: exchanged(array, replicas, FORMATS[self.wire]), leaves)
+            whole = [_padded(leaf.reshape(-1), wire.block) for leaf in leaves]
+            sums = packs.apply(lambda array: exchanged(array, replicas, wire), whole)
+            return [flat[: leaf.size].reshape(leaf.shape) for flat, leaf in zip(sums, leaves, strict=True)]
 
         # The gradient is the same sum of the cotangents: what rounding does to bits has none of its own.
         call = jax.custom_vjp(total)
@@ -73,20 +77,24 @@ def _is_rounded(array: Array) -> bool:
     return array.dtype == jnp.float32 and array.size >= LEAST_ELEMENTS
 
 
+def _padded(flat: Array, multiple: int) -> Array:
+    """A vector with zeros up to a multiple: so that no block is of two arrays, which might be of different sizes."""
+    return jnp.pad(flat, (0, -flat.size % multiple))
+
+
 def exchanged(array: Array, replicas: int, wire: Format) -> Array:
-    """The sum of the replicas' arrays, of which all that travels is of the type of `wire`.
+    """The sum of the replicas' vectors, of which all that travels is of the type of `wire`.
 
     Args:
       array: this replica's, in float32.
       replicas: how many there are.
       wire: how elements travel.
     """
-    size = -(-array.size // (replicas * wire.block)) * wire.block
-    flat = jnp.pad(array.reshape(-1), (0, replicas * size - array.size))
+    rows = _padded(array, replicas * wire.block).reshape(replicas, -1)
     # Row by row what the replicas have for this one's piece.
-    arrived = lax.all_to_all(wire.encode(flat.reshape(replicas, size)), jd.REPLICA_AXIS, 0, 0, tiled=True)
+    arrived = lax.all_to_all(wire.encode(rows), jd.REPLICA_AXIS, 0, 0, tiled=True)
     sums = lax.all_gather(wire.encode(_added(arrived, replicas, wire)), jd.REPLICA_AXIS)
-    return wire.decode(sums).reshape(-1)[: array.size].reshape(array.shape)
+    return wire.decode(sums).reshape(-1)[: array.size]
 
 
 def _added(rows: Array, replicas: int, wire: Format) -> Array:
@@ -96,7 +104,7 @@ def _added(rows: Array, replicas: int, wire: Format) -> Array:
         return total + wire.decode(rows[row])
 
     first = wire.decode(rows[0])
-    if replicas > 8:  # written out, many replicas would make a long program
+    if replicas > WRITTEN_OUT:  # many replicas would make a long program
         return lax.fori_loop(1, replicas, plus, first)
     for row in range(1, replicas):
         first = plus(row, first)
