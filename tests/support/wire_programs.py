@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import jax.numpy as jnp
@@ -57,8 +59,7 @@ def train(strategy: jd.Strategy, steps: int = 40, **options: Any) -> tuple[list[
     rng = np.random.default_rng(0)
     with strategy.scope():
         weights = [
-            jd.Variable((rng.normal(size=shape) / np.sqrt(shape[0])).astype(np.float32))
-            for shape in zip(LAYERS, LAYERS[1:], strict=False)
+            jd.Variable((rng.normal(size=shape) / np.sqrt(shape[0])).astype(np.float32)) for shape in pairwise(LAYERS)
         ]
         optimizer = jd.Optimizer(optax.sgd(0.1, momentum=0.9), weights, **options)
 
@@ -73,7 +74,9 @@ def train(strategy: jd.Strategy, steps: int = 40, **options: Any) -> tuple[list[
 
     step = jd.function(lambda x, y: strategy.reduce("SUM", strategy.run(replica_step, (x, y)), axis=None))
     batches = [(images[i : i + 240], labels[i : i + 240]) for i in range(0, 1680, 240)]
-    data = [batch for _ in range(-(-steps // 7)) for batch in strategy.experimental_distribute_dataset(batches)]
+    with warnings.catch_warnings():  # of batches that every worker reads, as all of these are in memory
+        warnings.simplefilter("ignore")
+        data = [batch for _ in range(-(-steps // 7)) for batch in strategy.experimental_distribute_dataset(batches)]
     losses = [float(step(x, y)) for x, y in data[:steps]]
     return losses, [weight.numpy() for weight in weights]
 
