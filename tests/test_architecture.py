@@ -47,6 +47,7 @@ UPWARD = {
     ("drawing", "values"): "types: what is drawn",
     ("points", "checkpoint"): "types: what add-ons register",
     ("points", "cluster"): "types: what add-ons register",
+    ("points", "collectives"): "types: what add-ons register",
     ("points", "input"): "types: what add-ons register",
     ("points", "strategies"): "types: what add-ons register",
 }
