@@ -1,5 +1,8 @@
 """Large float32 arrays that travel in a smaller type where they are summed, against the same rounding by NumPy."""
 
+# The programs of a step are looked at from inside, and a value is of several replicas.
+# pyright: reportCallIssue=false, reportFunctionMemberAccess=false, reportAttributeAccessIssue=false, reportPrivateUsage=false, reportArgumentType=false
+
 from __future__ import annotations
 
 from functools import cache

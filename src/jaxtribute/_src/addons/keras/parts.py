@@ -2,7 +2,7 @@
 
 One device counts a number such as the loss of a batch once, whoever computes it. So a replica that updates a metric
 with one number adds its share of that update, by its examples; one that updates it with a value for each example adds
-all of it. Which of both it is says the step itself: it is traced for two numbers of examples, see `jaxprs/rows.py`.
+all of it. Which of both it is says the step itself: it is traced for two numbers of examples, see `rows.py`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from jaxtribute import ReplicaContext
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.internals import KerasModel
 from jaxtribute._src.addons.keras.meeting import entered, share_of
+from jaxtribute._src.addons.keras.rows import FACTOR, Kind, Part, Rows
 from jaxtribute._src.addons.keras.share import Share
 from jaxtribute.errors import InputError, VariableError
-from jaxtribute.extending import Context, Programs, ReplicaMesh, Rows, TracedReplica
+from jaxtribute.extending import Context, Programs, ReplicaMesh, TracedReplica
 from jaxtribute.typing import DType, Nest
 
 _ROWS = 24
@@ -154,7 +155,7 @@ class PartsOfSteps:
             return Parts()
         Parts(picked=rows.picked).check(self._model, share)
         told = self._tell_meetings(rows)
-        loss = _degree(outputs.get(_WHOLE, Rows.Part(Rows.Kind.ALIKE)))
+        loss = _degree(outputs.get(_WHOLE, Part(Kind.ALIKE)))
         if loss not in (0, 1) and not rows.meetings:
             _say(
                 f"the loss of {self._model.name!r} is no sum and no mean over the examples, such as a root, a product "
@@ -166,11 +167,11 @@ class PartsOfSteps:
         summed = frozenset([*logs, *_summed_updates(outputs)])
         return Parts(self._shared(outputs), summed, loss == 1, added, rows.picked, told)
 
-    def _analysed(self, share: Share, batch: Nest, added: frozenset[int]) -> tuple[Rows, dict[Any, Rows.Part]]:
+    def _analysed(self, share: Share, batch: Nest, added: frozenset[int]) -> tuple[Rows, dict[Any, Part]]:
         """The analysis of the step, and the parts of what it computes by their names."""
-        one, other = (self._traced(share, batch, _ROWS * factor, added) for factor in (1, Rows.FACTOR))
+        one, other = (self._traced(share, batch, _ROWS * factor, added) for factor in (1, FACTOR))
         rows = Rows(AXIS)
-        given = [Rows.Part(Rows.Kind.ROWS)] * len(jax.tree.leaves(batch))
+        given = [Part(Kind.ROWS)] * len(jax.tree.leaves(batch))
         # What nobody uses, such as a row whose shape is looked at, says nothing.
         first, used = Programs.pruned(one.program, Programs.opened(one.program).outvars)
         second, used_too = Programs.pruned(other.program, Programs.opened(other.program).outvars)
@@ -227,7 +228,7 @@ class PartsOfSteps:
         with mesh.within():
             return _Traced(jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(avals), names)
 
-    def _shared(self, outputs: dict[Any, Rows.Part]) -> Mapping[int, int]:
+    def _shared(self, outputs: dict[Any, Part]) -> Mapping[int, int]:
         """The powers by which a replica adds to variables."""
         shared: dict[int, int] = {}
         for metric in internals.metrics_of(self._model):
@@ -237,7 +238,7 @@ class PartsOfSteps:
                 degree = _degree(part)
                 if degree is None:
                     unknown.add(name)
-                elif part.kind is not Rows.Kind.ZERO:
+                elif part.kind is not Kind.ZERO:
                     shared[name] = 1 - degree
                     means = means or degree == 0
             # A metric that counts a batch once is given one number for it.
@@ -284,27 +285,27 @@ def _has_empty(program: Any) -> bool:
     )
 
 
-def _adds(name: Any, part: Rows.Part) -> bool:
+def _adds(name: Any, part: Part) -> bool:
     """True for an additional loss that is a sum over the examples."""
     return isinstance(name, _Loss) and name != _WHOLE and _degree(part) == 1
 
 
-def _summed_updates(outputs: dict[Any, Rows.Part]) -> Iterable[int]:
+def _summed_updates(outputs: dict[Any, Part]) -> Iterable[int]:
     """The numbers of an optimizer's updates by gradients of a sum over the examples, and not of a mean."""
     degrees: dict[int, set[int]] = {}
     for name, part in outputs.items():
         if isinstance(name, tuple):
             # Of what is not known, such as the gradients of a loop, the others tell.
             known = degrees.setdefault(name[0], set())
-            known.update({part.degree} if part.kind is Rows.Kind.TOTAL else ())
+            known.update({part.degree} if part.kind is Kind.TOTAL else ())
     return (number for number, known in degrees.items() if known == {1})
 
 
-def _degree(part: Rows.Part) -> int | None:
+def _degree(part: Part) -> int | None:
     """1 for what adds up over the replicas, 0 for what is a mean by their examples, and so on; None if not known."""
-    if part.kind is Rows.Kind.SAME:
+    if part.kind is Kind.SAME:
         return 0
-    return part.degree if part.kind in (Rows.Kind.ZERO, Rows.Kind.ALIKE, Rows.Kind.TOTAL) else None
+    return part.degree if part.kind in (Kind.ZERO, Kind.ALIKE, Kind.TOTAL) else None
 
 
 def _aval(shape: tuple[int, ...], dtype: DType) -> jax.ShapeDtypeStruct:

@@ -1,4 +1,4 @@
-"""Hints at what to write instead, for errors of JAX that a function of the user's meets because of distributed values."""
+"""Hints at what to write instead, for errors of JAX that users' functions meet because of distributed values."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxtribute._src.core.jaxprs import core, flow, kinds, walking
+from jaxtribute._src.core.jaxprs import core, flow, kinds, making, walking
 
 
 class Programs:
@@ -20,6 +20,8 @@ class Programs:
     bind = staticmethod(core.bind)
     called = staticmethod(walking.called)
     constants = staticmethod(core.constants)
+    equalises = staticmethod(kinds.equalises)
+    identity = staticmethod(making.identity)
     made_by = staticmethod(core.made_by)
     mentions = staticmethod(kinds.mentions)
     names_axis = staticmethod(kinds.names_axis)
