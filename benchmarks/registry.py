@@ -88,6 +88,7 @@ COMPARED: dict[str, Compare] = {
 
 _MODULES = (
     Module("run_steps", "several steps a call"),
+    Module("budget", "a step within half of the memory that its backward pass keeps"),
     Module("input", "distributing 50,000 images to 4 replicas", quick=("--rounds", "1"), tensorflow="--tensorflow"),
     Module(
         "lockstep",

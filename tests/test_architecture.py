@@ -22,7 +22,7 @@ FLOORS = [
     {"optimizer"},
     {"checkpoint"},
     # The fence: what stands above is add-ons, of which the core imports none.
-    {"messaging", "preemption", "resolvers", "sources", "tpu", "tracking", "training"},
+    {"messaging", "preemption", "resolvers", "sources", "tables", "tpu", "tracking", "training"},
     {"launcher", "rpc"},
     {"parameter_servers"},
     {"integrations", "models"},
@@ -32,6 +32,7 @@ FLOORS = [
     {"tools"},
     {"bench", "doctor", "layouts", "live", "profiling", "verify", "visualize"},
     {"planning"},
+    {"memory"},
     {"compiling"},
     {"cli"},
 ]

@@ -49,6 +49,7 @@ NAMED = {
     "scaling": "its peer and its plan, below",
     "predicted": "its script, by the plan of `scaling`; what calibrates it: tests/addons/planning",
     "run_steps": "its steps, below",
+    "budget": "what is kept and computed again: tests/addons/memory",
     "keras_fit": "Keras: tests/addons/models",
     "launch": "starts of workers: tests/addons/launcher",
     "launcher_output": "readers that stall: tests/addons/launcher/test_terminal.py",

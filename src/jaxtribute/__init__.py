@@ -57,49 +57,6 @@ if not _launches():
     # Before user code can start a backend; this starts none.
     config.apply_environment()
 
-_LAZY = {
-    "ArraySpec": "core.values.spec",
-    "AutoShardPolicy": "core.input.options",
-    "CentralStorageStrategy": "core.strategies.central_storage",
-    "Checkpoint": "core.checkpoint.checkpoint",
-    "CheckpointManager": "core.checkpoint.manager",
-    "ClusterDeviceFilters": "core.cluster.spec",
-    "ClusterSpec": "core.cluster.spec",
-    "DistributedDataset": "core.input.dataset",
-    "DistributedIterator": "core.input.iterator",
-    "FullyShardedStrategy": "core.strategies.fully_sharded",
-    "InputContext": "core.input.options",
-    "InputOptions": "core.input.options",
-    "InputReplicationMode": "core.input.options",
-    "Model": "addons.models.model",
-    "MultiWorkerMirroredStrategy": "core.strategies.multi_worker",
-    "Optimizer": "core.optimizer.optimizer",
-    "ParameterServerStrategy": "addons.parameter_servers.strategy",
-    "Server": "addons.parameter_servers.engines.server",
-    "TPUStrategy": "addons.tpu.strategy",
-    "grad": "core.execution.autodiff",
-    "is_main": "core.cluster.main_process",
-    "latest_checkpoint": "core.checkpoint.folder",
-    "progress": "addons.live.progress",
-    "shard_hint": "core.input.grain_files",
-    "value_and_grad": "core.execution.autodiff",
-    "value_and_grads": "core.execution.autodiff",
-}
-"""Lazily imported public names, and the private module that defines each."""
-
-_LAZY_MODULES = {
-    "cluster_resolver",
-    "coordinator",
-    "debug",
-    "experimental",
-    "extending",
-    "nn",
-    "precision",
-    "summary",
-    "testing",
-}
-"""Lazily imported public modules."""
-
 if _TYPE_CHECKING:
     __version__: str
     from jaxtribute import cluster_resolver as cluster_resolver
@@ -139,7 +96,7 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.values.spec import ArraySpec as ArraySpec
 
 
-_found, _listed = _lazy_names(__name__, _LAZY, _LAZY_MODULES)
+_found, _listed = _lazy_names(__name__)
 
 
 if not _TYPE_CHECKING:  # a checker is to know what is not there

@@ -32,15 +32,6 @@ __all__ = [
     "register",
 ]
 
-_LAZY = {
-    "GCEClusterResolver": "addons.resolvers.gce",
-    "KubernetesClusterResolver": "addons.resolvers.kubernetes",
-    "KubernetesExecutableLocation": "addons.resolvers.kubernetes",
-    "SlurmClusterResolver": "addons.resolvers.slurm",
-    "TPUClusterResolver": "addons.resolvers.tpu",
-    "UnionResolver": "addons.resolvers.union",
-}
+_lazy_names(__name__)
 
-_lazy_names(__name__, _LAZY)
-
-_publish(__name__, [name for name in __all__ if name not in _LAZY])
+_publish(__name__)

@@ -6,6 +6,7 @@
 | `JAXTRIBUTE_TUNE_ALLOCATOR` | when CPU devices are set up | `0` leaves the C allocator alone |
 | `JAXTRIBUTE_DEBUG` | at the first program over several workers | `collectives` is `debug_collectives(True)` |
 | `JAXTRIBUTE_RUN` | when `jaxtribute` is imported | as `record_run(directory)` |
+| `JAXTRIBUTE_MEMORY` | when a loss is traced | as `set_memory_budget(memory)` |
 """
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
@@ -24,19 +25,15 @@ __all__ = [
     "prepare_cpu_backend",
     "record_run",
     "set_logical_cpu_devices",
+    "set_memory_budget",
 ]
-
-_LAZY = {
-    "debug_collectives": "core.cluster.ledger",
-    "enable_compilation_cache": "addons.launcher.compilation_cache",
-    "record_run": "addons.live.starting",
-}
 
 if _TYPE_CHECKING:
     from jaxtribute._src.addons.launcher.compilation_cache import enable_compilation_cache
     from jaxtribute._src.addons.live.starting import record_run
     from jaxtribute._src.core.cluster.ledger import debug_collectives
+    from jaxtribute._src.core.execution.budgets import set_memory_budget
 
-_lazy_names(__name__, _LAZY)
+_lazy_names(__name__)
 
-_publish(__name__, [name for name in __all__ if name not in _LAZY])
+_publish(__name__)

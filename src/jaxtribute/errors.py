@@ -105,7 +105,7 @@ class ProcessFailedError(JaxtributeError, RuntimeError):
     """A process of a job on this machine raised or died.
 
     Attributes:
-        rank: The rank of that process; `None` where it is not known.
+        rank: The rank of that process; `None` if it is not known.
     """
 
     def __init__(self, message: str, rank: int | None = None) -> None:

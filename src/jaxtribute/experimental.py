@@ -4,32 +4,6 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from jaxtribute._src.public import lazy_names as _lazy_names
 
-_LAZY = {
-    "CollectiveCommunication": "core.collectives.options",
-    "CollectiveHints": "core.collectives.options",
-    "CommunicationImplementation": "core.collectives.options",
-    "CommunicationOptions": "core.collectives.options",
-    "Event": "core.observers",
-    "Observer": "core.observers",
-    "observe": "core.observers",
-    "ValueContext": "core.strategies.base",
-    "CentralStorageStrategy": "core.strategies.central_storage",
-    "AutomaticLayout": "addons.layouts.automatic",
-    "DatasetCreator": "core.input.options",
-    "DeviceAssignment": "addons.tpu.device_assignment",
-    "MultiWorkerMirroredStrategy": "addons.compat.older",
-    "ParameterServerStrategy": "addons.parameter_servers.strategy",
-    "PreemptionCheckpointHandler": "addons.preemption.handler",
-    "PreemptionWatcher": "addons.preemption.handler",
-    "SidecarEvaluator": "addons.tracking.sidecar",
-    "TPUStrategy": "addons.compat.older",
-    "TerminationConfig": "addons.preemption.handler",
-    "Topology": "addons.tpu.device_assignment",
-    "automatic_layout": "addons.layouts.settling",
-    "compile_for": "addons.compiling.targets",
-}
-_LAZY_MODULES = {"coordinator", "partitioners", "rpc"}
-
 if _TYPE_CHECKING:
     from jaxtribute import coordinator as coordinator
     from jaxtribute import partitioners as partitioners
@@ -58,4 +32,4 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
 
 
-_lazy_names(__name__, _LAZY, _LAZY_MODULES)
+_lazy_names(__name__)

@@ -39,8 +39,6 @@ __all__ = [
     "shard_hint",
 ]
 
-_LAZY = {"TextLineSource": "addons.sources.file_records"}
+_lazy_names(__name__)
 
-_lazy_names(__name__, _LAZY)
-
-_publish(__name__, [name for name in __all__ if name not in _LAZY])
+_publish(__name__)

@@ -4,7 +4,8 @@
 
 The plain run uses it, too, so that both see the same devices. Environment variables: `CLIENT_STRATEGY` is a name of
 `STRATEGIES`, `CLIENT_REPORT` the file that gets a line of JSON for each phase of a test. Tests that have ended in it,
-or have begun twice, do not run again.
+or have begun twice, do not run again. With `CLIENT_VERIFY` their steps go through `jaxtribute verify`; of the tests
+every `CLIENT_EVERY`th runs.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from alarms import ASKED, no_alarm
 
 import jaxtribute as jd
 from jaxtribute import config
@@ -50,7 +53,7 @@ class InScope:
         """The scope, around a test and what its class sets up for it."""
         if self._strategy is None:
             return (yield)
-        with self._strategy.scope():
+        with self._strategy.scope(), no_alarm() if ASKED else nullcontext():
             return (yield)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -61,6 +64,7 @@ class InScope:
             begun[phase["test"]] += phase["outcome"] == "begun"
             if phase.get("when") == "teardown":
                 ended.add(phase["test"])
+        items[:] = items[:: int(os.environ.get("CLIENT_EVERY", "1"))]
         items[:] = [item for item in items if item.nodeid not in ended and begun[item.nodeid] < 2]
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:

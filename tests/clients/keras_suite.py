@@ -52,6 +52,9 @@ KNOWN: dict[str, str] = {
 }
 """Tests that pass plain and not in a scope, by `file::class::test` or a beginning of it, and the reason."""
 
+KNOWN_ALARMS: dict[str, str] = {}
+"""Tests of steps that differ from one device on purpose, and the reason."""
+
 
 @dataclass(frozen=True)
 class Outcome:

@@ -23,11 +23,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+from alarms import ASKED, alarms
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?(?!\w)")
 _LIMIT_S = 240
@@ -228,6 +230,8 @@ def run_notebook(file: Path, found: Path) -> None:
     cells = Cells(recorder)
     outcomes: list[dict[str, Any]] = []
     first = True
+    found_wrong: list[str] = []
+    verifying = ExitStack()
     for number, cell in enumerate(json.loads(file.read_text())["cells"], 1):
         if cell["cell_type"] != "code":
             continue
@@ -235,9 +239,14 @@ def run_notebook(file: Path, found: Path) -> None:
         if first and re.search(r"^import (tensorflow|jaxtribute)", text, re.MULTILINE):
             prepare(recorder)  # where the program starts the library, so that settings before have their effect
             first = False
+            if ASKED:
+                found_wrong = verifying.enter_context(alarms())
         outcomes.append(cells.run(number, text))
+        outcomes[-1]["error"] += "; ".join(found_wrong)
+        found_wrong.clear()
         found.write_text(json.dumps(outcomes))
     cells.close()
+    verifying.close()
 
 
 def run_script(file: Path) -> None:

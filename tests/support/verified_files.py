@@ -13,7 +13,7 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 
 from documents import run_page
 from jaxtribute._src.addons.tools.user_scripts import run_script
-from jaxtribute._src.addons.verify.verifying import Verdict
+from jaxtribute._src.addons.verify.verdict import Verdict
 from jaxtribute._src.addons.verify.watching import KINDS, Watcher
 from jaxtribute.experimental import observe
 

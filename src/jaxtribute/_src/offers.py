@@ -17,5 +17,6 @@ def offer_all() -> None:
         (points.PICTURES, ("addons.visualize.picture",)),
         (points.OLDER_METHODS, ("addons.compat.legacy",)),
         (points.LAYOUTS, ("addons.layouts.automatic",)),
+        (points.BUDGETS, ("addons.memory.budgeting",)),
     ):
         point.offer(*(f"{_HOME}.{module}" for module in modules))

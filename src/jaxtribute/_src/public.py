@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from inspect import isclass, isfunction
 from types import ModuleType
@@ -12,6 +13,8 @@ from typing import Any
 from jaxtribute.errors import MissingLibraryError
 
 _PRIVATE = "jaxtribute._src"
+_FOR_CHECKERS = re.compile(r"^if _TYPE_CHECKING:\n((?:[ ].*\n|\n)+)", re.M)
+_IMPORT = re.compile(r"^ +from (\S+) import (.+)$", re.M)
 
 
 def publish(home: str, names: Iterable[str] | None = None) -> None:
@@ -19,49 +22,62 @@ def publish(home: str, names: Iterable[str] | None = None) -> None:
 
     Args:
       home: the public module, which is being imported.
-      names: the names in it; all in its `__all__` by default.
+      names: the names in it; by default those of its `__all__` that are loaded.
     """
     module = sys.modules[home]
     for name in module.__all__ if names is None else names:
-        _readdress(vars(module)[name], home)
+        _readdress(vars(module).get(name), home)
 
 
-def lazy_names(
-    home: str, names: Mapping[str, str], modules: Iterable[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_names(home: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Gives a public module, some of whose names load much or are rarely used, `__getattr__` and `__dir__`.
 
-    They are not assigned in the module itself, so that a checker knows what is not there.
+    The names are those that the module imports for type checkers: its lines between `if _TYPE_CHECKING:` and the next
+    one that is not indented are read from its source, so that each name is listed once. They are not assigned in the
+    module itself, so that a checker knows what is not there.
 
     Args:
-      home: the public module.
-      names: each name, and the private module that defines it, without `jaxtribute._src.`; `module:name` if its name is
-        another one there, `module:` for the module itself.
-      modules: public modules of `jaxtribute` that are attributes of this one.
+      home: the public module, which is being imported.
+
+    Raises:
+      ImportError: the library is installed without its sources.
     """
     module = sys.modules[home]
-    public = frozenset(modules)
+    names = _imported_for_checkers(home)
 
     def find(name: str) -> Any:
-        if name in public:
-            return _load(home, name, f"jaxtribute.{name}")
         if name not in names:
             raise AttributeError(f"module {home!r} has no attribute {name!r}", name=name)
-        place, colon, other = names[name].partition(":")
-        found: Any = _load(home, name, f"{_PRIVATE}.{place}")
-        if other or not colon:
-            found = getattr(found, other or name)
-        if not colon:  # pickles look for the name that it was defined with
-            _readdress(found, home)
+        place = names[name]
+        value: Any = None if place == "jaxtribute" else getattr(_load(home, name, place), name, None)
+        if value is None:
+            value = _load(home, name, f"{place}.{name}")
+        _readdress(value, home)
         # The next look-up finds it in the module, and does not come here.
-        setattr(module, name, found)
-        return found
+        setattr(module, name, value)
+        return value
 
     def listed() -> list[str]:
-        return sorted({*vars(module), *names, *public})
+        return sorted({*vars(module), *names})
 
     vars(module).update(__getattr__=find, __dir__=listed)
     return find, listed
+
+
+def _imported_for_checkers(home: str) -> dict[str, str]:
+    """The names that a module imports for type checkers, and where from."""
+    loader: Any = sys.modules[home].__loader__
+    source = loader.get_source(home)
+    if source is None:
+        raise ImportError(
+            f"the source of {home} is not there, which says where its names are defined. HINT: install jaxtribute with "
+            "its .py files."
+        )
+    block = _FOR_CHECKERS.search(source)
+    assert block is not None, f"{home} imports nothing for type checkers"
+    return {
+        name.partition(" as ")[0]: place for place, names in _IMPORT.findall(block[1]) for name in names.split(", ")
+    }
 
 
 def _load(home: str, name: str, module: str) -> ModuleType:

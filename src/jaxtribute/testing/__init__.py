@@ -19,7 +19,7 @@ from jaxtribute._src.addons.testing.points import point
 from jaxtribute._src.addons.testing.rehearsal import rehearse
 from jaxtribute._src.addons.testing.runner import Exited, MultiProcessRunner, run_multi_process
 from jaxtribute._src.addons.verify.asserting import NotOneDeviceError, verify
-from jaxtribute._src.addons.verify.verifying import Verdict
+from jaxtribute._src.addons.verify.verdict import Verdict
 from jaxtribute._src.public import publish as _publish
 
 __all__ = [

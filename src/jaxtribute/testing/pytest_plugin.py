@@ -26,7 +26,7 @@ from jaxtribute._src.addons.testing import leaks
 from jaxtribute._src.addons.testing.shared import SharedRunners
 
 if TYPE_CHECKING:
-    from jaxtribute._src.addons.verify.verifying import Verdict
+    from jaxtribute._src.addons.verify.verdict import Verdict
 
 
 @pytest.fixture(scope="session")

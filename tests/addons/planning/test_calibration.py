@@ -89,7 +89,8 @@ def test_scripts_that_cannot_be_measured(asked: list[Any], script: Path) -> None
 
 def test_the_cost_alone(asked: list[Any], script: Path) -> None:
     assert script_cost(script, ["{devices}"]) == COST
-    assert asked == [("cost", True, ["2"], 2, 1)]
+    assert script_cost(script, ["{devices}"], shapes=True) == COST
+    assert asked == [("cost", True, ["2"], 2, 1), ("shapes", True, ["2"], 2, 1)]
 
 
 def test_the_table() -> None:

@@ -93,6 +93,18 @@ def test_slots_that_many_replicas_share_out_are_counted_so_where_the_model_is_pl
     assert shared.memory_on(1, 1) - shared.memory.at(1) == momentum * 7 / 8
 
 
+def test_slices_are_shared_out_among_more_devices() -> None:
+    few, many = (
+        cost_of(training(strategy, width=1 << 15), batch_of(strategy, 8))
+        for strategy in (jd.FullyShardedStrategy(["CPU:0", "CPU:1"]), jd.FullyShardedStrategy())
+    )
+    state = 2 * 16 * (1 << 15) * 4  # the weights and their momentum
+    assert few.sharded == many.sharded + many.slots == state
+    assert few.memory_on(2, 4) == few.memory.at(4)
+    assert few.memory.at(4) - few.memory_on(8, 4) == state * (1 / 2 - 1 / 8)
+    assert many.memory_on(8, 1) == many.memory.at(1)
+
+
 def test_examples_that_come_from_no_dataset() -> None:
     strategy = jd.get_strategy()
     for batch in (jnp.ones((12, 16)), np.ones((12, 16), np.float32)):

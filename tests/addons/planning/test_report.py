@@ -41,10 +41,23 @@ def test_what_does_not_fit_is_marked_and_refused() -> None:
     one = predict(EXCHANGING, here, batch=91)
     assert "does not fit" in shown(report.table(here, [one]))
     with pytest.raises(
-        ArgumentError, match=r"needs 1.0 KB on each, and a device has 1.0 KB. HINT: use a smaller batch"
+        ArgumentError, match=r"needs 1.0 KB on each, and a device has 1.0 KB. HINT: bound what the backward pass"
     ):
         report.check_fits(one, here)
     report.check_fits(predict(EXCHANGING, here, batch=9), here)
+
+
+def test_how_many_devices_are_needed() -> None:
+    here = cluster(4, 2)
+    curve = [predict(EXCHANGING, here.with_size(count), batch=90) for count in (1, 2, 8)]
+    none = [replace(one, fits=False) for one in curve]
+    assert report.summary_text(none) == "It fits on none of these numbers of devices."
+    text = report.summary_text([none[0], *(replace(one, fits=True) for one in curve[1:])])
+    assert text.startswith("The smallest number of devices above on which it fits: 2. The most examples a second: ")
+    every = report.summary_text([replace(one, fits=True) for one in curve])
+    assert every.startswith("It fits on every number of devices above.")
+    assert ", on 2." in every
+    assert " At an efficiency of 80% or more: up to " in every
 
 
 def test_the_cost_in_words() -> None:

@@ -152,3 +152,9 @@ def test_a_process_that_fails_shows_what_it_printed(module: str) -> None:
 def test_a_process_that_hangs(module: str) -> None:
     with pytest.raises(DeadlineError, match=r"has not ended in 0 s|has not ended in 1 s"):
         run_module(module, ["hang"], 2, deadline_s=0.5)
+
+
+def test_a_process_that_the_system_kills(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: CompletedProcess(command, -9, "", ""))
+    with pytest.raises(ProcessFailedError, match=r"was killed on 2 devices, .*too little memory.*HINT: .*--shapes"):
+        run_module(module, [], 2)

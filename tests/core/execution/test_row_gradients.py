@@ -49,7 +49,10 @@ def by_rows(loss: Callable[[], Any], variables: list[jd.Variable]) -> tuple[floa
         with contexts.entered(contexts.Context(context.strategy, context.replica, overlay)):
             return loss(), None
 
-    (value, _), (grads,) = differentiate_by_rows(_of_one, call, Eager(), variables)
+    derivable: dict[jd.Variable, Any] = {
+        variable: (Eager().get(variable), lambda value: (value, None)) for variable in variables
+    }
+    (value, _), (grads,) = differentiate_by_rows(_of_one, call, Eager(), derivable)
     return float(value), grads
 
 

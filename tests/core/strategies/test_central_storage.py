@@ -104,7 +104,7 @@ class TestWrites:
     @each_executor
     def test_a_number_cannot_be_summed(self, executor: str) -> None:
         v = variable(central(2), 0.0, aggregation=AGG.SUM)
-        with pytest.raises(VariableError, match="same Python number"):
+        with pytest.raises(VariableError, match="Python number is the same"):
             execute(executor, central(2), lambda: v.assign(1.0))
 
     @each_executor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -276,3 +277,30 @@ def test_settings_that_make_no_sense(options: Any, error: Any, words: str) -> No
 def test_a_layout_that_does_not_divide_names_the_variable() -> None:
     with grouped(1, 4).scope(), pytest.raises(ShapeError, match=r"of w1 splits.*10 elements into 4.*HINT"):
         jd.Variable(np.zeros((3, 10)), name="w1")
+
+
+@pytest.mark.parametrize("transformation", ["lamb", "lars", "fromage"])
+@pytest.mark.parametrize("devices_per_replica", [1, 2])
+def test_norms_of_variables_are_the_same_on_all_replicas(transformation: str, devices_per_replica: int) -> None:
+    # Within groups JAX moves constants to the mesh, by an operation that has to be known.
+    make: Any = getattr(optax, transformation)
+    strategy = jd.MirroredStrategy(
+        [f"CPU:{number}" for number in range(4)],
+        devices_per_replica=devices_per_replica,
+        layout={"kernel": (None, "model")} if devices_per_replica > 1 else None,
+    )
+    params: Any = {"kernel": np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4), "bias": np.ones(3, np.float32)}
+    with strategy.scope():
+        variables = {name: jd.Variable(value, name=name) for name, value in params.items()}
+        optimizer = jd.Optimizer(make(0.1), variables)
+    grads = {"kernel": np.full((2, 4), 0.5, np.float32), "bias": np.arange(3, dtype=np.float32)}
+    share = jax.tree.map(lambda grad: grad / strategy.num_replicas_in_sync, grads)
+    step = jd.function(lambda: strategy.run(lambda: optimizer.apply_gradients(share)))
+    with jax.numpy_dtype_promotion("standard"):  # Optax
+        state = make(0.1).init(params)
+        for _ in range(2):
+            step()
+            updates, state = make(0.1).update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+    for name, value in params.items():
+        np.testing.assert_allclose(variables[name].numpy(), value, rtol=1e-5, atol=1e-6)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
+from jaxtribute.errors import JaxtributeError
 from processes import run_python
 from replicas import STRATEGIES, components, each_executor, each_strategy, execute, here, mirrored, variable
 
@@ -167,3 +168,10 @@ def test_sums_of_complex_constants_compile() -> None:
             print(op, complex(step().values[0][0]))
     """
     assert run_python(program, devices=2, timeout=120).split() == ["SUM", "2j", "MEAN", "1j"]
+
+
+@pytest.mark.parametrize("number", [-(2**31), 2**31 - 1])
+def test_the_least_and_the_greatest_whole_number_fit(number: int) -> None:
+    assert int(jd.Variable(np.array([number, 0], np.int64))[0]) == number
+    with pytest.raises(JaxtributeError, match=str(3 * number)):
+        jd.Variable(np.array([3 * number, 0], np.int64))

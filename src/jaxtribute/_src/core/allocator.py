@@ -26,7 +26,7 @@ _decided: bool | None = None
 
 
 def wanted_by_environment() -> bool:
-    """True if `JAXTRIBUTE_TUNE_ALLOCATOR` allows tuning; true where it is not set.
+    """True if `JAXTRIBUTE_TUNE_ALLOCATOR` allows tuning; true if it is not set.
 
     Raises:
         ConfigError: The variable is neither true nor false.
@@ -51,7 +51,7 @@ def tune_allocator() -> bool:
     has set through glibc's own environment variables (`MALLOC_TOP_PAD_` and its siblings, or `GLIBC_TUNABLES`) stay.
 
     Returns:
-        Whether the allocator is tuned now; false where it cannot be, or where the user said no.
+        Whether the allocator is tuned now; false if it cannot be, or where the user said no.
 
     Raises:
         ConfigError: `JAXTRIBUTE_TUNE_ALLOCATOR` is neither true nor false.

@@ -30,7 +30,7 @@ def names(directory: Path) -> list[str]:
     Raises:
       OSError: a folder cannot be listed now.
     """
-    found: list[str] = []
+    names: list[str] = []
 
     def fail(error: OSError) -> None:
         if passing(error):  # by default such a folder would count as empty
@@ -38,9 +38,9 @@ def names(directory: Path) -> list[str]:
 
     for folder, _, files in os.walk(directory, onerror=fail):
         place = Path(folder).relative_to(directory)
-        found += [(place / file).as_posix() for file in files]
+        names += [(place / file).as_posix() for file in files]
     # Sorted, as a system lists files in any order.
-    return sorted(found)
+    return sorted(names)
 
 
 def checksum_of(path: Path) -> Mark:
@@ -93,14 +93,14 @@ def damaged_files(directory: Path, written: Mapping[str, Mark], part: tuple[int,
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="jaxtribute-verify") as pool:
         problems = list(pool.map(problem, order))
-    found = sorted(f"{name}: {problem}" for name, problem in zip(order, problems, strict=True) if problem)
-    if unread and not found:
+    damages = sorted(f"{name}: {problem}" for name, problem in zip(order, problems, strict=True) if problem)
+    if unread and not damages:
         raise unread[0]
-    return found
+    return damages
 
 
 def _problem(path: Path, written: Mark) -> str:
-    """Says what is wrong with a file; empty where nothing is."""
+    """Says what is wrong with a file; empty if nothing is."""
     try:
         size = path.stat().st_size
         if size != written[0]:

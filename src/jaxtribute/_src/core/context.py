@@ -69,7 +69,7 @@ class _Fallback:
 
     make: Callable[[], Context]
     context: Context | None = None
-    """The context that `make` returns; None where it raises."""
+    """The context that `make` returns; None if it raises."""
 
 
 fallback = _Fallback()

@@ -62,14 +62,14 @@ class DeviceSpec(NamedTuple):
                 f"a device is a string or a jax.Device, not {text!r} of type {type(text).__name__}. "
                 f"HINT: write {_FORMS}."
             )
-        found: dict[str, Any] = {}
+        parsed: dict[str, Any] = {}
         for part in text.removeprefix("/").split("/"):
             fields = _parse_part(part)
-            if not fields or fields.keys() & found.keys():
+            if not fields or fields.keys() & parsed.keys():
                 problem = "says twice" if fields else "is malformed at"
                 raise DeviceError(f"the device string {text!r} {problem} {part!r}. HINT: write {_FORMS}.")
-            found.update(fields)
-        return cls(**found)
+            parsed.update(fields)
+        return cls(**parsed)
 
     def to_string(self) -> str:
         """The canonical name; what the string left out is `localhost`, 0, `CPU` and 0, as in TensorFlow."""
@@ -172,7 +172,8 @@ def described_devices(devices: Sequence[Device]) -> Generator[None]:
     """Gives every strategy made within these devices, whichever it names: they are only described, nothing runs.
 
     Args:
-      devices: as a compiler describes them, such as those of a TPU slice that is not there.
+      devices: as a compiler describes them, such as those of a TPU slice that is not there; or devices of this
+        process, on which then nothing runs.
     """
     global _described
     outer, _described = _described, tuple(devices)
@@ -185,6 +186,11 @@ def described_devices(devices: Sequence[Device]) -> Generator[None]:
 def are_described() -> bool:
     """True if strategies take devices that are only described."""
     return bool(_described)
+
+
+def is_described(device: Device) -> bool:
+    """True if programs are compiled for the device, and none runs on it."""
+    return device in _described or type(device.client).__name__ == "CompileOnlyPyClient"
 
 
 def strategy_devices(named: Sequence[str | Device]) -> tuple[Device, ...]:
@@ -240,12 +246,12 @@ def alias_devices(aliases: Mapping[str, str]) -> AliasedDevices:
     _aliases = {}
     wanted = outer
     try:
-        found = {DeviceSpec.parse(name).to_string(): _true_name(resolve_device(d)) for name, d in aliases.items()}
-        if len(set(found.values())) < len(found):
+        true_names = {DeviceSpec.parse(name).to_string(): _true_name(resolve_device(d)) for name, d in aliases.items()}
+        if len(set(true_names.values())) < len(true_names):
             raise ArgumentError(
                 f"two names in {dict(aliases)!r} stand for one device. HINT: give each name a stand-in of its own."
             )
-        wanted = found
+        wanted = true_names
     finally:
         _aliases = wanted
     return AliasedDevices(outer)
@@ -269,7 +275,7 @@ def _start_backend() -> None:
 
 
 def _parse_part(part: str) -> dict[str, Any]:
-    """The fields that one part between slashes says; empty where it is malformed."""
+    """The fields that one part between slashes says; empty if it is malformed."""
     match = re.fullmatch(_PART, part)
     if match is None:
         return {}
@@ -291,7 +297,7 @@ def _true_name(device: Device) -> str:
 
 
 def _of_process(devices: Sequence[Device], process: int | None) -> list[Device]:
-    """Those of some devices that a process has, in order; none where there is no such process."""
+    """Those of some devices that a process has, in order; none if there is no such process."""
     return [device for device in devices if device.process_index == process]
 
 
@@ -303,7 +309,7 @@ def _devices_of_type(device_type: str) -> list[Device]:
 
 
 def _process_index(spec: DeviceSpec) -> int | None:
-    """The process that the job and task of a name stand for; None where there is no such job."""
+    """The process that the job and task of a name stand for; None if there is no such job."""
     here = jax.process_index()
     if spec.job in (None, _WORKER_JOB):
         return here if spec.task is None else spec.task

@@ -1,7 +1,7 @@
 """Private folders for the sockets and keys of one machine's processes: short enough, and not left behind.
 
 The name of a Unix socket has at most 107 characters, and Ray takes some 70 of them below its folder. The folder of
-`TMPDIR`, which macOS and Slurm make long, is therefore used only where it is short. A process that is killed leaves its
+`TMPDIR`, which macOS and Slurm make long, is therefore used only if it is short. A process that is killed leaves its
 folder; the next one of the same user removes it. An owner holds a lock on a file in its folder, which the system frees
 however the owner ends: unlike a process's number, it means the same in all containers that share the disk.
 """
@@ -69,13 +69,13 @@ def short_base(folders: Iterable[str | None]) -> Path:
     Raises:
       ClusterError: there is none.
     """
-    given = [folder for folder in folders if folder]
-    for folder in given:
+    named = [folder for folder in folders if folder]
+    for folder in named:
         path = Path(folder).absolute()
         if len(os.fsencode(path)) + _BELOW <= _SOCKET_CHARACTERS and os.access(path, os.W_OK | os.X_OK):
             return path
     raise ClusterError(
-        f"none of {given} can hold sockets: their names have at most {_SOCKET_CHARACTERS} characters, of which "
+        f"none of {named} can hold sockets: their names have at most {_SOCKET_CHARACTERS} characters, of which "
         f"{_BELOW} are needed below the folder. HINT: set TMPDIR to a folder with a short name that can be written."
     )
 

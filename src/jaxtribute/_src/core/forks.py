@@ -2,7 +2,7 @@
 
 A fork copies one thread, and none of those on which JAX computes, so that a child's first program waits for ever. JAX
 warns in the parent. Children that compute nothing, as those that read data may, are left in peace; a program that forks
-before it has used JAX works, and so do processes that start anew (`spawn`, `forkserver`, `subprocess`).
+before it has used JAX works, and so do processes that start again (`spawn`, `forkserver`, `subprocess`).
 """
 
 from __future__ import annotations

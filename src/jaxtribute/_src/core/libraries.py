@@ -46,10 +46,10 @@ class Watcher:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The library's own spec, with `connect` behind its execution; None for all other modules."""
+        """The library's own spec, with `connect` called after its execution; None for all other modules."""
         if name != self._name:
             return None
-        # Removed before the search: the finders behind this one would otherwise be asked through it again.
+        # Removed before the search: else later finders would be asked through this one again.
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:

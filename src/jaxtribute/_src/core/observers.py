@@ -161,7 +161,7 @@ class Block:
     def __init__(self, kind: Kind, event: Event) -> None:
         self._kind, self._event = kind, event
         self._told: list[Observer] | None = None
-        """The observers that know of the start and not of the end; None where the block is no event."""
+        """The observers that know of the start and not of the end; None if the block is no event."""
 
     def __enter__(self) -> Event:
         if self._kind.due():
@@ -201,7 +201,7 @@ STEP, TRACE, DISPATCH = Kind("step"), Kind("trace"), Kind("dispatch")
 RUN, REDUCE, INPUT = Kind("run"), Kind("reduce"), Kind("input")
 SAVE, WRITE, FLUSH, RESTORE = Kind("save"), Kind("write"), Kind("flush"), Kind("restore")
 BARRIER, WAIT, METRICS, ATTEMPT, POINT = Kind("barrier"), Kind("wait"), Kind("metrics"), Kind("attempt"), Kind("point")
-TASK, SCHEDULE, CLOSURE = Kind("task"), Kind("schedule"), Kind("closure")
+TASK, SCHEDULE, CLOSURE, BUDGET = Kind("task"), Kind("schedule"), Kind("closure"), Kind("budget")
 
 
 class Kinds:
@@ -211,6 +211,7 @@ class Kinds:
     """
 
     ATTEMPT = ATTEMPT
+    BUDGET = BUDGET
     CLOSURE = CLOSURE
     DISPATCH = DISPATCH
     FLUSH = FLUSH
@@ -230,7 +231,7 @@ class Kinds:
 
 
 _OF_STEPS = (STEP, TRACE, DISPATCH, RUN, REDUCE, INPUT)
-_OF_JOBS = (SAVE, WRITE, FLUSH, RESTORE, BARRIER, WAIT, METRICS, ATTEMPT, POINT, TASK, SCHEDULE, CLOSURE)
+_OF_JOBS = (SAVE, WRITE, FLUSH, RESTORE, BARRIER, WAIT, METRICS, ATTEMPT, POINT, TASK, SCHEDULE, CLOSURE, BUDGET)
 KINDS = {kind.name: kind for kind in (*_OF_STEPS, *_OF_JOBS)}
 
 _changes = threading.Lock()
@@ -251,7 +252,7 @@ def observe(observer: Observer, *kinds: str) -> Generator[None]:
         `jd.summary.Writer` go to its trackers. `attempt`: the launcher runs the job, from one start to its end.
         `point`: a call of `jd.testing.point`. `task`: this process is the coordinator of parameter servers, or one of
         the tasks `ps 0`, `worker 0`, and so on, until it ends. `schedule`: a coordinator takes a function. `closure`:
-        such a worker runs it.
+        such a worker runs it. `budget`: what a loss keeps for its gradient is chosen, for a budget of memory.
 
     Raises:
       ArgumentError: there is no such kind.
@@ -313,7 +314,7 @@ def observed(kind: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def _without(observers: tuple[Observer, ...], observer: Observer) -> tuple[Observer, ...]:
     """All but the last of those that are `observer`, which may be there more than once."""
     # By identity: an observer may define equality, or be there twice.
-    places = [place for place, one in enumerate(observers) if one is observer]
+    places = [place for place, known in enumerate(observers) if known is observer]
     return (*observers[: places[-1]], *observers[places[-1] + 1 :])
 
 

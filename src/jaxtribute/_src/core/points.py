@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from jaxtribute.errors import MissingLibraryError
 
@@ -19,8 +19,23 @@ if TYPE_CHECKING:
     from jaxtribute._src.core.input.sources import Adapter
     from jaxtribute._src.core.libraries import Library
     from jaxtribute._src.core.strategies.groups import ProgramLayout
+    from jaxtribute._src.core.types import Function
 
 T = TypeVar("T")
+
+
+class Budgeting(Protocol):
+    """Keeps what backward passes need within a budget of memory."""
+
+    def checked(self, memory: int | str) -> int | str:
+        """The budget, if it is one; raises ArgumentError otherwise."""
+        ...
+
+    def within(self, loss: Function, memory: int | str, *, gathers: bool) -> Function:
+        """A loss whose backward pass keeps no more; see `execution/budgets.py`."""
+        ...
+
+
 _OWN = "jaxtribute."
 
 
@@ -42,7 +57,7 @@ class Point(Generic[T]):
         self._offered.extend(modules)
 
     def register(self, entry: T) -> T:
-        """Adds an entry behind those that are there, and returns it."""
+        """Adds an entry after those that are there, and returns it."""
         self._entries.append(entry)
         return entry
 
@@ -88,3 +103,5 @@ OLDER_METHODS: Point[tuple[type, type]] = Point("to run methods of `Strategy` th
 """Classes with the older methods of `Strategy` and of `StrategyExtended`."""
 LAYOUTS: Point[Callable[[], ProgramLayout]] = Point("to choose a layout of variables")
 """Makers of the layout that `layout="auto"` asks for."""
+BUDGETS: Point[Budgeting] = Point("to keep a backward pass within a budget of memory")
+"""The choice of what a backward pass keeps, for `jd.value_and_grad(..., memory=...)`."""

@@ -66,7 +66,7 @@ def amount(name: str, value: object, *, above: bool = False, optional: bool = Fa
 
     Raises:
       ArgumentTypeError: it is no real number.
-      ArgumentError: it is negative or NaN, or 0 where that makes no sense.
+      ArgumentError: it is negative or NaN, or 0 if that makes no sense.
     """
     if optional and value is None:
         return None
@@ -96,7 +96,7 @@ def member(name: str, value: object, kind: type[_Member]) -> _Member:
         return value
     if isinstance(value, str) and value.upper() in kind.__members__:
         return kind[value.upper()]
-    names = ", ".join(f"{kind.__name__}.{one}" for one in kind.__members__)
+    names = ", ".join(f"{kind.__name__}.{member}" for member in kind.__members__)
     hint = f"HINT: pass one of {names}, or its name as a string."
     if isinstance(value, str):
         raise ArgumentError(f"{name} is {value!r}, which is no {kind.__name__}. {hint}")

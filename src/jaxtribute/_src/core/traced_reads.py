@@ -2,13 +2,13 @@
 
 JAX traces the bodies of loops and branches, `jax.checkpoint`, `jax.jit` and others once, and keeps them by the identity
 of the function. A variable's value becomes part of such a body. Two contexts that JAX makes part of the key of all its
-caches tell it when the body has to be traced anew:
+caches tell it when the body has to be traced again:
 
 - the *view*, for each thread: whose values a read gives, those of a program being traced, of a differentiated function,
   of one replica, or the stored ones;
 - the *generation*, for all threads: counts writes of stored values that such a body has read.
 
-A new view or generation makes JAX compile anew what runs eagerly, too, so there is one only where a read has made it
+A new view or generation makes JAX compile again what runs eagerly, too, so there is one only if a read has made it
 necessary: a program that reads no variable in such a body never pays.
 """
 
@@ -89,7 +89,7 @@ class TracedReads:
             self.renew(variable)
 
     def renew(self, variable: object = None) -> None:
-        """Begins a generation: whatever was kept before is traced anew."""
+        """Begins a generation: JAX traces again what it kept before."""
         self.active = True
         # Whatever is read once more is noted once more. A variable that nobody reads any longer costs no further
         # generation.
@@ -112,7 +112,7 @@ class TracedReads:
 
     @contextmanager
     def steady(self) -> Generator[None]:
-        """Runs the library's own compiled functions, which read no variables: nothing makes JAX compile them anew."""
+        """Runs the library's own compiled functions, which read no variables: nothing makes JAX compile them again."""
         with self._views(None), self._generations(0):
             yield
 

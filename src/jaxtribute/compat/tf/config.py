@@ -94,7 +94,6 @@ def experimental_connect_to_cluster(cluster_spec_or_resolver: object, *args: obj
 
     Source: `tf.config.experimental_connect_to_cluster`.
     """
-    del cluster_spec_or_resolver, args, kwargs
 
 
 def __getattr__(name: str) -> Any:

@@ -37,7 +37,6 @@ def decode_raw(input_bytes: bytes | Nest, out_type: DType, little_endian: bool =
 
     Source: `tf.io.decode_raw`.
     """
-    del name
     strings = np.asarray(input_bytes, dtype=object)
     dtype = np.dtype(out_type).newbyteorder("<" if little_endian else ">")
     rows = [np.frombuffer(string, dtype).astype(out_type) for string in strings.ravel()]

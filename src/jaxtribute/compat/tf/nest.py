@@ -20,19 +20,16 @@ def _is_leaf(node: object) -> bool:
 
 def flatten(structure: Nest, expand_composites: bool = False) -> list[Any]:
     """Returns the leaves in order, dictionaries by sorted keys. Source: `tf.nest.flatten`."""
-    del expand_composites
     return jax.tree.leaves(structure, is_leaf=_is_leaf)
 
 
 def map_structure(func: Callable[..., Any], *structure: Nest, **kwargs: object) -> Any:
     """Calls `func` on the leaves of structures alike, and keeps their structure. Source: `tf.nest.map_structure`."""
-    del kwargs
     return jax.tree.map(func, *structure, is_leaf=_is_leaf)
 
 
 def pack_sequence_as(structure: Nest, flat_sequence: Iterable[Leaf], expand_composites: bool = False) -> Any:
     """Returns a structure like the one given with other leaves. Source: `tf.nest.pack_sequence_as`."""
-    del expand_composites
     return jax.tree.structure(structure, is_leaf=_is_leaf).unflatten(list(flat_sequence))
 
 
@@ -49,7 +46,6 @@ def assert_same_structure(nest1: Nest, nest2: Nest, check_types: bool = True, ex
 
     Source: `tf.nest.assert_same_structure`.
     """
-    del check_types, expand_composites
     first, second = (jax.tree.structure(nest, is_leaf=_is_leaf) for nest in (nest1, nest2))
     if first != second:
         raise ValueError(f"the structures differ: {first} and {second}. HINT: tf.nest.flatten shows the leaves.")

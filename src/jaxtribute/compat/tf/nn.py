@@ -19,26 +19,22 @@ from jaxtribute.errors import ArgumentError, ShapeError
 
 def relu(features: TensorLike, name: str | None = None) -> Any:
     """Returns `max(features, 0)`. Source: `tf.nn.relu`."""
-    del name
     return jax.nn.relu(as_tensor(features))
 
 
 def leaky_relu(features: TensorLike, alpha: float = 0.2, name: str | None = None) -> Any:
     """Returns `features`, times `alpha` where negative. Source: `tf.nn.leaky_relu`."""
-    del name
     x = as_tensor(features)
     return jnp.where(x > 0, x, alpha * x)
 
 
 def elu(features: TensorLike, name: str | None = None) -> Any:
     """Returns `features`, or `exp(features) - 1` where negative. Source: `tf.nn.elu`."""
-    del name
     return jax.nn.elu(as_tensor(features))
 
 
 def gelu(features: TensorLike, approximate: bool = False, name: str | None = None) -> Any:
     """Returns the Gaussian error linear unit. Source: `tf.nn.gelu`."""
-    del name
     return jax.nn.gelu(as_tensor(features), approximate=approximate)
 
 
@@ -53,25 +49,21 @@ swish = silu
 
 def softmax(logits: TensorLike, axis: int = -1, name: str | None = None) -> Any:
     """Returns probabilities along an axis. Source: `tf.nn.softmax`."""
-    del name
     return jax.nn.softmax(as_tensor(logits), axis)
 
 
 def log_softmax(logits: TensorLike, axis: int = -1, name: str | None = None) -> Any:
     """Returns logarithms of probabilities along an axis. Source: `tf.nn.log_softmax`."""
-    del name
     return jax.nn.log_softmax(as_tensor(logits), axis)
 
 
 def l2_loss(t: TensorLike, name: str | None = None) -> Any:
     """Returns half the sum of squares. Source: `tf.nn.l2_loss`."""
-    del name
     return jnp.sum(jnp.square(as_tensor(t))) / 2
 
 
 def bias_add(value: TensorLike, bias: TensorLike, name: str | None = None) -> Any:
     """Adds a vector to the last axis. Source: `tf.nn.bias_add`."""
-    del name
     value, bias = as_tensor(value), as_tensor(bias)
     return value + bias.reshape((1,) * (value.ndim - 1) + bias.shape)
 
@@ -89,7 +81,6 @@ def softmax_cross_entropy_with_logits(
 
     Source: `tf.nn.softmax_cross_entropy_with_logits`.
     """
-    del name
     return -jnp.sum(as_tensor(labels) * jax.nn.log_softmax(as_tensor(logits), axis), axis)
 
 
@@ -106,7 +97,6 @@ def sparse_softmax_cross_entropy_with_logits(labels: TensorLike, logits: TensorL
 
     Source: `tf.nn.sparse_softmax_cross_entropy_with_logits`.
     """
-    del name
     labels, logits = as_tensor(labels), as_tensor(logits)
     if labels.shape != logits.shape[:-1]:
         raise ShapeError(
@@ -119,7 +109,6 @@ def sparse_softmax_cross_entropy_with_logits(labels: TensorLike, logits: TensorL
 
 def sigmoid_cross_entropy_with_logits(labels: TensorLike, logits: TensorLike, name: str | None = None) -> Any:
     """Returns one loss an element, of the shape of `logits`. Source: `tf.nn.sigmoid_cross_entropy_with_logits`."""
-    del name
     labels, logits = as_tensor(labels), as_tensor(logits)
     return jax.nn.softplus(logits) - logits * labels
 
@@ -143,7 +132,6 @@ def embedding_lookup(params: Any, ids: TensorLike, max_norm: None = None, name: 
 
     Source: `tf.nn.embedding_lookup`.
     """
-    del name
     if max_norm is not None:
         raise ArgumentError(f"embedding_lookup: max_norm={max_norm}. HINT: clip the rows that it returns.")
     return nn.embedding_lookup(params, as_tensor(ids))
@@ -151,7 +139,6 @@ def embedding_lookup(params: Any, ids: TensorLike, max_norm: None = None, name: 
 
 def moments(x: TensorLike, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None) -> Any:
     """Returns mean and variance over axes. Source: `tf.nn.moments`."""
-    del shift, name
     array, axes = as_tensor(x), tuple(axes)
     return jnp.mean(array, axes, keepdims=keepdims), jnp.var(array, axes, keepdims=keepdims)
 

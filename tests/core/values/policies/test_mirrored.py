@@ -69,7 +69,7 @@ def test_dtypes(executor: str, dtype: str) -> None:
 def test_the_python_number_of_every_replica_cannot_be_summed(executor: str) -> None:
     strategy = mirrored(2)
     v = variable(strategy, 1.0, name="w", aggregation=Aggregation.SUM)
-    with pytest.raises(VariableError, match=r"w:0.assign_add\(2.0\): the same Python number.*HINT: pass an array"):
+    with pytest.raises(VariableError, match=r"w:0.assign_add\(2.0\): a Python number is the same.*HINT: pass an array"):
         execute(executor, strategy, lambda: v.assign_add(2.0))
 
 

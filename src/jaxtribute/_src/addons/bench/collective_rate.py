@@ -47,7 +47,7 @@ class CollectiveRate:
 
 
 def measure(strategy: Strategy, sizes: Sequence[int], rounds: int) -> list[CollectiveRate]:
-    """Measures every kind at every size, in bytes; nothing where there is one replica."""
+    """Measures every kind at every size, in bytes; nothing if there is one replica."""
     mesh = strategy.extended.mesh
     if mesh.size == 1:
         return []

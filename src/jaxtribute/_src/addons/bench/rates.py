@@ -123,7 +123,7 @@ class InputRate:
       batch: examples in a global batch.
       examples: how many a pass has.
       seconds: of a pass through a distributed dataset.
-      bare: of putting the same slices onto this process's devices; None where there are several processes.
+      bare: of putting the same slices onto this process's devices; None if there are several processes.
     """
 
     batch: int

@@ -58,7 +58,6 @@ class LegacyMethods:
 
         Source: `tf.distribute.Strategy.group`.
         """
-        del name
         leaves = jax.tree.leaves(value, is_leaf=lambda leaf: isinstance(leaf, DistributedValues))
         local = self._extended.strategy.experimental_local_results
         jax.block_until_ready([part for leaf in leaves for part in local(leaf)])
@@ -154,7 +153,6 @@ class LegacyMethods:
 
         Source: `tf.distribute.Strategy.configure`.
         """
-        del session_config
         warn_deprecated("Strategy.configure", "leave it out: JAX has no sessions to configure")
         if cluster_spec is not None:
             raise ArgumentError(
@@ -223,7 +221,6 @@ class LegacyExtended:
 
         Source: `tf.compat.v1.distribute.StrategyExtended.experimental_make_numpy_dataset`.
         """
-        del session
         return self.strategy.experimental_make_numpy_dataset(numpy_input)
 
     def experimental_run_steps_on_iterator(

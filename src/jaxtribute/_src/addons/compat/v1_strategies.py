@@ -60,7 +60,6 @@ class Strategy(jd.Strategy):
         """
         from jaxtribute._src.addons.compat.tf.dataset import Dataset
 
-        del session
         return Dataset.from_tensor_slices(numpy_input)
 
 

@@ -1,6 +1,6 @@
 """Hosts of GPUs by name, such as `h100:2x8`, as XLA's compiler for CUDA describes them.
 
-The compiler asks a GPU for the figures below. Where there is none, it takes them from a text. They are those of
+The compiler asks a GPU for the figures below. If there is none, it takes them from a text. They are those of
 NVIDIA's data sheets and of the descriptions that XLA keeps of the same GPUs.
 """
 
@@ -18,7 +18,7 @@ from jaxtribute._src.addons.planning.kinds import DEVICES, Device, link_named
 from jaxtribute.errors import ArgumentError, MissingLibraryError
 
 ENVIRONMENT = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-"""Environment for the compiler where there is no GPU: nothing asks a driver for its version."""
+"""Environment for the compiler if there is no GPU: nothing asks a driver for its version."""
 OPTIONS = {"xla_gpu_autotune_level": 0}
 """The compiler measures no candidates for a product, for which it would need the GPU."""
 LINK = link_named("infiniband-ndr")
@@ -88,13 +88,13 @@ def described(name: str) -> Any:
 
 
 def chip(name: str) -> Device | None:
-    """The kind of GPU of hosts of that name; None where the name is no such hosts'."""
+    """The kind of GPU of hosts of that name; None if the name is no such hosts'."""
     match = _NAME.fullmatch(name)
     return None if match is None or match["kind"] not in FIGURES else DEVICES[match["kind"]]
 
 
 def check_compiler(name: str) -> None:
-    """Refuses to go on where there is no compiler for CUDA; loads nothing.
+    """Refuses to go on if there is no compiler for CUDA; loads nothing.
 
     Raises:
       MissingLibraryError: JAX's plugin for CUDA is not installed.

@@ -72,6 +72,7 @@ def as_dict(step: CompiledStep) -> dict[str, Any]:
         "step": step.estimate,
         "compile_seconds": step.seconds,
         "layout": step.layout,
+        "budget": step.budget,
     }
 
 
@@ -109,6 +110,7 @@ def text(one: dict[str, Any]) -> str:
         f"Estimated step: {seconds_text(one['step'])}; computing {seconds_text(one['compute'])}, collectives beside it "
         f"{seconds_text(one['hidden'])}, others {seconds_text(one['exposed'])}."
     )
+    lines += [one["budget"]] if one["budget"] else []
     return "\n".join([*lines, "", HOW]) + layout_text(one["layout"])
 
 

@@ -24,7 +24,11 @@ _ALIASED = re.compile(r"\{(?P<output>\d+)\}: \(\d+")
 _OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED:\s*(?P<what>[^\n]*)")
 _SIZES = re.compile(r"\((?P<needed>[\d.]+)(?P<unit>[KMG])\) exceeds available HBM \((?P<there>[\d.]+)G\)")
 _HOST = re.compile(r" (?:outfeed|infeed|send|recv)\(|MoveToHost|MoveToDevice")
-_HINT = "HINT: use fewer examples on each device, jax.checkpoint, 16-bit numbers, or a strategy that splits variables."
+_HINT = (
+    'HINT: bound what the backward pass keeps: jd.value_and_grad(..., memory="auto"), or, for all losses and Keras, '
+    'jd.config.set_memory_budget("auto"); use fewer examples on each device, 16-bit numbers, or a strategy that '
+    "splits variables."
+)
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -79,7 +83,8 @@ class CompiledStep:
       traffic: bytes that operations of each device read and write.
       open_loops: loops whose number of turns depends on values: what they do counts once.
       seconds: how long tracing and compiling took.
-      layout: the table of an automatic layout of the variables; empty where there is none.
+      layout: the table of an automatic layout of the variables; empty if there is none.
+      budget: what was chosen for budgets of memory; empty if there are none.
       text: the compiled program.
     """
 
@@ -98,6 +103,7 @@ class CompiledStep:
     open_loops: int
     seconds: float
     layout: str
+    budget: str
     text: str = field(repr=False)
 
     @property
@@ -183,6 +189,7 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
         open_loops=open_loops(text),
         seconds=seconds,
         layout=step.layout,
+        budget=step.budget,
         text=text,
     )
 

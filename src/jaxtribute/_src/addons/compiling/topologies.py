@@ -19,7 +19,7 @@ from jaxtribute.errors import ArgumentError
 from jaxtribute.typing import Device as JaxDevice
 
 ENVIRONMENT = tpus.ENVIRONMENT | gpus.ENVIRONMENT
-"""Environment for the compilers, where there are no such devices."""
+"""Environment for the compilers, if there are no such devices."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from jaxtribute.errors import ArgumentError, MissingLibraryError
 
 _NAME = re.compile(r"(?P<chip>v\d+[a-z]*):(?P<shape>\d+x\d+(?:x\d+)?)")
 ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "TPU_MIN_LOG_LEVEL": "3", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-"""Environment for `libtpu` where there is no TPU: it does not ask a server who the host is, which takes minutes, says
+"""Environment for `libtpu` if there is no TPU: it does not ask a server who the host is, which takes minutes, says
 less, and shares the machine with other processes that compile."""
 OPTIONS: dict[str, Any] = {}
 LINK = None
@@ -41,13 +41,13 @@ def described(name: str) -> Any:
 
 
 def chip(name: str) -> Device | None:
-    """The kind of chip of a slice of that name; None where the name is no slice's."""
+    """The kind of chip of a slice of that name; None if the name is no slice's."""
     match = _NAME.fullmatch(name)
     return None if match is None else CHIPS.get(match["chip"])
 
 
 def check_compiler(name: str) -> None:
-    """Refuses to go on where there is no compiler for TPUs; loads nothing.
+    """Refuses to go on if there is no compiler for TPUs; loads nothing.
 
     Raises:
       MissingLibraryError: `libtpu` is not installed.

@@ -16,7 +16,7 @@ from jaxtribute.typing import Leaf
 
 SECONDS = 10.0
 WORKERS = 2
-"""Number of processes of a rehearsal where there is no cluster."""
+"""Number of processes of a rehearsal if there is no cluster."""
 SIZES = (256, 1 << 20)
 """Numbers of four bytes to reduce."""
 _EXAMPLES, _BATCH = 1000, 64

@@ -97,7 +97,7 @@ class _Summaries:
             writer.histogram(name, np.asarray(keras.ops.convert_to_numpy(data)), step=int(step))
 
     def _recording(self) -> list[Writer]:
-        """The writer that is in force; none where there is none, or it is not to write."""
+        """The writer that is in force; none if there is none, or it is not to write."""
         if not self._frames:
             return []
         writer, conditions = self._frames[-1]
@@ -124,5 +124,4 @@ class _FileWriter:
 
     def as_default(self, step: Leaf = None) -> AbstractContextManager[None]:
         """Puts the writer in force."""
-        del step
         return self._summaries.writing(self._writer)

@@ -87,7 +87,7 @@ def check_input(given: Leaf, adapter: Foreign, args: Sequence[Any], kwargs: dict
       kwargs: its keyword arguments.
 
     Raises:
-      ArgumentError: arrays or weights besides; no number of steps where nothing else ends an epoch.
+      ArgumentError: arrays or weights besides; no number of steps if nothing else ends an epoch.
     """
     if creator_of(given) is None:
         return

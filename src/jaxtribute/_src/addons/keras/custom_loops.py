@@ -75,7 +75,7 @@ def summed_gradients(
 
 
 def initialized_now(original: Callable[..., Any], variable: KerasVariable, initializer: Callable[..., Any]) -> None:
-    """Gives a Keras variable its first value, computed at once also where a model is built in a traced function."""
+    """Gives a Keras variable its first value, computed at once also if a model is built in a traced function."""
 
     @functools.wraps(initializer)
     def now(*args: Leaf, **kwargs: Leaf) -> Any:

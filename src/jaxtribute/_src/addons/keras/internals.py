@@ -67,7 +67,7 @@ Namespace: Any = backend_utils.DynamicBackend
 
 
 def namespace_of(found: Foreign) -> Any:
-    """Such a namespace, made anew by its class of the backend's name."""
+    """Such a namespace, made again by its class of the backend's name."""
     return Namespace, (found._backend,)
 
 

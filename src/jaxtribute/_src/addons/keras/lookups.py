@@ -313,7 +313,7 @@ class StringLookup(_Lookup):
         salt: None = None,
         **kwargs: Leaf,
     ) -> None:
-        # First of all: behind this line there would be more in it than the arguments.
+        # Before any other name is assigned: `locals()` holds the arguments alone.
         settings = dict(locals())
         _refuse("StringLookup", idf_weights=idf_weights, sparse=sparse, salt=salt)
         if num_oov_indices > 1:
@@ -390,7 +390,7 @@ class IntegerLookup(_Lookup):
         name: str | None = None,
         **kwargs: Leaf,
     ) -> None:
-        # First of all, as in `StringLookup`.
+        # Before any other name is assigned, as in `StringLookup`.
         settings = dict(locals())
         _refuse("IntegerLookup", idf_weights=idf_weights, sparse=sparse, salt=salt)
         if oov_method != "floormod" or vocabulary_dtype != "int64":

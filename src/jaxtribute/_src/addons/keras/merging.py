@@ -52,7 +52,7 @@ def contributions(variables: Sequence[Any], start: State, end: State, share: Sha
     Args:
       variables: Keras variables that no optimizer updates.
       start: what the replica started from.
-      end: what it came to, None where it wrote nothing.
+      end: what it came to, None if it wrote nothing.
       share: the replica.
     """
     found: list[Any] = []

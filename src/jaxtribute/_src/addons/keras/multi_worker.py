@@ -80,7 +80,6 @@ class _Along(callbacks.Callback):
             self._callback.set_model(model)  # which fails on all workers, if it does
 
     def on_epoch_end(self, epoch: int, logs: Leaf = None) -> None:
-        del logs
         callback, model = self._callback, internals.model_of(self)
         if callback.histogram_freq and epoch % callback.histogram_freq == 0:
             with read_by_all(model.variables, get_strategy().extended.mesh.peers):
@@ -190,7 +189,7 @@ def _mark(path: Leaf) -> Any:
         return str(path)  # a store that all workers reach
     try:
         with suppress(IsADirectoryError):
-            Path(path).open("rb").close()  # a network's file system looks for it anew then
+            Path(path).open("rb").close()  # a network's file system looks for it again then
         found = Path(path).stat()
     except (OSError, TypeError):
         return None

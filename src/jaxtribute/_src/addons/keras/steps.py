@@ -19,7 +19,7 @@ from jaxtribute._src.addons.keras.merging import State, contributions, merged, s
 from jaxtribute._src.addons.keras.parts import Ends, PartsOfSteps
 from jaxtribute._src.addons.keras.share import Share
 from jaxtribute.errors import ContextError
-from jaxtribute.extending import Context
+from jaxtribute.extending import Context, within_budget
 from jaxtribute.typing import Array, Nest
 
 Logs = dict[str, Any]
@@ -178,7 +178,7 @@ def values_of(variables: Sequence[KerasVariable]) -> State:
 
 
 def _changed(before: State, after: Sequence[Any]) -> list[Any]:
-    """The new values, None where they are the old ones."""
+    """The new values, None if they are the old ones."""
     return [None if new is None or new is old else new for old, new in zip(before, after, strict=True)]
 
 
@@ -193,7 +193,7 @@ def _local_gradients(
         scaled, aux = _loss(model, values, optimizer, start, (x, y, sample_weight))
         return scaled * jnp.asarray(1 if share.sums_loss else share.weight, scaled.dtype), aux
 
-    (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(trainable)
+    (_, aux), grads = jax.value_and_grad(within_budget(loss), has_aux=True)(trainable)
     unscaled, y_pred, layers, metrics = aux
     logs, metrics = internals.updated_metrics(model, metrics, unscaled, x, y, y_pred, sample_weight)
     return (layers, metrics), logs, grads

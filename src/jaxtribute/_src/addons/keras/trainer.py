@@ -58,7 +58,7 @@ def strategy_of(model: KerasModel) -> Strategy | None:
 
 
 def _strategy_of(variables: Iterable[Any]) -> Strategy | None:
-    """The strategy that stores variables; None for plain ones and those of the default strategy, which fit as such."""
+    """The strategy that stores variables; None for plain models and those of the default strategy."""
     return next((v.strategy for v in variables if isinstance(v, StrategyVariable) and not v.strategy.is_default), None)
 
 

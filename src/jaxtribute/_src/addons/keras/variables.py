@@ -116,7 +116,7 @@ class StrategyVariable(keras.Variable):
 
     @property
     def trainable(self) -> bool:
-        """True if optimizers are to update it; a `jd.function` that was traced with the other value is traced anew."""
+        """True if optimizers are to update it; a `jd.function` that was traced with the other value is traced again."""
         return self._trainable
 
     @trainable.setter

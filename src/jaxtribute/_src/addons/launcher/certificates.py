@@ -32,10 +32,10 @@ _USES = (
 
 
 def secret_of_run(options: Options, run: str, environment: Mapping[str, str] | None = None) -> bytes | None:
-    """Secret from which the certificates of a run follow; None where it has none.
+    """Secret from which the certificates of a run follow; None if it has none.
 
     A machine alone needs no more than the run's number, which it tells nobody; several need the launchers' key. Whoever
-    sets JAX's variables has certificates of their own, or wants none where they are empty.
+    sets JAX's variables has certificates of their own, or wants none if they are empty.
 
     Args:
       options: the launch.

@@ -26,11 +26,11 @@ def enable_compilation_cache(directory: str | os.PathLike[str] | None = None) ->
     """Keeps compiled programs in a folder, where the next start of the same program finds them.
 
     A restart after a failure or a preemption then loads its programs rather than compile them. JAX finds a program by
-    its code, shapes, devices, compiler flags and versions; a file that cannot be read is compiled anew, with a warning.
+    its code, shapes, devices, compiler flags and versions; one that cannot be read is compiled again, with a warning.
     All workers may share the folder. `jaxtribute launch` switches the cache on for the restarts of a job by itself.
 
     Args:
-      directory: the folder, which is made where it is missing. By default that of `JAX_COMPILATION_CACHE_DIR`, else
+      directory: the folder, which is made if it is missing. By default that of `JAX_COMPILATION_CACHE_DIR`, else
         `jaxtribute/programs` in the user's folder for caches. Nothing is ever deleted there: JAX's
         `jax_compilation_cache_max_size` limits it, in bytes.
 
@@ -72,7 +72,7 @@ def enable_compilation_cache(directory: str | os.PathLike[str] | None = None) ->
 
 
 def cache_environment(folder: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that switch the cache on in processes that are started; none where the user has set one.
+    """Returns the variables that switch the cache on in processes that are started; none if the user has set one.
 
     Args:
       folder: the folder for compiled programs.

@@ -75,7 +75,7 @@ def holds_a_place() -> bool:
 
 
 def rank_of_this_process(environment: Mapping[str, str] | None = None) -> int:
-    """The rank that `TF_CONFIG` gives this process: the chief first, then the workers; 0 where there is none."""
+    """The rank that `TF_CONFIG` gives this process: the chief first, then the workers; 0 if there is none."""
     try:
         described = parse_json((os.environ if environment is None else environment)[TF_CONFIG])
         kind, index = described["task"]["type"], task_number(described["task"]["index"]) or 0

@@ -93,7 +93,7 @@ class Follower:
         raise SystemExit(128 + self._leaving)
 
     async def _follow(self, line: Line, node: LocalNode) -> int | None:
-        """The exit code; None where machine 0 was lost, and the job may go on without this machine."""
+        """The exit code; None if machine 0 was lost, and the job may go on without this machine."""
         running: asyncio.Task[Outcome] | None = None
         hearing = asyncio.ensure_future(line.receive())
         leaving = asyncio.ensure_future(self._told_to_leave.wait())

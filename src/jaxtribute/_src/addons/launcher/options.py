@@ -27,7 +27,7 @@ class Options:
       gpus: GPUs a process, of those that this machine has; `None` leaves it all.
       nodes: machines.
       node_rank: this machine among them; machine 0 is the one that the others find.
-      coordinator: `host:port` of machine 0's launcher, where there are several machines.
+      coordinator: `host:port` of machine 0's launcher, if there are several machines.
       key: a secret that the launchers share, by which they know each other; `None` believes who comes first.
       join_timeout_s: seconds to wait for the other machines.
       max_restarts: how often the job is started again after a failure.
@@ -89,8 +89,8 @@ def complete(
 
     Args:
       options: what was asked for, apart from the machines.
-      nodes: machines, where that was asked for.
-      node_rank: this machine, where that was asked for.
+      nodes: machines, if that was asked for.
+      node_rank: this machine, if that was asked for.
       environment: where Slurm and Kubernetes leave their word; this process's environment by default.
 
     Raises:

@@ -70,7 +70,7 @@ class WorkerActor:
 
     Args:
       options: of the launch, with one worker.
-      directory: the launcher's; None where Ray has brought the program's files.
+      directory: the launcher's; None if Ray has brought the program's files.
       python: the launcher's Python, which may lie elsewhere here.
     """
 

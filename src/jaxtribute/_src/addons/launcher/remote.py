@@ -35,7 +35,7 @@ class RemoteNode:
 
     async def run(self, start: Start) -> Outcome:
         """Lets it start its ranks; how that ended."""
-        # Those of this start: before the next one the machine reserves ports anew.
+        # Those of this start: before the next one the machine reserves ports again.
         self.addresses = []
         self._outcome = asyncio.get_running_loop().create_future()
         self.line.send({"start": start.as_json()})

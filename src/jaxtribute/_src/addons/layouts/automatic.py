@@ -36,7 +36,7 @@ class AutomaticLayout(ProgramLayout):
     A variable is laid out by its shape as it is made, so that no device ever holds a large model whole: its longest
     axis that the devices of a replica can divide is split. The first `jd.function` that computes with it (or writes it)
     then gives the program from which the layout is chosen: some candidates are compiled, and of those that fit the one
-    that moves the fewest bytes is taken. The variables and their slots are laid out anew before the function runs.
+    that moves the fewest bytes is taken. The variables and their slots are laid out again before the function runs.
     Eager runs keep the layout by shape. Variables with a `layout` of their own stay as they are.
 
     Args:
@@ -89,7 +89,7 @@ class AutomaticLayout(ProgramLayout):
 
 
 def axis_to_split_over(mesh: ReplicaMesh) -> tuple[str | tuple[str, ...], int]:
-    """The axis that an automatic layout uses, "model" where there is one, else all; and its number of devices."""
+    """The axis that an automatic layout uses, "model" if there is one, else all; and its number of devices."""
     # Of several axes the one whose name says that it is for parameters.
     if _MODEL in mesh.group:
         return _MODEL, mesh.group[_MODEL]

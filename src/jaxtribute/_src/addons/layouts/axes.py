@@ -210,7 +210,6 @@ class AxisClasses:
 
     def _of_reshape(self, eqn: JaxprEqn, given: list[Traced], result: Traced) -> None:
         """Joins the longest strides: an axis split into equal runs is split there when it is cut or merged."""
-        del eqn
         old, new = _long(given[0].shape), _long(result.shape)
         while old and new:
             self._join(given[0].axes[old[0]], result.axes[new[0]])
@@ -232,7 +231,6 @@ class AxisClasses:
 
     def _of_jd_whole(self, eqn: JaxprEqn, given: list[Traced], result: Traced) -> None:
         """The value put together from pieces of an axis; of flat ones nothing is known."""
-        del eqn
         for operand in given:
             if len(operand.axes) == len(result.axes):
                 for one, other in zip(operand.axes, result.axes, strict=True):

@@ -11,7 +11,7 @@ from jaxtribute._src.addons.layouts.automatic import Layout
 from jaxtribute._src.addons.layouts.axes import AxisClasses, Use
 
 Plan = tuple[int | None, ...]
-"""For each cluster the axis that is split; None where it is whole."""
+"""For each cluster the axis that is split; None if it is whole."""
 
 
 @dataclass(frozen=True)

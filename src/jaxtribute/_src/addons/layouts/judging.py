@@ -41,7 +41,7 @@ class Judge:
         self.known: dict[Any, Candidate] = {}
 
     def __call__(self, name: str, layouts: Mapping[Variable, Layout]) -> Candidate:
-        """Compiles the program with some variables laid out anew, the others as they are.
+        """Compiles the program with some variables laid out again, the others as they are.
 
         Args:
           name: names the candidate.

@@ -11,7 +11,7 @@ from jaxtribute._src.addons.layouts.clusters import Cluster, Plan, guesses
 
 _LOG = logging.getLogger(__name__)
 _ROOM = 1.25
-"""A program may need so much more memory than the most frugal guess, where no limit is given."""
+"""A program may need so much more memory than the most frugal guess, if no limit is given."""
 
 Judged = Callable[[str, Plan], Candidate]
 
@@ -22,7 +22,7 @@ class Search:
     Args:
       clusters: what is laid out.
       judge: compiles a plan.
-      limit: bytes on each device that there are; None where the most frugal guess tells.
+      limit: bytes on each device that there are; None if the most frugal guess tells.
       device: bytes that a device has; None if it does not say.
       tries: the most plans that are compiled.
     """

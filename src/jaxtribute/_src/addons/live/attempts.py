@@ -22,7 +22,7 @@ class Attempt:
     Attributes:
       start: seconds since 1970.
       end: likewise; None while it runs.
-      kind: `done`, `failed`, `preempted` or `stopped`; empty while it runs, or where nobody told.
+      kind: `done`, `failed`, `preempted` or `stopped`; empty while it runs, or if nobody told.
     """
 
     start: float

@@ -77,7 +77,7 @@ def note_waits(workers: Sequence[Worker], states: Mapping[int, dict[str, Json]])
     behind = [one for one in running if one.steps() == least and states[one.rank]["event"] != "step"]
     for worker in running:
         state = states[worker.rank]
-        # One that has come no further than those behind may still compute. Only where the devices were busy for a whole
+        # One that has come no further than those behind may still compute. Only if the devices were busy for a whole
         # window do they wait for the others.
         if state["event"] != "step" or not behind or (worker.steps() <= least and not _held(worker)):
             continue

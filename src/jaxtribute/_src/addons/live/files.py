@@ -133,7 +133,7 @@ class Tail:
 
 
 def parsed(line: bytes) -> dict[str, Json] | None:
-    """The object of JSON in a line; None where there is none, as in a line that a kill has cut."""
+    """The object of JSON in a line; None if there is none, as in a line that a kill has cut."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

@@ -154,7 +154,7 @@ def _rows_of(worker: Worker, start: float, end: float) -> HostArray:
 def _move_lost(table: HostArray, saved: float | None) -> bool:
     """Makes all time after the last save lost, or after the start of the first step, but for the saves themselves.
 
-    Returns False where it has not come to a step.
+    Returns False if it has not come to a step.
     """
     parts = table[:, _PARTS]
     covered = parts.sum(axis=1)

@@ -79,7 +79,7 @@ def _length(dataset: Iterable[object]) -> int | None:
     """Number of batches, where the dataset knows it without reading any."""
     if isinstance(dataset, DistributedDataset):
         return _batches(dataset)
-    # Many have no length; of others it raises where it is not known.
+    # Many have no length; of others it raises if it is not known.
     try:
         return len(dataset)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError, NotImplementedError, AttributeError):
@@ -87,7 +87,7 @@ def _length(dataset: Iterable[object]) -> int | None:
 
 
 def _batches(dataset: DistributedDataset) -> int | None:
-    """Number of batches of a distributed dataset; None where workers have their own, which may be fewer or more."""
+    """Number of batches of a distributed dataset; None if workers have their own, which may be fewer or more."""
     try:
         found = dataset.explanation()
     except (InputError, OSError):

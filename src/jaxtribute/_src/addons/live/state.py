@@ -47,7 +47,7 @@ class Run:
         self._processes: dict[tuple[str, int], Worker] = {}
         self._read()
         problems = self._problems()
-        # One file that cannot be read is a notice; only where none can be there is no run to show.
+        # One file that cannot be read is a notice; only if none can be there is no run to show.
         read = self._job.started is not None or any(one.starts or one.count for one in self._processes.values())
         if problems and not read:
             raise ArgumentError(

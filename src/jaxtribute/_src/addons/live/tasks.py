@@ -67,7 +67,7 @@ def _task(name: str, figures: dict[str, Json], process: Worker, now: float) -> d
     before, seconds = earlier.get(name, {}), process.figures_at - since
     for figure in counted:
         more = task[figure] - number(before.get(figure))
-        # A count that has become smaller is one of a process that was started anew.
+        # A count that has become smaller is one of a process that was started again.
         fresh = before and seconds > 0 and more >= 0 and now - process.figures_at < _FRESH_S
         task[f"{figure}_rate"] = more / seconds if fresh else None
     task["stale"] = task["behind"] / task["pulls"] if role == "worker" and task["pulls"] else None

@@ -36,8 +36,8 @@ class Event:
       kind: `start`, `end`, `save`, `restore`, `failure`.
       rank: the worker; None for the job.
       text: what happened, in a line.
-      details: a traceback, where there is one.
-      seconds: how long it took, where that is known.
+      details: a traceback, if there is one.
+      seconds: how long it took, if that is known.
     """
 
     time: float

@@ -49,7 +49,7 @@ class Endpoint:
 
     Attributes:
       path: its socket's file, for processes of its machine that see the folder.
-      tcp: its address for all others, `tcp://host:port`; empty where the cluster is one machine.
+      tcp: its address for all others, `tcp://host:port`; empty if the cluster is one machine.
       machine: its machine, as `machine_name` has it.
     """
 
@@ -68,7 +68,7 @@ class TaskSettings:
 
     Attributes:
       folder: a private folder for sockets, on the coordinator's machine.
-      keys: the cluster's keys; None where it is one machine.
+      keys: the cluster's keys; None if it is one machine.
       machine: the coordinator's machine.
     """
 
@@ -140,7 +140,7 @@ class Hub:
 
     def send(self, route: Route, frames: Frames) -> None:
         """Answers; a caller that is gone is no error."""
-        # ZeroMQ raises for an identity that is not connected any more only where that is asked for; else it drops the
+        # ZeroMQ raises for an identity that is not connected any more only if that is asked for; else it drops the
         # message.
         socket, identity = route
         with contextlib.suppress(zmq.ZMQError):
@@ -224,7 +224,6 @@ class KeyCheck:
 
     def callback(self, domain: str, key: bytes) -> bool:
         """True if `key`, in Z85 as pyzmq gives it, is the known one."""
-        del domain
         return key == self._key
 
 

@@ -251,7 +251,9 @@ class Model(Generic[M]):
 
     # Training it.
 
-    def minimize(self, loss: Callable[[*Ts], R], *args: *Ts, has_aux: bool = False) -> R:
+    def minimize(
+        self, loss: Callable[[*Ts], R], *args: *Ts, has_aux: bool = False, memory: int | str | None = None
+    ) -> R:
         """Differentiates `loss(*args)` by the parameters and updates them; returns what `loss` does.
 
         In a replica function the losses of all replicas add up to the loss of the batch, as
@@ -261,11 +263,12 @@ class Model(Generic[M]):
           loss: a function that uses this model, and returns a scalar, or `(scalar, aux)` with `has_aux`.
           args: its arguments.
           has_aux: whether it returns auxiliary data besides.
+          memory: how much the backward pass may keep, such as `"12GiB"` or `"auto"`; see `jd.value_and_grad`.
 
         Source: `tf.keras.optimizers.Optimizer.minimize`.
         """
         differentiate = value_and_grad if self._scale is None else self._scale.value_and_grad
-        value, gradients = differentiate(loss, self, has_aux=has_aux)(*args)
+        value, gradients = differentiate(loss, self, has_aux=has_aux, memory=memory)(*args)
         self.apply_gradients(gradients)
         return value
 

@@ -65,7 +65,7 @@ def save(model: Nest, path: str | PathLike[str], *, metadata: Mapping[str, str] 
     Args:
       model: a `jd.Model`, of which the optimizer's slots and random numbers are left out, or a nest of variables. A
         tensor's name is its path with dots.
-      path: the file; its folder is made where it does not exist.
+      path: the file; its folder is made if it does not exist.
       metadata: texts that the file keeps besides, such as `{"format": "pt"}`.
 
     Raises:
@@ -227,7 +227,7 @@ class _Tensor:
 
     @property
     def dtype(self) -> str:
-        """NumPy's name, or that of the format where it is unknown."""
+        """NumPy's name, or that of the format if it is unknown."""
         short = str(self.file.get_slice(self.name).get_dtype())
         return _DTYPES.get(short, short)
 

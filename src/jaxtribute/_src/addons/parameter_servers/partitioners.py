@@ -35,7 +35,7 @@ class Partitioner(ABC):
 
 
 class FixedShardsPartitioner(Partitioner):
-    """Splits every variable into the same number of shards, or one a row where there are fewer rows.
+    """Splits every variable into the same number of shards, or one a row if there are fewer rows.
 
     Args:
       num_shards: how many shards, at least 1.
@@ -51,7 +51,6 @@ class FixedShardsPartitioner(Partitioner):
 
     def __call__(self, shape: Sequence[int], dtype: DType, axis: int = 0) -> list[int]:
         """Returns `num_shards` along `axis`, at most its length."""
-        del dtype
         return _along(shape, axis, self._shards)
 
 

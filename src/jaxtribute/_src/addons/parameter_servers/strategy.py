@@ -51,12 +51,10 @@ class ParameterServerExtended(StrategyExtended):
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """TensorFlow's names of the servers' devices."""
         servers = self.cluster.servers if self.cluster is not None else 1
         return tuple(f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(servers))
 
     def variable_policy(self, synchronization: VariableSynchronization) -> tuple[Policy, VariableSynchronization]:
-        """On servers, whatever the synchronization."""
         return self.server_policy, synchronization
 
     def create_on_servers(
@@ -104,7 +102,6 @@ class ParameterServerExtended(StrategyExtended):
                 _beside.reset(token)
 
     def remote_optimizer(self, transform: Any, variables: Nest) -> RemoteOptimizer | None:
-        """The optimizer's work on servers."""
         if self.cluster is None:
             # For one optimizer: the next that is made is another.
             found, self.known_optimizer = self.known_optimizer, None
@@ -220,7 +217,6 @@ class ParameterServerStrategy(Strategy):
 
     @property
     def cluster_resolver(self) -> Any:
-        """Resolver that describes the cluster."""
         return self._resolver
 
     @property

@@ -49,7 +49,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Relative error of the prediction against the measurement; above 0 where the prediction is too high."""
+        """Relative error of the prediction against the measurement; above 0 if the prediction is too high."""
         return self.predicted / self.measured - 1
 
     def as_dict(self) -> dict[str, Any]:
@@ -58,8 +58,15 @@ class Comparison:
         return found | found.pop("parts") | {"predicted": self.predicted, "error": self.error}
 
 
-def script_cost(script: Path, arguments: Sequence[str], devices: int = 2) -> StepCost:
+def script_cost(script: Path, arguments: Sequence[str], devices: int = 2, *, shapes: bool = False) -> StepCost:
     """Measures a script's step in a process of its own with so many devices.
+
+    Args:
+      script: a Python program that trains.
+      arguments: its arguments.
+      devices: logical CPU devices.
+      shapes: True to give variables shapes and no memory: a model may be larger than the machine, and what needs the
+        value of a variable before the first step is an error.
 
     Raises:
       ArgumentError: there is no such script.
@@ -68,7 +75,8 @@ def script_cost(script: Path, arguments: Sequence[str], devices: int = 2) -> Ste
     _check(script)
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory, "cost.json")
-        run_module(_SCRIPT, ["cost", str(out), str(script), *with_devices(arguments, devices)], devices)
+        what = "shapes" if shapes else "cost"
+        run_module(_SCRIPT, [what, str(out), str(script), *with_devices(arguments, devices)], devices)
         return StepCost.load(out)
 
 

@@ -51,8 +51,10 @@ class StepCost:
       parameters: bytes of the variables that a step changes and trains, which bound what must be exchanged.
       half: whether the matrix products are of 16-bit numbers.
       exact: whether `fixed` and `each` were told apart; else everything is taken to grow with the examples.
-      layout: the table of an automatic layout of the variables; empty where there is none.
+      layout: the table of an automatic layout of the variables; empty if there is none.
+      budget: what was chosen for budgets of memory; empty if there are none.
       slots: bytes of the optimizer's slots that `MirroredStrategy` shares out among many replicas.
+      sharded: bytes of the variables and slots that lie in slices over all replicas, of which each has its share.
     """
 
     name: str
@@ -67,11 +69,14 @@ class StepCost:
     exact: bool = True
     layout: str = ""
     slots: int = 0
+    sharded: int = 0
+    budget: str = ""
 
     def memory_on(self, replicas: int, rows: float) -> float:
-        """Bytes on each of so many devices, of which four or more share large slots out, as `jd.Optimizer` does."""
+        """Bytes on each of so many devices, among which slices, and from four on large slots, are shared out."""
         share, seen = (1 / count if count >= _MANY_REPLICAS else 1.0 for count in (replicas, self.replicas))
-        return self.memory.at(rows) + self.slots * (share - seen)
+        in_slices = self.sharded * (1 / replicas - 1 / self.replicas)
+        return self.memory.at(rows) + self.slots * (share - seen) + in_slices
 
     def exchanged(self) -> tuple[Collective, ...]:
         """The collectives of a step on several devices; where only one was seen, the gradients' all-reduce."""

@@ -34,18 +34,19 @@ class Step:
       leaves: the arrays of its arguments.
       places: which of them hold one row an example.
       batch: how many examples those are.
+      budget: what was chosen for budgets of memory, a line for each loss; empty if there are none.
 
     Raises:
       ArgumentError: it takes over the memory of arguments.
     """
 
-    def __init__(self, program: Program, leaves: Sequence[Any], drawn: Sequence[Any]) -> None:
+    def __init__(self, program: Program, leaves: Sequence[Any], drawn: Sequence[Any], budget: str = "") -> None:
         if program.donated_leaves:
             raise ArgumentError(
                 f"the step takes over {len(program.donated_leaves)} array(s) of its arguments (donate_argnums), and "
                 "cannot be called again and again. HINT: plan it without donate_argnums, its state in jd.Variable."
             )
-        self.program, self.leaves = program, list(leaves)
+        self.program, self.leaves, self.budget = program, list(leaves), budget
         self.replicas = program.mesh.size if program.mesh is not None else 1
         rows = _rows(self.leaves, drawn)
         self.places = tuple(rows)
@@ -116,7 +117,9 @@ class Step:
             half=_HALF.search(lowered.as_text()) is not None,
             exact=exact,
             layout=self.layout,
+            budget=self.budget,
             slots=self._slots(),
+            sharded=self._sharded(),
         )
 
     def _slots(self) -> int:
@@ -125,6 +128,13 @@ class Step:
         slots = [v for v in self.program.donated if v.derived and (v.policy.cut is not None) == several]
         sizes = [v.size * v.dtype.itemsize for v in slots if not v.policy.layout]
         return sum(size for size in sizes if size >= 1 << 20)
+
+    def _sharded(self) -> int:
+        """Bytes of the state that lies in slices over the replicas however many they are."""
+        # Of four replicas or more, slots in slices are counted as those that `MirroredStrategy` shares out.
+        several = self.replicas >= 4
+        state = [v for v in self.program.donated if v.policy.cut is not None and not (several and v.derived)]
+        return sum(v.size * v.dtype.itemsize for v in state)
 
     def wanted(self) -> Wanted:
         """Parts of the step on each device."""
@@ -186,13 +196,14 @@ class Looker(Observer):
     def __init__(self, look: Callable[[Step], Any], *, stop: bool) -> None:
         self._look, self._stop = look, stop
         self._drawn: deque[Any] = deque(maxlen=_RECENT)
+        self._budgets: dict[str, None] = {}
         self.found: Any = None
 
     def on_start(self, event: Event) -> None:
         """Looks at the first step."""
         step = training_step(event)
         if step is not None and self.found is None:
-            self.found = self._look(Step(step.program, step.leaves, list(self._drawn)))
+            self.found = self._look(Step(step.program, step.leaves, list(self._drawn), "\n".join(self._budgets)))
             if self._stop:
                 raise Finished
 
@@ -200,6 +211,9 @@ class Looker(Observer):
         """Remembers what was drawn, to know it among the arguments of a step."""
         if event.kind == Kinds.INPUT.name:
             self._drawn.extend(jax.tree.leaves(event.result))
+        elif event.kind == Kinds.BUDGET.name and event.result is not None:
+            # Each once: a loss may be traced several times.
+            self._budgets[str(event.result)] = None
 
 
 def look_at_script(script: Path, arguments: Sequence[str], look: Callable[[Step], Any]) -> Any:
@@ -210,7 +224,7 @@ def look_at_script(script: Path, arguments: Sequence[str], look: Callable[[Step]
       Exception: what the script raises.
     """
     looker = Looker(look, stop=True)
-    with observe(looker, *STEPS_AND_INPUT):
+    with observe(looker, *STEPS_AND_INPUT, Kinds.BUDGET.name):
         run_script(script, arguments)
     if looker.found is None:
         raise ArgumentError(
@@ -232,7 +246,7 @@ def cost_of(step: Callable[..., Any], *args: Nest, **kwargs: Nest) -> StepCost:
     """
     name = getattr(step, "__name__", "step")
     looker = Looker(lambda found: found.cost(name), stop=False)
-    with observe(looker, *STEPS_AND_INPUT):
+    with observe(looker, *STEPS_AND_INPUT, Kinds.BUDGET.name):
         step(*args, **kwargs)
     if looker.found is None:
         raise ArgumentError(

@@ -13,7 +13,7 @@ from jaxtribute.errors import ArgumentError
 from jaxtribute.extending import slice_sizes
 
 COMPUTE, MEMORY = 0.5, 0.7
-"""Share that is reached of the rates that makers state, where nothing was measured."""
+"""Share that is reached of the rates that makers state, if nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def predict(
       cluster: where it runs.
       batch: examples in the global batch; by default those of the step that was looked at.
       weak: whether every device gets such a batch, so that the global one grows with their number.
-      measured: what computing takes on one device, where that is known better than from its rates.
+      measured: what computing takes on one device, if that is known better than from its rates.
 
     Raises:
       ArgumentError: sizes below 1.
@@ -143,7 +143,7 @@ class Epoch:
 
     Attributes:
       steps: how many, the last, smaller one included.
-      last: the step of what the batch size leaves over; None where it divides the examples.
+      last: the step of what the batch size leaves over; None if it divides the examples.
       seconds: how long all take.
     """
 

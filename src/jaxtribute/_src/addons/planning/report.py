@@ -29,11 +29,12 @@ def cost_text(cost: StepCost) -> str:
     )
     if not cost.exact:
         text += "\nIt was seen at this batch size only, so all of it is taken to grow with the examples."
+    text += f"\n{cost.budget}" if cost.budget else ""
     return text + layout_text(cost.layout)
 
 
 def layout_text(table: str) -> str:
-    """The table of an automatic layout, beneath other lines; nothing where there is none."""
+    """The table of an automatic layout, beneath other lines; nothing if there is none."""
     return f"\n\nThe automatic layout on the devices of each replica:\n{table}" if table else ""
 
 
@@ -67,6 +68,29 @@ def table(cluster: Cluster, curve: Sequence[Prediction]) -> Table:
     return result
 
 
+_WELL_USED = 0.8
+"""The efficiency from which on devices count as well used."""
+
+
+def summary_text(curve: Sequence[Prediction]) -> str:
+    """A line on how many devices a step needs, with how many it is fastest, and how many it uses well.
+
+    Args:
+      curve: predictions for growing numbers of devices.
+    """
+    fitting = [one for one in curve if one.fits]
+    if not fitting:
+        return "It fits on none of these numbers of devices."
+    if len(fitting) == len(curve):
+        text = "It fits on every number of devices above."
+    else:
+        text = f"The smallest number of devices above on which it fits: {fitting[0].devices:,}."
+    fastest = max(fitting, key=attrgetter("rate"))
+    text += f" The most examples a second: {fastest.rate:,.0f}, on {fastest.devices:,}."
+    used = [one.devices for one in fitting if one.efficiency >= _WELL_USED]
+    return text + (f" At an efficiency of {_WELL_USED:.0%} or more: up to {used[-1]:,}." if used else "")
+
+
 def epoch_text(whole: Epoch, examples: int) -> str:
     """Time of a pass, and the form of its last step."""
     text = f"An epoch of {examples:,} examples: {whole.steps:,} steps, {seconds_text(whole.seconds)}"
@@ -92,7 +116,8 @@ def check_fits(one: Prediction, cluster: Cluster) -> None:
         return
     raise ArgumentError(
         f"a step of {one.batch:,} examples on {one.devices:,} devices needs {bytes_text(one.memory)} on each, and a "
-        f"{cluster.device.name} has {bytes_text(cluster.device.memory)}. HINT: use a smaller batch, more devices, "
+        f"{cluster.device.name} has {bytes_text(cluster.device.memory)}. HINT: bound what the backward pass "
+        'keeps: jd.config.set_memory_budget("auto"); use a smaller batch, more devices, '
         "16-bit numbers, or a strategy that splits variables or optimizer state."
     )
 

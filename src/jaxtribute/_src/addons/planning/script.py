@@ -5,6 +5,7 @@ JAX fixes the number of devices when it starts, so that each number needs a proc
 | what | it does |
 |---|---|
 | `cost` | looks at the first step and writes its `StepCost` to the file |
+| `shapes` | likewise, where variables are shapes without memory, and nothing runs |
 | `measure` | answers with the seconds of a step and of its parts; writes its `StepCost` too, unless the file is `-` |
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
@@ -23,7 +25,7 @@ from jaxtribute._src.addons.planning.inspection import Step, look_at_script
 from jaxtribute._src.addons.planning.probes import measure
 from jaxtribute._src.addons.tools.user_scripts import Finished, run_script, training_step
 from jaxtribute.experimental import Event, Observer, observe
-from jaxtribute.extending import Kinds
+from jaxtribute.extending import Kinds, described_devices
 
 # The first step compiles, and so may the second, for the places of what the first has returned.
 _SKIP = 2
@@ -63,8 +65,9 @@ class Measurer(Observer):
 def main(what: str, file: str, script: str, *arguments: str) -> None:
     """Does one of these and answers on standard output."""
     answer: dict[str, Any] = {}
-    if what == "cost":
-        cost = look_at_script(Path(script), arguments, lambda step: step.cost(Path(script).name))
+    if what in ("cost", "shapes"):
+        with described_devices(jax.devices()) if what == "shapes" else nullcontext():
+            cost = look_at_script(Path(script), arguments, lambda step: step.cost(Path(script).name))
         # All processes have seen the same step, and one of them writes.
         if jax.process_index() == 0:
             cost.save(Path(file))

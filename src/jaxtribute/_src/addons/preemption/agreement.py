@@ -69,7 +69,7 @@ class NoticeListener:
             signal.signal(signal.SIGTERM, self._before)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._told.set()  # nothing else: it may come in the midst of anything
+        self._told.set()  # nothing else: it may come in the middle of anything
 
     def _listen(self) -> None:
         asked = 0.0

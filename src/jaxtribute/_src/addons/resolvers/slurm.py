@@ -100,7 +100,6 @@ class SlurmClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
     ) -> dict[str, int]:
-        """The GPUs of each task."""
         return {"GPU": self._gpus_per_task}
 
     def get_task_info(self) -> tuple[str | None, int | None]:

@@ -17,7 +17,7 @@ from jaxtribute.typing import Device, Foreign
 
 _ENDPOINTS, _NAME, _CONFIG = "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME", "TPU_CONFIG"
 _HOSTS, _ID = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"), "TPU_WORKER_ID"
-# The hosts of a TPU listen here where no other port is named.
+# The hosts of a TPU listen here if no other port is named.
 _PORT = "8470"
 
 
@@ -29,7 +29,7 @@ class TPUSystemMetadata:
       num_cores: its devices.
       num_hosts: the processes that they belong to.
       num_of_cores_per_host: devices of a process.
-      topology: the extent of their coordinates, such as `(2, 2, 1)`; None where they have none.
+      topology: the extent of their coordinates, such as `(2, 2, 1)`; None if they have none.
       devices: the devices of JAX.
     """
 

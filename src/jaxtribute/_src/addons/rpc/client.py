@@ -84,7 +84,7 @@ class Client:
           keys: a copy of the server's file of keys, if it has one.
 
         Raises:
-          ArgumentError: another layer, or no keys where they are needed.
+          ArgumentError: another layer, or keys are needed and there are none.
           ClusterSpecError: a malformed address.
           DeadlineError: no server answered.
 
@@ -94,7 +94,7 @@ class Client:
         limit = _checked_ms(timeout_in_ms) or DEFAULT_TIMEOUT_MS
         client = Client(checked(rpc_layer, address, found), name, limit, found)
         try:
-            # At once: where there is no server the error comes here, not with the first call.
+            # At once: if there is no server the error comes here, not with the first call.
             client._methods = frozenset(map(str, client._send(None, (), 0).get_value()))
         except BaseException:
             client.close()
@@ -123,7 +123,6 @@ class Client:
 
         Source: `tf.distribute.experimental.rpc.Client.call`.
         """
-        del output_specs
         if not isinstance(method_name, str):
             raise ArgumentTypeError(f"method_name is {method_name!r}. HINT: pass a string.")
         if args is not None and not isinstance(args, (tuple, list)):

@@ -59,7 +59,7 @@ class Server:
             an address that other machines can reach.
 
         Raises:
-          ArgumentError: another layer, or no keys where they are needed.
+          ArgumentError: another layer, or keys are needed and there are none.
           ClusterSpecError: a malformed address.
 
         Source: `tf.distribute.experimental.rpc.Server.create`.

@@ -38,7 +38,7 @@ class FileRecords:
         file = bisect.bisect_right(self._ends, position)
         record = position - (self._ends[file - 1] if file else 0)
         begin, end = (int(places[record]) for places in self._places[file])
-        # Opened each time: Grain reads in several threads, and sends sources to processes, where no open file can go.
+        # Opened each time: Grain reads in several threads, and sends sources to processes, if no open file can go.
         with Path(self.paths[file]).open("rb") as stream:
             stream.seek(begin)
             return stream.read(end - begin)

@@ -175,7 +175,7 @@ class _Stream:
                 f"a {StreamingSource.name} takes a position only before its first batch, and {self._batches} are read. "
                 "HINT: restore into a fresh iterator."
             )
-        # Another epoch is another order. The dataset would begin anew, and not say so, with the state of another.
+        # Another epoch is another order. The dataset would begin again, and not say so, with the state of another.
         self._dataset.set_epoch(state["epoch"])
         batches = int(state["batches"])
         if self._exact and state["state"] is not None:

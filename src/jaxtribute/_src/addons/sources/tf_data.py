@@ -39,7 +39,6 @@ class TfSource(Source):
 
     def open(self, shard: Shard) -> _TfStream:
         """Starts a pass; a worker reads all of it, and its share is cut from each batch."""
-        del shard
         return _TfStream(self._dataset, self.shuffled_anew)
 
     def spec(self) -> Nest | None:
@@ -62,7 +61,6 @@ class TfSource(Source):
         return all(leaf.shape and leaf.shape[0] is not None for leaf in jax.tree.leaves(self.spec()))
 
     def batch_size(self) -> int | None:
-        """Examples in a full batch."""
         # TensorFlow's own walk: what comes after the batching may have changed the rows.
         module = importlib.import_module("tensorflow.python.data.experimental.ops.distribute")
         size = int(module.compute_batch_size(self._dataset))
@@ -80,15 +78,12 @@ class TfSource(Source):
         return tuple(found)
 
     def by_file(self, shard: Shard) -> Source:
-        """The dataset over this worker's files."""
         return TfSource(_auto_shard(self._dataset, shard, AutoShardPolicy.FILE))
 
     def by_hint(self, shard: Shard) -> Source:
-        """The dataset with its mark replaced by this worker's share."""
         return TfSource(_auto_shard(self._dataset, shard, AutoShardPolicy.HINT))
 
     def policy(self) -> AutoShardPolicy | None:
-        """The policy in the dataset's own options."""
         return AutoShardPolicy(int(self._dataset.options().experimental_distribute.auto_shard_policy))
 
 

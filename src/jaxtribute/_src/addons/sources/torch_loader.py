@@ -40,7 +40,7 @@ def _to_numpy(node: Nest) -> Nest:
 class TorchSource(Source):
     """A PyTorch loader of batches.
 
-    Its position is saved by the loader itself where it can (torchdata's `StatefulDataLoader`), and is a count of
+    Its position is saved by the loader itself if it can (torchdata's `StatefulDataLoader`), and is a count of
     batches where the loader reads in order.
     """
 
@@ -54,7 +54,6 @@ class TorchSource(Source):
 
     def open(self, shard: Shard) -> _StatefulStream | CountingStream:
         """Starts a pass; a worker reads all of it, and its share is cut from each batch."""
-        del shard
         if hasattr(self._loader, "load_state_dict"):
             return _StatefulStream(self._loader)
         # Of all samplers only this one is known to give the same batches again.
@@ -75,7 +74,6 @@ class TorchSource(Source):
         return bool(getattr(self._loader, "drop_last", False))
 
     def length(self) -> tuple[int, int] | None:
-        """Batches and examples of one pass, if they are known."""
         try:
             batches, examples, size = len(self._loader), len(self._loader.sampler), self._loader.batch_size
         except (TypeError, AttributeError):
@@ -83,11 +81,9 @@ class TorchSource(Source):
         return batches, batches * size if self.static_rows() else examples
 
     def batch_size(self) -> int | None:
-        """Examples in a full batch."""
         return getattr(self._loader, "batch_size", None)
 
     def left_over(self) -> int:
-        """Examples that the pipeline drops at the end of a pass."""
         found = self.length()
         return len(self._loader.sampler) - found[1] if found is not None else 0
 

@@ -61,7 +61,7 @@ class Fault:
         rank: The rank that it befalls; `None` for each.
         at: The point of the program: `step`, `run`, `reduce`, `input`, `save`, `restore` or `barrier`, also followed
             by `:end`, or what the program gives to `jd.testing.point`.
-        step: The how manyeth time that the point is reached, from 1; `None` for the first.
+        step: Number of the visit to the point at which it acts, from 1; `None` for the first.
         probability: Instead of that, how likely it is each time.
         seed: What the chance depends on, besides the rank.
         again: Whether it acts each time, instead of once; so it is with a probability.

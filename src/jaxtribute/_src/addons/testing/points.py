@@ -82,5 +82,5 @@ def check(name: str) -> None:
 
 
 def _pass(name: str) -> None:
-    """A point of a program, where nothing happens but what observers do."""
+    """A point of a program, if nothing happens but what observers do."""
     del name

@@ -102,7 +102,7 @@ class MultiProcessRunner:
             runner.run(second_test, args=(3,))
 
     The processes keep their state from call to call. After a call that left one of them dead or stuck, the next call
-    starts all anew.
+    starts all again.
 
     Args:
         workers: The number of processes.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -100,7 +101,7 @@ def run_module(
     settings: Mapping[str, str] | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> dict[str, Any]:
-    """Runs a module in a process with so many CPU devices, where there is no accelerator, and returns what it answers.
+    """Runs a module in a process with so many CPU devices, if there is no accelerator, and returns what it answers.
 
     Args:
       module: its last line of output is the answer, in JSON.
@@ -126,6 +127,12 @@ def run_module(
         raise DeadlineError(
             f"{module} on {devices} devices has not ended in {deadline_s:.0f} s. HINT: plan a smaller step."
         ) from None
+    if done.returncode == -signal.SIGKILL:
+        raise ProcessFailedError(
+            f"{module} was killed on {devices} devices, most likely because this "
+            "machine has too little memory for it. HINT: jaxtribute plan --shapes gives variables no memory; the other "
+            "commands need a smaller model."
+        )
     if done.returncode:
         raise ProcessFailedError(
             f"{module} on {devices} devices ended with {done.returncode}. HINT: run the script by itself first. It "

@@ -71,7 +71,6 @@ class TPUStrategy(Strategy):
         replica_shape: Mapping[str, int] | None = None,
         layout: LayoutMap | Mapping[str, Any] | str | None = None,
     ) -> None:
-        del experimental_spmd_xla_partitioning
         groups = Groups.of(devices_per_replica, replica_shape, layout)
         self._resolver = tpu_cluster_resolver
         # What the groups are told was checked before: a worker that raised after it had joined would leave the others

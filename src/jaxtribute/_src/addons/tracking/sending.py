@@ -81,7 +81,7 @@ class Sender:
             # What has failed so often would fail on, and each call may wait for a server.
             if self._errors < _MOST_ERRORS:
                 try:
-                    # Made anew after a failure: its server may answer later.
+                    # Made again after a failure: its server may answer later.
                     tracker = tracker or self._make()
                     getattr(tracker, method)(*(() if flushed else arguments))
                 except Exception as error:  # noqa: BLE001  # a tracker may raise anything, and the training goes on

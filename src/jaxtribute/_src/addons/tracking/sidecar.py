@@ -102,7 +102,7 @@ class SidecarEvaluator:
 
         end = math.inf if self._timeout_s is None else time.monotonic() + self._timeout_s
         while time.monotonic() < end:
-            # Also of one that a training has saved anew under its old name, after it had gone back.
+            # Also of one that a training has saved again under its old name, after it had gone back.
             present = saves_in(self._directory)
             if present != self._present:  # whether a checkpoint is whole takes long to find out
                 found = latest_checkpoint(self._directory)

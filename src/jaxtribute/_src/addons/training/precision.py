@@ -149,7 +149,6 @@ class LossScale(ABC):
 
     def adjusted(self, values: Sequence[Any], finite: Array) -> list[Any]:
         """The new values of `variables` after a step whose gradients were finite, or not."""
-        del finite
         return list(values)
 
     def scale(self, nest: Nest) -> Any:
@@ -160,13 +159,16 @@ class LossScale(ABC):
         """The nest's floating arrays divided by the factor, in their own dtypes."""
         return _times(nest, 1 / self.value)
 
-    def value_and_grad(self, fn: Callable[..., Any], variables: Nest, *, has_aux: bool = False) -> Callable[..., Any]:
+    def value_and_grad(
+        self, fn: Callable[..., Any], variables: Nest, *, has_aux: bool = False, memory: int | str | None = None
+    ) -> Callable[..., Any]:
         """Differentiates like `jd.value_and_grad`, with a scaled loss; the results are unscaled.
 
         Args:
           fn: a function that returns a scalar, or `(scalar, aux)` with `has_aux`.
           variables: a variable or a nest of them.
           has_aux: whether `fn` returns auxiliary data besides.
+          memory: how much the backward pass may keep; see `jd.value_and_grad`.
 
         Returns:
           A function of `fn`'s arguments that returns `(value, gradients)`, or `((value, aux), gradients)`.
@@ -179,7 +181,7 @@ class LossScale(ABC):
             return _full(value) * self.value, result
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            (_, result), grads = value_and_grad(scaled, variables, has_aux=True)(*args, **kwargs)
+            (_, result), grads = value_and_grad(scaled, variables, has_aux=True, memory=memory)(*args, **kwargs)
             return result, self.unscale(grads)
 
         return call
@@ -203,7 +205,6 @@ class StaticLossScale(LossScale):
 
     @property
     def value(self) -> jax.Array:
-        """The factor, a float32 scalar."""
         return jnp.float32(self._value)
 
     def __repr__(self) -> str:
@@ -244,7 +245,6 @@ class DynamicLossScale(LossScale):
 
     @property
     def value(self) -> jax.Array:
-        """The factor at present, a float32 scalar."""
         return self._scale.read_value()
 
     @property

@@ -16,6 +16,8 @@ _EVEN = (12, 24, 48)
 """Rows that two, three and four replicas can share."""
 _FACTORS = 1e4, 1e-4
 """Factors of gradients: more than clipping takes away, and less than it leaves."""
+_STRETCH = 4.0
+"""Factor of what is trained: behind it other sides of a hinge, a threshold or a clip are seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +29,24 @@ class Arrangement:
       factor: of all gradients.
       ahead: steps that one device has done before.
       branch: a branch that is taken in place of the one that its condition asks for.
+      stretch: a factor of all that is trained, before the step.
     """
 
     sizes: tuple[int, ...]
     factor: float = 1.0
     ahead: int = 0
     branch: Branch | None = None
+    stretch: float = 1.0
 
     @property
     def alone(self) -> Arrangement:
         """One device with the whole batch."""
         return replace(self, sizes=(self.rows,))
+
+    @property
+    def plain(self) -> bool:
+        """True for the state and the gradients that the program has."""
+        return self.factor == 1 and self.stretch == 1
 
     @property
     def replicas(self) -> int:
@@ -73,6 +82,7 @@ class Arrangement:
     def _more(self) -> str:
         scaled = "" if self.factor == 1 else f" with gradients x {self.factor:g}"
         later = f" {self.ahead} step(s) later" if self.ahead else ""
+        scaled += "" if self.stretch == 1 else f" with variables x {self.stretch:g}"
         return scaled + later + (f" in the other branch of {self.branch.place}" if self.branch else "")
 
     def parts(self, value: Any, each: int = 1) -> list[Any]:
@@ -118,3 +128,4 @@ def arrangements(batch: int) -> Iterator[Sequence[Arrangement]]:
     # What is clipped, or not yet, hides how large gradients are.
     for factor in _FACTORS:
         yield [Arrangement(one.sizes, factor) for one in pairs(batch)]
+    yield [Arrangement(one.sizes, stretch=_STRETCH) for one in pairs(batch)]

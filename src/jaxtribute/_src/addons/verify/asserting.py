@@ -11,7 +11,7 @@ from jaxtribute import PerReplica, function
 from jaxtribute._src.addons.tools.user_scripts import Finished
 from jaxtribute._src.addons.verify.operations import is_key
 from jaxtribute._src.addons.verify.report import text
-from jaxtribute._src.addons.verify.verifying import Verdict
+from jaxtribute._src.addons.verify.verdict import Verdict
 from jaxtribute._src.addons.verify.watching import KINDS, Watcher
 from jaxtribute.errors import ArgumentError
 from jaxtribute.experimental import observe

@@ -10,8 +10,9 @@ import numpy as np
 
 from jaxtribute import Variable
 from jaxtribute._src.addons.verify.feeding import is_seed
+from jaxtribute._src.addons.verify.holding import combined, is_rows
 from jaxtribute._src.addons.verify.operations import as_wide, is_key
-from jaxtribute._src.addons.verify.stage import Outcome, combined, is_rows
+from jaxtribute._src.addons.verify.stage import Outcome
 
 _RELATIVE = 1e-6
 """Of the largest change of a value: what float64 and other orders of sums come to stands far below."""
@@ -85,12 +86,26 @@ def differences(
         changes[variable] = (np.asarray(one), np.asarray(other), np.asarray(old))
     largest = max((_largest(one - old) for one, _, old in changes.values() if _is_real(one)), default=0.0)
     rounded = alone.rounded or found.rounded
+    means = _counted_alike(changes, found.arrangement.replicas)
     for variable, (one, other, old) in changes.items():
+        if variable in means:
+            continue
         scale = _largest(one - old) if _is_real(one) else 1.0
         error = _error(one, other)
         if not error <= _allowed(one, scale, largest, rounded=rounded):
             yield Difference(variable.name.removesuffix(":0"), one, other, _part(error, scale), variable)
     yield from _results(alone, found, before, open_, pending, rounded=rounded)
+
+
+def _counted_alike(changes: Mapping[Variable, tuple[Any, Any, Any]], replicas: int) -> set[Variable]:
+    """The sums and counts of means to which each replica adds a number of all: both grow alike, the mean is right."""
+    grown = {
+        variable.name.removesuffix(":0"): variable
+        for variable, (one, other, old) in changes.items()
+        if not variable.trainable and _is_real(one) and not _error(other - old, (one - old) * replicas) > 1e-6
+    }
+    owners = {name.removesuffix("/total") for name in grown if name.endswith("/total")}
+    return {grown[f"{owner}/{part}"] for owner in owners if f"{owner}/count" in grown for part in ("total", "count")}
 
 
 def _allowed(one: Any, scale: float, largest: float, *, rounded: bool) -> float:

@@ -9,7 +9,7 @@ import keras
 
 from jaxtribute._src.addons.verify.asserting import NotOneDeviceError
 from jaxtribute._src.addons.verify.report import text
-from jaxtribute._src.addons.verify.verifying import Verdict
+from jaxtribute._src.addons.verify.verdict import Verdict
 from jaxtribute._src.addons.verify.watching import KINDS, Watcher
 from jaxtribute.extending import subscribe
 

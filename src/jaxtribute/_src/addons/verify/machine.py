@@ -56,6 +56,7 @@ class Record:
       eqn: the operation; None for what the code around the replicas did.
       place: the user's line.
       inside: True within a loop or a condition.
+      backwards: True if JAX has made the operation to differentiate, or what it is a part of.
     """
 
     name: str
@@ -64,11 +65,7 @@ class Record:
     eqn: JaxprEqn | None
     place: Place | None
     inside: bool = False
-
-    @property
-    def backwards(self) -> bool:
-        """True if JAX has made the operation to differentiate."""
-        return self.eqn is not None and is_backwards(self.eqn)
+    backwards: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -193,11 +190,13 @@ class Machine:
         else:
             if name == "select_n" and not np.ndim(operands[0]) and _is_written(place):
                 chosen = self._chosen(place, len(operands) - 1, int(operands[0]))
-                operands = [np.asarray(chosen, np.asarray(operands[0]).dtype), *operands[1:]]
+                if chosen != int(operands[0]):
+                    operands[0] = self._tape.same(np.asarray(chosen, np.asarray(operands[0]).dtype), operands[0])
             results = self._plain(eqn, operands, place)
         # Own objects: a value that an operation hands through would else be taken for what was there before.
         results = [value if is_key(value) else np.asarray(value).view() for value in results]
-        self._tape.add(Record(name, tuple(operands), tuple(results), eqn, place, self._inside > 0))
+        backwards = self._backwards > 0
+        self._tape.add(Record(name, tuple(operands), tuple(results), eqn, place, self._inside > 0, backwards))
         return results
 
     def _plain(self, eqn: JaxprEqn, operands: list[Any], place: Place | None) -> list[Any]:
@@ -289,7 +288,8 @@ class Machine:
         finally:
             tape.keeps = keeps
         results = [value if is_key(value) else np.asarray(value).view() for value in results]
-        tape.add(Record(eqn.primitive.name, tuple(operands), tuple(results), eqn, place, inside=True))
+        backwards = self._backwards > 0
+        tape.add(Record(eqn.primitive.name, tuple(operands), tuple(results), eqn, place, True, backwards))
         return results
 
     def _turned(self, turns: int) -> None:

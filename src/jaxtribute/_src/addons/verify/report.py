@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxtribute._src.addons.verify.arrangements import Arrangement
 from jaxtribute._src.addons.verify.operations import is_key
-from jaxtribute._src.addons.verify.verifying import Finding, Verdict
+from jaxtribute._src.addons.verify.verdict import Finding, Verdict
 
 _NAMES = 4
 _NOTES = 6
@@ -39,28 +39,32 @@ def _lines(verdict: Verdict) -> Iterator[str]:
         yield f"{verdict.name}: NOT VERIFIED"
     for number, finding in enumerate(verdict.findings, start=1):
         yield from _of_finding(number, finding)
+    yield from (f"  NOT VERIFIED: {what}" for what in _hidden(verdict))
     notes = list(verdict.unverified)
     reasons: dict[str, list[Arrangement]] = {}
     for arrangement, reason in verdict.refused:
         reasons.setdefault(reason, []).append(arrangement)
     notes += [f"{'; '.join(one.short for one in where)}: {reason}" for reason, where in reasons.items()]
-    if verdict.pending:
-        names = ", ".join(verdict.pending[:_NAMES]) + (" ..." if len(verdict.pending) > _NAMES else "")
-        yield (
-            f"  NOT VERIFIED: {names}: another value on each replica, which nothing reduces. A mistake if the next "
-            "call is given it as its state"
-        )
-    if verdict.still:
-        yield (
-            "  NOT VERIFIED: no step changes what is trained (a learning rate of 0?), so that a wrong gradient is not "
-            "seen"
-        )
-    for branch in verdict.untaken:
-        yield f"  NOT VERIFIED: a branch that is not taken: {branch}: {branch.text}"
     for note in notes[:_NOTES]:
         yield f"  not verified: {note}"
     if len(notes) > _NOTES:
         yield f"  not verified: {len(notes) - _NOTES} more"
+
+
+def _hidden(verdict: Verdict) -> Iterator[str]:
+    """Says what may hide a mistake."""
+    if verdict.pending:
+        names = ", ".join(verdict.pending[:_NAMES]) + (" ..." if len(verdict.pending) > _NAMES else "")
+        yield (
+            f"{names}: another value on each replica, which nothing reduces. A mistake if the next call is given it as "
+            "its state"
+        )
+    if verdict.still:
+        yield "no step changes what is trained (a learning rate of 0?), so that a wrong gradient is not seen"
+    if verdict.blank:
+        yield f"{', '.join(verdict.blank[:_NAMES])}: NaN on one device, as on replicas, so that no difference is seen"
+    for branch in verdict.untaken:
+        yield f"a branch that is not taken: {branch}: {branch.text}"
 
 
 def _of_finding(number: int, finding: Finding) -> Iterator[str]:

@@ -6,7 +6,9 @@ Reads fetch what the servers hold, once; nothing is sent to them, and no slot is
 from __future__ import annotations
 
 import warnings
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 from unittest import mock
@@ -17,55 +19,76 @@ import optax
 from jaxtribute import Optimizer, ReduceOp, Variable, VariableAggregation, get_replica_context
 from jaxtribute._src.addons.parameter_servers.scheduling.per_worker import PerWorkerIterator
 from jaxtribute._src.addons.parameter_servers.variables.variable import ServerVariable, ShardedVariable
+from jaxtribute._src.addons.verify.steps import Call, Step
+from jaxtribute._src.addons.verify.verdict import Verdict
 from jaxtribute.experimental import Event
 from jaxtribute.extending import Context, Function, MirroredPolicy, Nests
+from jaxtribute.typing import Function as Callee
 
 _KEPT = frozenset({"__init__", "stored", "layout", "device"})
 
 
-class Scheduled(ExitStack):
-    """A call of `ClusterCoordinator.schedule`; within its block the function can run here, on copies.
+class Scheduled(Step):
+    """A function that `ClusterCoordinator.schedule` is given: it runs here, on copies.
 
     Args:
       event: the event that tells of it.
     """
 
+    asynchronous = True
+
     def __init__(self, event: Event) -> None:
-        super().__init__()
         coordinator: Any = event.subject
         function, args, kwargs = event.arguments
-        self.strategy: Any = coordinator.strategy
         self.function: Any = function
-        self.name = getattr(function, "__name__", "the scheduled function")
-        self.call: Any = function.python_function if isinstance(function, Function) else function
+        self._strategy: Any = coordinator.strategy
         self._nest = tuple(args), dict(kwargs)
+        name = getattr(function, "__name__", "the scheduled function")
+        super().__init__(
+            name, function.python_function if isinstance(function, Function) else function, [self._strategy]
+        )
 
-    def arguments(self, fed: dict[int, list[Any]]) -> Any:
-        """The arguments as a worker would have them, with a batch of each dataset noted in `fed`."""
-        for leaf in Nests.flatten(self._nest)[0]:
-            if isinstance(leaf, PerWorkerIterator):
-                fed[id(leaf)] = [next(leaf.made_here())]
-        return self._nest
+    def _of_first(self, call: Call) -> Verdict | None:
+        # The arguments as a worker would have them, with a batch of each dataset.
+        drawn = {
+            id(leaf): [next(leaf.made_here())]
+            for leaf in Nests.flatten(self._nest)[0]
+            if isinstance(leaf, PerWorkerIterator)
+        }
+        call = replace(call, args=self._nest[0], kwargs=self._nest[1], drawn=drawn)
+        self._variables = {}
+        with _on_copies(self._strategy):
+            verification = self.verified(call)
+            trial = verification.trial()
+            if not trial.ran and not trial.written:
+                return None
+            if not trial.ran:
+                verification = self.verified(call, around=self._in_replica)
+            return verification.verdict()
 
-    def __enter__(self) -> Scheduled:
-        """Lets variables of servers be plain ones."""
-        super().__enter__()
-        policy = MirroredPolicy(self.strategy.extended.mesh)
-        access = self.strategy.extended.server_policy.access
+    def _in_replica(self, function: Callee) -> Callee:
+        return lambda *args, **kwargs: self._strategy.run(function, args, kwargs)
+
+
+@contextmanager
+def _on_copies(strategy: Any) -> Generator[None]:
+    """Lets variables of servers be plain ones, until the block ends."""
+    policy, access = MirroredPolicy(strategy.extended.mesh), strategy.extended.server_policy.access
+    with ExitStack() as stack:
         for kind in (ServerVariable, ShardedVariable):
             for name, own in list(vars(kind).items()):
                 if isinstance(own, FunctionType | property) and hasattr(Variable, name) and name not in _KEPT:
-                    self.enter_context(mock.patch.object(kind, name, getattr(Variable, name)))
-        self.enter_context(mock.patch.object(ServerVariable, "policy", policy))
+                    stack.enter_context(mock.patch.object(kind, name, getattr(Variable, name)))
+        stack.enter_context(mock.patch.object(ServerVariable, "policy", policy))
         fetched = property(lambda variable: access.read([variable.layout])[0])
-        self.enter_context(mock.patch.object(ServerVariable, "stored", fetched))
+        stack.enter_context(mock.patch.object(ServerVariable, "stored", fetched))
         # A worker is one replica, of which a variable need not say how several write it.
-        self.enter_context(mock.patch.object(ServerVariable, "aggregation", property(_aggregation)))
-        self.enter_context(warnings.catch_warnings())
+        stack.enter_context(mock.patch.object(ServerVariable, "aggregation", property(_aggregation)))
+        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # that the function runs on the coordinator
-        self.enter_context(mock.patch.object(Optimizer, "apply_gradients", _applied(Optimizer.apply_gradients)))
-        self.enter_context(self.strategy.scope())
-        return self
+        stack.enter_context(mock.patch.object(Optimizer, "apply_gradients", _applied(Optimizer.apply_gradients)))
+        stack.enter_context(strategy.scope())
+        yield
 
 
 def _aggregation(variable: Any) -> VariableAggregation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,16 +12,19 @@ import numpy as np
 
 from jaxtribute import Mirrored, PerReplica, ReduceOp, Variable
 from jaxtribute._src.addons.verify.arrangements import Arrangement, arrangements, pairs, uneven
-from jaxtribute._src.addons.verify.blame import Culprit, Suspects
+from jaxtribute._src.addons.verify.blame import Culprit, Suspects, last_line, repeated_draw, unreduced
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE
 from jaxtribute._src.addons.verify.comparing import Before, Difference, compared, differences
 from jaxtribute._src.addons.verify.feeding import paths_of, returned
+from jaxtribute._src.addons.verify.holding import snapshot, total_of
 from jaxtribute._src.addons.verify.machine import Branch, CannotVerify, Record
 from jaxtribute._src.addons.verify.meeting import Draws
-from jaxtribute._src.addons.verify.operations import as_wide, is_key
+from jaxtribute._src.addons.verify.operations import as_wide, is_float, is_key
 from jaxtribute._src.addons.verify.relations import relate
 from jaxtribute._src.addons.verify.sources import Place
-from jaxtribute._src.addons.verify.stage import Outcome, Stage, snapshot, standing_in, total_of
+from jaxtribute._src.addons.verify.stage import Outcome, Stage
+from jaxtribute._src.addons.verify.standing import standing_in
+from jaxtribute._src.addons.verify.verdict import Finding, Verdict
 from jaxtribute.extending import Context, Nests
 from jaxtribute.typing import Function as Callee
 
@@ -33,79 +36,6 @@ _BRANCHES = 4
 """Branches that are taken against their conditions."""
 _NOISE = 0.02
 """Deviation of what is added to trained variables that are all zero: behind them gradients would be zero too."""
-
-
-@dataclass(slots=True, eq=False)
-class Finding:
-    """A mistake.
-
-    Attributes:
-      culprit: where it is, as far as it is known, and what to write instead.
-      differences: what it makes differ, in the first arrangement that shows it.
-      arrangement: that arrangement.
-      failing: all arrangements that differ.
-      right: those that do not.
-    """
-
-    culprit: Culprit
-    differences: list[Difference]
-    arrangement: Arrangement
-    failing: list[Arrangement] = field(default_factory=list)
-    right: list[Arrangement] = field(default_factory=list)
-
-    @property
-    def conditional(self) -> bool:
-        """True if batches that the replicas share evenly are right."""
-        return all(one.kind != "divides" for one in self.failing)
-
-
-@dataclass(slots=True, eq=False)
-class Verdict:
-    """The result of the verification of one step.
-
-    Attributes:
-      name: the step's function.
-      findings: its mistakes.
-      tried: the arrangements that were compared.
-      refused: the arrangements in which the step raises, with what.
-      unverified: what could not be verified, in words.
-      outputs: how many variables and results were compared.
-      pending: results that differ on each replica, and look like the state of the next call.
-      untaken: conditions of which not all branches could be run.
-      still: True if nothing that is trained has changed.
-      seconds: how long it took.
-      uneven: True if the program has batches that its replicas share unevenly.
-      asynchronous: True for a function of a coordinator, whose workers have one replica each: what differs on several
-        replicas does no harm there.
-    """
-
-    name: str
-    findings: list[Finding] = field(default_factory=list)
-    tried: list[Arrangement] = field(default_factory=list)
-    refused: list[tuple[Arrangement, str]] = field(default_factory=list)
-    unverified: list[str] = field(default_factory=list)
-    outputs: int = 0
-    pending: list[str] = field(default_factory=list)
-    untaken: list[Place] = field(default_factory=list)
-    still: bool = False
-    seconds: float = 0.0
-    uneven: bool = False
-    asynchronous: bool = False
-
-    @property
-    def right(self) -> bool:
-        """True if nothing was found that concerns the program's own batches and replicas."""
-        return self.asynchronous or all(one.conditional and not self.uneven for one in self.findings)
-
-    @property
-    def complete(self) -> bool:
-        """True if the step was compared, and nothing hides what it trains."""
-        return bool(self.tried) and not self.pending and not self.still
-
-    def __str__(self) -> str:
-        from jaxtribute._src.addons.verify.report import text  # which imports this module
-
-        return text(self)
 
 
 class Verification:
@@ -159,6 +89,7 @@ class Verification:
         self._context = Context.current()
         self._known: dict[Arrangement, tuple[Outcome, Draws]] = {}
         self._found: dict[Arrangement, Outcome] = {}
+        self._traces: dict[Any, Any] = {}
 
     def trial(self) -> Outcome:
         """Runs the step on one device with the program's batch."""
@@ -176,7 +107,7 @@ class Verification:
         verdict = Verdict(f"strategy.reduce of {self._name}{path}", outputs=1)
         for arrangement, found in self._found.items():
             one, parts = self._known[arrangement.alone][0].outputs.get(path), found.outputs.get(path)
-            if one is None or not isinstance(parts, tuple) or arrangement.factor != 1 or arrangement.idle:
+            if one is None or not isinstance(parts, tuple) or not arrangement.plain or arrangement.idle:
                 continue
             try:
                 alone, others = total_of([one], op, axis), total_of(parts, op, axis)
@@ -187,7 +118,7 @@ class Verification:
             if apart and verdict.findings:
                 verdict.findings[0].failing.append(arrangement)
             elif apart:
-                culprit = Suspects.unreduced(op, relate(one, parts, arrangement), place, one, parts)
+                culprit = unreduced(op, relate(one, parts, arrangement), place, one, parts)
                 verdict.findings.append(Finding(culprit, apart, arrangement, [arrangement]))
         for finding in verdict.findings:
             finding.right = [one for one in verdict.tried if one not in finding.failing]
@@ -207,7 +138,7 @@ class Verification:
                 break  # enough is known: three and four replicas show what two have shown
             refused: list[tuple[Arrangement, str]] = []
             for arrangement in group:
-                if arrangement.factor != 1 and any(one.kind == "divides" for one, _ in wrong):
+                if not arrangement.plain and any(map(_is_enough, wrong)):
                     break
                 try:
                     found, one = self._run(arrangement), self._known[arrangement.alone][0]
@@ -219,9 +150,10 @@ class Verification:
                     continue
                 verdict.tried.append(arrangement)
                 self._found[arrangement] = found
-                if arrangement.branch is not None and not _is_finite(one):
-                    verdict.tried.pop()
-                    verdict.untaken.append(arrangement.branch.place)
+                if (arrangement.branch is not None or arrangement.stretch != 1) and not _is_finite(one):
+                    # Of a state that does not ask for it, or is no state of the program.
+                    del self._found[verdict.tried.pop()]
+                    verdict.untaken += [arrangement.branch.place] if arrangement.branch is not None else []
                     break
                 verdict.unverified += [*one.lost, *found.lost]
                 open_, pending = [], []
@@ -243,7 +175,7 @@ class Verification:
         verdict.pending = [name for name in verdict.pending if name not in known]
         self._blame_input(verdict)
         for record, arrangement in repeated.values():
-            culprit = Suspects.repeated(record, self._key_of(record, arrangement))
+            culprit = repeated_draw(record, self._key_of(record, arrangement))
             verdict.findings.append(Finding(culprit, [], arrangement, [arrangement], []))
         return verdict
 
@@ -273,6 +205,7 @@ class Verification:
         best = 0
         for ahead in range(_AHEAD + 1):
             one = self._run(replace(alone, ahead=ahead))
+            verdict.blank = verdict.blank or _blank(one, self._before(one))
             trained, changed = self._changed(one)
             if ahead and not changed <= seen:
                 best = ahead
@@ -313,8 +246,22 @@ class Verification:
             if Nests.is_array(leaves[place]) and np.shape(one.outputs.get(path)) == np.shape(leaves[place])
         }
 
+    def _moment(self, arrangement: Arrangement) -> tuple[dict[Variable, Any], list[Any]]:
+        """The variables and arguments that a step begins with."""
+        state, leaves = self._moments[arrangement.ahead]
+        factor = arrangement.stretch
+        if factor == 1:
+            return state, leaves
+        leaves = list(leaves)
+        base = next(iter(self._known.values()))[0]
+        for place in self._returned(base).values():
+            if not is_key(leaves[place]) and is_float(leaves[place].dtype):
+                leaves[place] = leaves[place] * factor
+        trained = {variable: value * factor for variable, value in state.items() if _is_trained(variable, value)}
+        return {**state, **trained}, leaves
+
     def _before(self, one: Outcome) -> Before:
-        state, leaves = self._moments[one.arrangement.ahead]
+        state, leaves = self._moment(one.arrangement)
         results = {path: leaves[place] for path, place in self._returned(one).items()}
         return Before(state, results, self.fed)
 
@@ -339,7 +286,7 @@ class Verification:
         verdict = Verdict(self._name)
         wrong: list[tuple[Arrangement, list[Difference]]] = []
         for arrangement, found in self._found.items():
-            if arrangement.factor == 1 and not arrangement.idle:
+            if arrangement.plain and not arrangement.idle:
                 one = self._known[arrangement.alone][0]
                 apart = [each for each in differences(one, found, self._before(one), [], []) if each.own]
                 verdict.tried.append(arrangement)
@@ -385,8 +332,9 @@ class Verification:
             return
         for where, names in ordered[:_GROUPS]:
             # Where all replicas have as many rows, fewer things can be the reason; fewer replicas are easier to read.
-            arrangement = where[0]
-            everything = next(apart for one, apart in wrong if one == arrangement)
+            # What a clip hides here and there would seem to be right.
+            alike = [pair for pair in wrong if pair[0] in where and pair[0].kind == where[0].kind]
+            arrangement, everything = max(alike, key=lambda pair: len(pair[1]))
             apart = [difference for difference in everything if difference.name in names]
             others = [difference.name for difference in everything if difference.name not in names]
             culprit = Suspects(*self._kept(arrangement), apart, others).culprit()
@@ -404,7 +352,7 @@ class Verification:
         tape = self._run(arrangement.alone, frozenset()).tapes[0]
         for record in tape.records:
             if (record.name, record.place) == (drawn.name, drawn.place):
-                return Suspects.last_line(tape, record)
+                return last_line(tape, record)
         return None
 
     def _kept(self, arrangement: Arrangement) -> tuple[Outcome, Outcome]:
@@ -420,9 +368,10 @@ class Verification:
             self._run(arrangement.alone)
         draws = Draws(noting=True) if arrangement.replicas == 1 else self._known[arrangement.alone][1]
         draws.next = 0
-        state, leaves = self._moments[arrangement.ahead]
+        state, leaves = self._moment(arrangement)
         stage = Stage(self._strategy, arrangement, state, draws, folded)
         stage.batch, stage.placed = self.batch, {id(leaves[place]) for place in self._placed}
+        stage.traces = self._traces
         with standing_in(self._strategy, self._variables, stage):
             args, kwargs = self._tree.unflatten([self._given(place, leaf, stage) for place, leaf in enumerate(leaves)])
             with Context.entered(Context(self._context.strategy, self._context.replica, stage)):
@@ -458,6 +407,11 @@ class Verification:
             elif isinstance(leaf, Mirrored) or Nests.is_array(leaf):
                 data = leaf.data if isinstance(leaf, Mirrored) else leaf
                 stage.found.outputs[name] = stage.input_of(data)
+
+
+def _is_enough(wrong: tuple[Arrangement, list[Difference]]) -> bool:
+    """True if variables differ already where replicas share a batch evenly."""
+    return wrong[0].kind == "divides" and any(one.variable is not None for one in wrong[1])
 
 
 def _same_mistake(one: Culprit, other: Culprit) -> bool:
@@ -519,9 +473,20 @@ def _batches(
 def _shaken(variable: Variable, number: int) -> Any:
     """Copies a variable; a trained variable that is all zero gets some noise."""
     value = snapshot(variable)
-    if not variable.trainable or value.dtype != np.float64 or value.any():
+    if not _is_trained(variable, value) or value.any():
         return value
     return np.random.default_rng(number).normal(scale=_NOISE, size=value.shape)
+
+
+def _blank(one: Outcome, before: Before) -> list[str]:
+    """Names what of the state has become NaN."""
+    values = {variable.name: value for variable, value in one.written.items() if variable.trainable}
+    values.update({f"the result{path}": one.outputs[path] for path in before.results})
+    return [name for name, value in values.items() if not is_key(value) and np.isnan(value).any()]
+
+
+def _is_trained(variable: Variable, value: Any) -> bool:
+    return variable.trainable and value.dtype == np.float64
 
 
 def _is_finite(one: Outcome) -> bool:

@@ -2,62 +2,24 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import jax
 
-from jaxtribute import Mirrored, PerReplica, ReduceOp, Variable
-from jaxtribute._src.addons.tools.user_scripts import Finished, run_script
-from jaxtribute._src.addons.verify.machine import CannotVerify
-from jaxtribute._src.addons.verify.replaying import replayed
-from jaxtribute._src.addons.verify.sources import Place, calling_place, is_theirs
-from jaxtribute._src.addons.verify.verifying import Verdict, Verification
+from jaxtribute import PerReplica, ReduceOp, Variable
+from jaxtribute._src.addons.tools.user_scripts import run_script
+from jaxtribute._src.addons.verify.ending import Ending
+from jaxtribute._src.addons.verify.sources import calling_place
+from jaxtribute._src.addons.verify.steps import CALLS, Call, Step
+from jaxtribute._src.addons.verify.verdict import Verdict
 from jaxtribute.experimental import Event, Observer, observe
 from jaxtribute.extending import Context, Eager, Function, Kinds, Nests
 
 _RECENT = 256
-_PATIENCE, _PATIENCE_S = 500, 20.0
-"""Calls of a step, and seconds, after which no uneven batch is waited for."""
-_QUIET_S = 5.0
-"""Seconds without a new step after which none is waited for, such as that of an evaluation."""
-_UNSEEN_S = 30.0
-"""The same while the program has functions that have not run."""
-_CALLS = 2, 8, 32, 128
-"""The calls of a step that are looked at again, with the state and the batch that they have, as long as time allows."""
-_LATER_S = 10.0
-"""Seconds for these, of one step."""
-
-
-@dataclass(slots=True)
-class _Known:
-    """A step that is verified.
-
-    Attributes:
-      name: its name.
-      call: the Python function.
-      strategies: those it runs on.
-      variables: those it uses.
-      verification: of its first call.
-      results: by the id of a result of the last call: it, and where it stands there.
-      calls: number of calls.
-      seconds: spent on later ones.
-    """
-
-    name: str
-    call: Any
-    strategies: list[Any]
-    variables: dict[Variable, None]
-    verification: Verification
-    results: dict[int, tuple[Any, str]] = field(default_factory=dict)
-    calls: int = 1
-    seconds: float = 0.0
 
 
 class Watcher(Observer):
@@ -70,36 +32,30 @@ class Watcher(Observer):
       report: is told each verdict.
       again: after so many calls of steps that are verified already, and some seconds, with no new one between them,
         the program is ended; None to let it run to its end.
-      functions: what is looked at; all by default.
+
+    Attributes:
+      verdicts: what came of the steps, in order.
+      ending: ends the program.
     """
 
-    def __init__(self, report: Callable[[Verdict], None], again: int | None, functions: Sequence[Any] = ()) -> None:
-        self._report, self._again, self._functions = report, again, functions
-        self._seen: set[Any] = set()
-        self._repeats = 0
-        self._step: Event | None = None
-        self._strategies: dict[Any, None] = {}
-        self._variables: dict[Variable, None] = {}
-        self._busy = False
+    def __init__(self, report: Callable[[Verdict], None], again: int | None) -> None:
+        self._report = report
+        self._steps: dict[Any, Step | None] = {}
+        """By function, or strategy and function, its step; None for what runs on no replicas."""
+        self._event: Event | None = None
+        """The step under way, or that of a `strategy.run` outside of any."""
+        self._call = Call()
+        self._dispatched = False
+        """True if the step under way has been looked at."""
         self._running: dict[Any, None] = {}
         """The strategy whose `run` is under way, outside of any step."""
         self._drawn: list[Any] = []
-        self.called: set[Any] | None = None
-        """The functions that have run, also on no replicas or within others; None if nobody notes them."""
-        self._unseen: list[str] = []
-        self._asked = 0.0
-        """The names of the others, and when they were looked up."""
-        self._fed: dict[int, list[Any]] = {}
-        """By the id of an iterator what a step has drawn of it."""
-        self._begun = time.perf_counter()
-        self._verified: dict[Any, _Known] = {}
-        self._dispatched = False
-        """True if the step under way has been looked at."""
-        self._results: dict[int, tuple[Any, Verification, str]] = {}
-        """By the id of a result that each replica has for itself: it, whose it is, and where it stands there."""
-        self._of: dict[Any, list[Verdict]] = {}
         self._uneven: set[Any] = set()
-        """The steps that have had a batch that their replicas share unevenly, and by step what came of it."""
+        """The steps that have had a batch that their replicas share unevenly."""
+        self._reduced: set[Any] = set()
+        """Reductions around steps that are verified."""
+        self._busy = False
+        self.ending = Ending(again)
         self.verdicts: list[Verdict] = []
 
     def on_start(self, event: Event) -> None:
@@ -108,21 +64,12 @@ class Watcher(Observer):
             return
         if event.kind == Kinds.STEP.name:
             self._look_at(event.arguments, event.subject)
-            self._step, self._strategies, self._variables, self._fed = event, dict(self._running), {}, {}
-            self._dispatched = False
+            self._event, self._call, self._dispatched = event, Call(strategies=dict(self._running)), False
         elif event.kind == Kinds.RUN.name:
-            self._strategies[event.subject] = None
-            if self.called is not None:
-                self.called.update(one for one in event.arguments[:1] if isinstance(one, Function))
-            if self._step is None:
-                self._running = {event.subject: None}
-            plain = not isinstance(event.arguments[0] if event.arguments else None, Function)
-            if self._step is None and plain and type(Context.current().executor) is Eager:
-                self._look_at(event.arguments[1:], (event.subject, event.arguments[0]))
-                self._run_alone(event)
-        elif event.kind == Kinds.DISPATCH.name and self._step is not None:
-            self._verify(self._step)
-        elif event.kind == Kinds.REDUCE.name and self._step is None and self._results:
+            self._begin_run(event)
+        elif event.kind == Kinds.DISPATCH.name and self._event is not None:
+            self._verify(self._event)
+        elif event.kind == Kinds.REDUCE.name and self._event is None:
             self._verify_reduction(event)
         elif event.kind == Kinds.SCHEDULE.name:
             self._verify_scheduled(event)
@@ -133,232 +80,149 @@ class Watcher(Observer):
             return
         if event.kind == Kinds.TRACE.name and event.error is None:
             executor: Any = getattr(event.result, "executor", None)
-            for one in (*getattr(executor, "inputs", ()), *getattr(executor, "written", ())):
-                if isinstance(one, Variable):
-                    self._variables[one] = None
+            used = (*getattr(executor, "inputs", ()), *getattr(executor, "written", ()))
+            self._call.variables.update((one, None) for one in used if isinstance(one, Variable))
         elif event.kind == Kinds.STEP.name:
-            if self._step is event:
+            if self._event is event:
                 # One that is no program, as where replicas of different shapes cannot be, has told no dispatch.
-                self._step = None
+                self._event = None
                 self._note(event, event.subject)
-                self._count(event.subject)
+                if event.subject in self._steps:
+                    self._count()
         elif event.kind == Kinds.RUN.name:
             self._running = {}
-            if self._step is None and event.arguments:
+            if self._event is None and event.arguments:
                 self._note(event, (event.subject, event.arguments[0]))
         elif event.kind == Kinds.INPUT.name:
-            self._look_at(event.result, self._step and self._step.subject)
-            self._fed.setdefault(id(event.subject), []).append(event.result)
+            self._look_at(event.result, self._event and self._event.subject)
+            self._call.drawn.setdefault(id(event.subject), []).append(event.result)
             self._drawn.extend(jax.tree.leaves(event.result))
             del self._drawn[:-_RECENT]
 
     def _look_at(self, batch: Any, key: Any) -> None:
         """Notes whether replicas share a batch of a step unevenly; those without rows do not count."""
         if key is not None and any(map(_is_uneven, Nests.flatten(batch)[0])):
-            for verdict in self._of.setdefault(key, []):
-                verdict.uneven = True
             self._uneven.add(key)
+            step = self._steps.get(key)
+            for verdict in step.verdicts if step is not None else ():
+                verdict.uneven = True
 
-    def _count(self, subject: Any) -> None:
-        if subject in self._seen and self._again is not None:
-            self._repeats += 1
-            calls = max((known.calls for known in self._verified.values()), default=_CALLS[1])
-            # A mistake that only uneven batches show is one if the program has such batches.
-            waits = any(one.findings and one.right for one in self.verdicts)
-            seconds = time.perf_counter() - self._begun
-            patient = self._repeats < _PATIENCE and seconds < _PATIENCE_S
-            waits = waits or (calls < _CALLS[1] and self._again > 1)
-            if self._repeats < self._again or seconds <= _QUIET_S or (waits and patient):
-                return
-            now = time.perf_counter()
-            if now > self._asked + 1 or not self._unseen:
-                self._asked, self._unseen = now, self.unseen()
-            if seconds > _UNSEEN_S or not self._unseen:
-                raise Finished
+    def _count(self) -> None:
+        calls = max((step.calls for step in self._steps.values() if step is not None), default=CALLS[1])
+        # A mistake that only uneven batches show is one if the program has such batches.
+        self.ending.count(calls=calls, waits=any(one.findings and one.right for one in self.verdicts))
 
-    def unseen(self) -> list[str]:
-        """The user's functions that have not run, with their lines."""
-        if self.called is None:
-            return []
-        functions = [one for one in gc.get_objects() if type(one) is Function and one not in self.called | self._seen]
-        codes = [getattr(one.python_function, "__code__", None) for one in functions]
-        return [
-            f"{code.co_name} ({Place(code.co_filename, code.co_firstlineno)})"
-            for code in codes
-            if code is not None and is_theirs(code.co_filename)
-        ]
+    def _note(self, event: Event, key: Any) -> None:
+        """Notes the results of a step: code around it may reduce them, or give them to its next call."""
+        step = self._steps.get(key)
+        if step is not None and step.verification is not None:
+            step.note(event.result)
 
     def _verify(self, event: Event) -> None:
         function: Any = event.subject
-        wanted = not self._functions or function in self._functions
-        if function in self._seen and not self._dispatched:
-            self._dispatched = True
-            self._look_again(function, event.arguments, dict(getattr(event, "keywords", {})))
-        if function in self._seen or not isinstance(function, Function) or not wanted:
+        if not isinstance(function, Function) or self._dispatched:
             return
-        self._seen.add(function)
-        self._repeats, self._dispatched = 0, True
-        keywords = dict(getattr(event, "keywords", {}))
-        strategies = [one for one in self._strategies if not getattr(one, "is_default", False)]
-        if not strategies:
-            strategies = list(
-                dict.fromkeys(
-                    one.distribute_strategy
-                    for one in self._variables
-                    if not getattr(one.distribute_strategy, "is_default", True)
-                )
-            )
-            if not self._strategies:
-                return  # it runs on no replicas
-        self._judge(function.__name__, function.python_function, event.arguments, keywords, strategies, key=function)
+        self._dispatched = True
+        call = self._call
+        call.args, call.kwargs = event.arguments, dict(getattr(event, "keywords", {}))
+        if function not in self._steps:
+            strategies = [one for one in call.strategies if not _is_default(one)]
+            if call.strategies and not strategies:
+                of = (one.distribute_strategy for one in call.variables)
+                strategies = list(dict.fromkeys(one for one in of if not _is_default(one)))
+            step = Step(function.__name__, function.python_function, strategies) if call.strategies else None
+            self._steps[function] = step
+            if step is not None:
+                self._first(step, function)
+        else:
+            self._later(function)
+
+    def _begin_run(self, event: Event) -> None:
+        """Notes a `strategy.run`; verifies one that no function is around."""
+        strategy, fn = event.subject, event.arguments[0] if event.arguments else None
+        self._call.strategies[strategy] = None
+        self.ending.ran(fn)
+        if self._event is not None:
+            return
+        self._running = {strategy: None}
+        if isinstance(fn, Function) or type(Context.current().executor) is not Eager:
+            return
+        key = strategy, fn
+        self._look_at(event.arguments[1:], key)
+        self._call.args, self._call.kwargs = event.arguments[1:], dict(getattr(event, "keywords", {}))
+        if key in self._steps:
+            self._later(key)
+            self._count()
+            return
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return strategy.run(fn, *args, **kwargs)  # type: ignore[attr-defined]
+
+        self._steps[key] = step = Step(getattr(fn, "__name__", "the replica function"), call, [strategy])
+        self._first(step, key)
 
     def _verify_scheduled(self, event: Event) -> None:
         """Verifies, in this process, a function that a coordinator hands to a worker."""
         from jaxtribute._src.addons.verify.servers import Scheduled
 
-        scheduled = Scheduled(event)
-        if scheduled.function in self._seen:
-            self._count(scheduled.function)
+        step = Scheduled(event)
+        self.ending.ran(step.function)
+        if step.function in self._steps:
+            self._count()
             return
-        self._seen.add(scheduled.function)
-        self._repeats = 0
-        self._judge(scheduled.name, scheduled.call, (), {}, [scheduled.strategy], scheduled)
+        self._steps[step.function] = step
+        self._first(step, step.function)
 
-    def _note(self, event: Event, key: Any) -> None:
-        """Notes results of a verified step that each replica has for itself: code around it may reduce them."""
-        known = self._verified.get(key)
-        if known is None:
-            return
-        self._results, known.results = {}, {}
-        for path, leaf in jax.tree_util.tree_leaves_with_path(event.result, is_leaf=Nests.is_whole):
-            name = jax.tree_util.keystr(path)
-            if isinstance(leaf, PerReplica | Mirrored | jax.Array):
-                known.results[id(leaf)] = leaf, name
-            if isinstance(leaf, PerReplica):
-                self._results[id(leaf)] = leaf, known.verification, name
+    def _first(self, step: Step, key: Any) -> None:
+        self._call.recent = self._drawn
+        self.ending.restart()
+        with self._occupied():
+            verdict = step.first(self._call)
+        self._add(verdict, key)
 
-    def _look_again(self, key: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Judges what a call is given of the results of the one before; verifies it as well if its turn has come."""
-        known = self._verified.get(key)
-        if known is None:
+    def _later(self, key: Any) -> None:
+        step = self._steps[key]
+        if step is None:
             return
-        known.calls += 1
-        right = all(one.right for one in self._of.get(key, ()))
-        due = known.calls in _CALLS and known.seconds < _LATER_S and not self._functions
-        if not right or not (due or known.calls == 2):
-            return
-        begun = time.perf_counter()
-        leaves = Nests.flatten((tuple(args), kwargs))[0]
-        # Numbers of Python and their like are objects that many have in common; arrays are not.
-        fed = {known.results[id(leaf)][1]: place for place, leaf in enumerate(leaves) if id(leaf) in known.results}
-        self._busy = True
-        try:
-            verdict = known.verification.carried(fed) if fed and not known.verification.fed else None
-            if due and (verdict is None or verdict.right):
-                drawn = set(map(id, self._drawn)) or None
-                call, args, kwargs = replayed(known.call, args, kwargs, self._fed)
-                first, strategy = known.verification, known.strategies[0]
-                later = Verification(known.name, call, args, kwargs, strategy, known.variables, drawn, first)
-                verdict = later.verdict(brief=True)
-        except Exception:  # noqa: BLE001 (the first call's verdict stands)
-            return
-        finally:
-            self._busy = False
-            seconds = time.perf_counter() - begun
-            known.seconds += seconds
-            self._begun += seconds
-        if verdict is not None and verdict.findings:
-            known_lines = {one.culprit.mistake for verdict in self._of.get(key, ()) for one in verdict.findings}
-            verdict.findings = [one for one in verdict.findings if one.culprit.mistake not in known_lines]
-        if verdict is not None and verdict.findings:
-            verdict.name = f"{known.name}, call {known.calls}"
-            verdict.seconds = seconds
-            self._add(verdict, key)
+        self._call.recent = self._drawn
+        with self._occupied():
+            verdict = step.later(self._call)
+        self._add(verdict, key)
 
     def _verify_reduction(self, event: Event) -> None:
         given = {**dict(zip(("reduce_op", "value", "axis"), event.arguments, strict=False)), **event.keywords}
         op, axis, place = ReduceOp.parse(given["reduce_op"]), given.get("axis"), calling_place()
-        for leaf in Nests.flatten(given["value"])[0]:
-            _, verification, path = self._results.get(id(leaf), (None, None, ""))
-            key = verification, path, op, str(axis), place
-            if verification is not None and key not in self._seen:
-                self._seen.add(key)
-                verdict = verification.reduced(path, op, axis, place)
-                if verdict.tried:
-                    whose = (key for key, one in self._verified.items() if one.verification is verification)
-                    self._add(verdict, next(whose))
+        leaves = [leaf for leaf in Nests.flatten(given["value"])[0] if isinstance(leaf, PerReplica)]
+        for key, step in self._steps.items():
+            if step is None:
+                continue
+            for _, path in filter(None, (step.results.get(id(leaf)) for leaf in leaves)):
+                reduction = key, path, op, str(axis), place
+                if reduction not in self._reduced:
+                    self._reduced.add(reduction)
+                    self._add(step.reduced(path, op, axis, place), key)
 
-    def _run_alone(self, event: Event) -> None:
-        """Verifies a `strategy.run` that no function is around."""
-        strategy, fn = event.subject, event.arguments[0]
-        key = strategy, fn
-        keywords = dict(getattr(event, "keywords", {}))
-        if key in self._seen:
-            self._look_again(key, event.arguments[1:], keywords)
-            self._count(key)
+    def _add(self, verdict: Verdict | None, key: Any) -> None:
+        if verdict is None:
             return
-        self._seen.add(key)
-        self._repeats = 0
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return strategy.run(fn, *args, **kwargs)  # type: ignore[attr-defined]
-
-        name = getattr(fn, "__name__", "the replica function")
-        self._judge(name, call, event.arguments[1:], keywords, [strategy], key=key)
-
-    def _judge(
-        self,
-        name: str,
-        call: Any,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        strategies: list[Any],
-        scheduled: Any = None,
-        key: Any = None,
-    ) -> None:
-        self._busy = True
-        begun = time.perf_counter()
-        plain = call
-        try:
-            if len(strategies) != 1:
-                raise CannotVerify("it runs on several strategies" if strategies else "it runs on no replicas")
-            if strategies[0].extended.mesh.peers is not None:
-                raise CannotVerify("it runs on several workers. HINT: run the program in one process")
-            drawn = set(map(id, self._drawn)) or None
-            if scheduled is not None:
-                self._fed = {}
-                args, kwargs = scheduled.arguments(self._fed)
-            with scheduled or nullcontext():
-                call, args, kwargs = replayed(call, args, kwargs, self._fed)
-                strategy, variables = strategies[0], self._variables if scheduled is None else []
-                verification = Verification(name, call, args, kwargs, strategy, variables, drawn)
-                if scheduled is not None:
-                    trial = verification.trial()
-                    if not trial.ran and not trial.written:
-                        return  # no step
-                    if not trial.ran:
-                        inner = call
-                        call = lambda *args, **kwargs: strategy.run(inner, args, kwargs)  # noqa: E731
-                        verification = Verification(name, call, args, kwargs, strategy, variables, drawn)
-                verdict = verification.verdict()
-                if scheduled is None:
-                    self._verified[key] = _Known(name, plain, strategies, self._variables, verification)
-        except CannotVerify as reason:
-            verdict = Verdict(name, unverified=[str(reason)])
-        except Exception as error:  # noqa: BLE001 (the program goes on, whatever its function meets here)
-            verdict = Verdict(name, unverified=[f"{type(error).__name__}: {error}"])
-        finally:
-            self._busy = False
-        verdict.asynchronous = scheduled is not None
-        verdict.seconds = time.perf_counter() - begun
-        self._add(verdict, key)
-
-    def _add(self, verdict: Verdict, key: Any) -> None:
         verdict.uneven = key in self._uneven
-        self._of.setdefault(key, []).append(verdict)
-        self._begun = time.perf_counter()
+        self.ending.restart()
         self.verdicts.append(verdict)
         self._report(verdict)
+
+    @contextmanager
+    def _occupied(self) -> Generator[None]:
+        """Looks at nothing meanwhile: what runs then is the verification."""
+        self._busy, begun = True, time.perf_counter()
+        try:
+            yield
+        finally:
+            self._busy = False
+            self.ending.pause(time.perf_counter() - begun)
+
+
+def _is_default(strategy: Any) -> bool:
+    return getattr(strategy, "is_default", False)
 
 
 def _is_uneven(leaf: Any) -> bool:
@@ -400,18 +264,11 @@ def verify_script(
       ScriptError: the program fails; it says what there is of the verdicts.
     """
     watcher = Watcher(report, again)
-    watcher.called, call = set[Any](), Function.__call__
-    noted = watcher.called
-
-    def called(function: Any, *args: Any, **kwargs: Any) -> Any:
-        noted.add(function)
-        return call(function, *args, **kwargs)
-
-    with observe(watcher, *KINDS), mock.patch.object(Function, "__call__", called):
+    with observe(watcher, *KINDS), watcher.ending.noting():
         try:
             ended = run_script(script, arguments)
         except (Exception, SystemExit) as error:
             if not script.is_file():
                 raise
             raise ScriptError(watcher.verdicts) from error
-    return watcher.verdicts, ended, watcher.unseen() if ended else []
+    return watcher.verdicts, ended, watcher.ending.unseen() if ended else []

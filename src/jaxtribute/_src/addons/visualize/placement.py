@@ -48,7 +48,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One array, and the cell of each column; None where the device holds nothing of it.
+    """One array, and the cell of each column; None if the device holds nothing of it.
 
     Attributes:
       shape: the shape that the cells' bounds refer to; of an array that is stored flat, the flat one.
@@ -131,7 +131,7 @@ def placement(title: str, mesh: ReplicaMesh, nest: Nest) -> Placement:
 
 
 def short_name(device: Device) -> str:
-    """`CPU:0`, or `worker 1 GPU:0` where there are several processes."""
+    """`CPU:0`, or `worker 1 GPU:0` if there are several processes."""
     long = device_name(device).split("/")
     name = long[-1].removeprefix("device:")
     return name if jax.process_count() == 1 else f"worker {device.process_index} {name}"

@@ -49,7 +49,7 @@ class Reading:
     Attributes:
       title: the dataset and its sharding.
       explanation: what each worker reads.
-      bars: how batches are cut; empty where each worker has batches of its own, or nothing is known of their size.
+      bars: how batches are cut; empty if each worker has batches of its own, or nothing is known of their size.
     """
 
     title: str

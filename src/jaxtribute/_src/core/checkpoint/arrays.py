@@ -100,13 +100,13 @@ def batches(sizes: Sequence[int], limit: int = _BATCH_BYTES) -> Generator[slice]
 
 
 def begin(arrays: Mapping[str, Lease | HostArray]) -> None:
-    """Takes what is written first: a step that comes waits for it and copies the rest, so there is no whole copy ever.
+    """Takes what is written first: a step that comes waits for it and copies only the rest.
 
     Args:
       arrays: what `write` will get.
     """
     # The last first, as `_BorrowedHandler` writes them.
-    leases = [one for one in list(arrays.values())[::-1] if isinstance(one, Lease)]
+    leases = [value for value in list(arrays.values())[::-1] if isinstance(value, Lease)]
     for lease in leases[next(batches([lease.nbytes for lease in leases]), slice(0))]:
         lease.take()
 
@@ -129,8 +129,8 @@ def write(directory: Path, arrays: Mapping[str, Lease | HostArray]) -> None:
       arrays: the same names in every process; loans are given back, also if it fails.
     """
     tree = {
-        name: _Borrowed(one, place) if isinstance(one, Lease) else one
-        for place, (name, one) in enumerate(arrays.items())
+        name: _Borrowed(value, place) if isinstance(value, Lease) else value
+        for place, (name, value) in enumerate(arrays.items())
     }
 
     async def run() -> None:
@@ -140,9 +140,9 @@ def write(directory: Path, arrays: Mapping[str, Lease | HostArray]) -> None:
     try:
         asyncio.run(run())
     finally:
-        for one in arrays.values():
-            if isinstance(one, Lease):
-                one.give_back()
+        for value in arrays.values():
+            if isinstance(value, Lease):
+                value.give_back()
 
 
 def merge(directory: Path) -> None:

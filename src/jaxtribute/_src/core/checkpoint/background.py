@@ -25,7 +25,7 @@ class Background:
     """
 
     def __init__(self) -> None:
-        # A thread may take it again, as a handler of signals that saves does in the midst of a save.
+        # A thread may take it again, as a handler of signals that saves does in the middle of a save.
         self.alone = threading.RLock()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -84,14 +84,14 @@ class Background:
 
 def settle_all(path: Path | None = None) -> None:
     """Waits for all saves to a path, whoever began them; for all at the end of the program."""
-    for one in list(_running):
-        one.settle(path)
+    for saves in list(_running):
+        saves.settle(path)
 
 
 def _forget_threads() -> None:
     """Frees, in a process that was just forked, what other threads hold, which are not there."""
-    for one in list(_running):
-        one.alone = threading.RLock()
+    for saves in list(_running):
+        saves.alone = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forget_threads)

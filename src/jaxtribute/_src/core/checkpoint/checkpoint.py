@@ -141,7 +141,7 @@ class Checkpoint:
         """Saves to `{file_prefix}-{save_counter}`, counting up.
 
         Args:
-          file_prefix: a path; its folder is made where it does not exist.
+          file_prefix: a path; its folder is made if it does not exist.
           block: whether to return only once the checkpoint is complete. Otherwise the values are what they are
             now, whatever the training does meanwhile, and an error comes out at the next call.
           timeout_s: how long workers wait for each other; by default as long as for a step, at most ten
@@ -207,13 +207,13 @@ class Checkpoint:
             # One save at a time: two would hold two copies of what the training has changed meanwhile. An error of the
             # one before comes out here.
             self._background.wait()
-            found, channel = self._found(), self._agreeing()
+            collected, channel = self._found(), self._agreeing()
             if channel is None:
                 claim.check_manager()  # at once; of several workers the first alone knows, and tells the others
             here = channel and channel.cluster.meets("the save of a checkpoint")
-            positions = {name: _position(name, iterator) for name, iterator in found.iterators.items()}
+            positions = {name: _position(name, iterator) for name, iterator in collected.iterators.items()}
             with updating:  # no step in between: all values are of one moment
-                specs, leaves = found.snapshots(self._memory)  # a function of its own: see interrupts
+                specs, leaves = collected.snapshots(self._memory)  # a function of its own: see interrupts
             description = Description.of(specs, positions, channel.cluster.workers if channel else 1)
             # Still in the thread that trains: no step can come before what is written first is taken.
             arrays.begin(leaves)
@@ -258,7 +258,7 @@ class Checkpoint:
         The checkpoint may be of another strategy, and of another number of devices or workers.
 
         Args:
-          save_path: what `save` returned; None (what `latest_checkpoint` gives where there is none) does nothing.
+          save_path: what `save` returned; None (what `latest_checkpoint` gives if there is none) does nothing.
           strict: whether names that only the checkpoint or only the program has are an error. A value of another
             shape or dtype always is.
 
@@ -273,7 +273,7 @@ class Checkpoint:
           InputError: an iterator cannot go to its position.
           ArgumentTypeError: `save_path` is no path.
 
-        After an error nothing has changed, on any worker. All is read before the first value changes; only where that
+        After an error nothing has changed, on any worker. All is read before the first value changes; only if that
         would take more than half of the free memory, a disk that fails in the middle leaves a part, and it says so.
 
         Source: `tf.train.Checkpoint.restore`.
@@ -296,10 +296,10 @@ class Checkpoint:
                 return RestoreStatus(Path(), Differences((), (), ()))
             path = check_path(save_path, "save_path")
             settle_all(path)  # another object may be saving it
-            found, without = self._found(), () if counters else _COUNTERS
+            collected, without = self._found(), () if counters else _COUNTERS
             for name in without:
-                del found.leaves[name]
-            differences, turn = Restore(path, found, strict, without, committing.saving_cluster()).run()
+                del collected.leaves[name]
+            differences, turn = Restore(path, collected, strict, without, committing.saving_cluster()).run()
             self._past.restored(path, turn)
         return RestoreStatus(path, differences)
 
@@ -316,17 +316,17 @@ class Checkpoint:
         return self._channel if cluster is not None else None
 
     def _found(self) -> Contents:
-        found = collect(self._trackables, self._trackables.__setitem__)
-        for name in found.leaves:
+        collected = collect(self._trackables, self._trackables.__setitem__)
+        for name in collected.leaves:
             check_text(name, "the name of a value")
-        for name in found.iterators:
+        for name in collected.iterators:
             check_name(name, "the name of an iterator, whose position is saved in a folder of that name,")
             if name in (STATE, FILE, TURN):
                 raise ArgumentError(
                     f"an iterator named {name!r} would be saved where other files are. HINT: rename it."
                 )
-        found.leaves.update({name: cell(self._counts, name) for name in _COUNTERS})
-        return found
+        collected.leaves.update({name: cell(self._counts, name) for name in _COUNTERS})
+        return collected
 
     def __repr__(self) -> str:
         return f"<jd.Checkpoint of {', '.join(self._trackables)}; saved {self.save_counter} times>"

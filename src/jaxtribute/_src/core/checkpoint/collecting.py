@@ -104,7 +104,7 @@ class _Walk:
             elif not self._stateful(key, leaf):
                 self._attributes(key, leaf)
         if plain:
-            # Arrays and numbers cannot change in place, so the whole nest is made anew around the restored ones.
+            # Arrays and numbers cannot change in place, so the whole nest is built again around the restored ones.
             def rebuild() -> Callable[[], None]:
                 replace(name, tree.unflatten(cells))
                 return lambda: replace(name, value)
@@ -179,7 +179,7 @@ class _Walk:
             )
 
 
-# What objects of these libraries keep among their attributes is no state of the program's.
+# The attributes of these libraries' objects are not state of the program.
 _NOT_OURS = frozenset({"jaxtribute", "jax", "jaxlib", "numpy", "optax", "grain", "orbax", "builtins"})
 
 

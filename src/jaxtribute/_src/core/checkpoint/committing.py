@@ -46,18 +46,18 @@ STATE = "state"
 
 
 def saving_cluster() -> Cluster | None:
-    """The cluster of this process, or None where it is alone.
+    """The cluster of this process, or None if it is alone.
 
     Raises:
       ConfigError: JAX has several processes that this library did not bring together.
     """
-    found = runtime.Cluster.current()
-    if found is None and jax.process_count() > 1:
+    cluster = runtime.Cluster.current()
+    if cluster is None and jax.process_count() > 1:
         raise ConfigError(
             f"this is one of {jax.process_count()} processes that have no cluster to agree on a checkpoint in. "
             "HINT: make a jd.MultiWorkerMirroredStrategy instead of calling jax.distributed.initialize."
         )
-    return found if found is not None and found.workers > 1 else None
+    return cluster if cluster is not None and cluster.workers > 1 else None
 
 
 class SaveChannel:
@@ -168,10 +168,10 @@ class Save:
             raise
 
     def _give_back(self) -> None:
-        # Also where nothing came to be written: of a variable on loan each step makes a copy.
-        for one in self.arrays.values():
-            if isinstance(one, Lease):
-                one.give_back()
+        # Also if nothing came to be written: of a variable on loan each step makes a copy.
+        for array in self.arrays.values():
+            if isinstance(array, Lease):
+                array.give_back()
 
     def _run_in(self, channel: SaveChannel) -> None:
         """The same in several processes: the first makes the folder, all write, the first completes it."""
@@ -179,7 +179,7 @@ class Save:
         cluster, key = channel.cluster, channel.key
         timeout_s = cluster.patience(self.timeout_s)
         first = cluster.rank == 0
-        # Nobody writes before the folder is there; where it could not be made, all skip the writing and learn why.
+        # Nobody writes before the folder is there; if it could not be made, all skip the writing and learn why.
         made = _outcome(self._make) if first else ""
         if first:
             cluster.set(f"{key}/made", made)
@@ -217,11 +217,11 @@ class Save:
                     raise CheckpointError("; ".join(failed))
                 self._complete(self._all_marks(channel))
 
-        found = _outcome(complete)
-        return "; ".join(failed) or found
+        verdict = _outcome(complete)
+        return "; ".join(failed) or verdict
 
     def _make(self) -> None:
-        """Makes the folder anew; what is there is of a save that never ended."""
+        """Makes the folder again; what is in it was left by a save that never ended."""
         self.owner.claim()
         self.owner.take_over()
         old = standing(self.path)
@@ -245,11 +245,11 @@ class Save:
 
     def _all_marks(self, channel: SaveChannel) -> dict[str, Mark]:
         """The marks that the processes have told."""
-        cluster, found = channel.cluster, dict[str, Mark]()
+        cluster, marks = channel.cluster, dict[str, Mark]()
         for rank in range(cluster.workers):
             told = json.loads(cluster.get(f"{channel.key}/marks/{rank}", cluster.patience(self.timeout_s), of=rank))
-            found |= {name: (size, checksum) for name, (size, checksum) in told.items()}
-        return found
+            marks |= {name: (size, checksum) for name, (size, checksum) in told.items()}
+        return marks
 
     def _complete(self, known: Mapping[str, Mark]) -> None:
         """Gives the checkpoint its name.

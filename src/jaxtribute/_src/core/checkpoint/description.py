@@ -129,10 +129,10 @@ class Differences:
             "of another shape or dtype": self.unlike,
         }
         lines: list[str] = []
-        for title, found in parts.items():
-            if found:
+        for title, names in parts.items():
+            if names:
                 lines.append(f"  {title}:")
-                lines.extend(f"    {one}" for one in found)
+                lines.extend(f"    {line}" for line in names)
         return "\n".join(lines)
 
 

@@ -224,9 +224,9 @@ def left_over(directory: Path, name: str) -> list[Path]:
     """Leftovers in a folder of killed saves of a name, which nobody will need."""
     unfinished = _matching(directory, name, re.escape(UNFINISHED)).values()
     replaced = _matching(directory, name, re.escape(REPLACED)).values()
-    found = [path.with_name(path.name + UNFINISHED) for path in unfinished]
+    leftovers = [path.with_name(path.name + UNFINISHED) for path in unfinished]
     # Beside the new checkpoint the old one is left over; alone it is the checkpoint: see `standing`.
-    return found + [path.with_name(path.name + REPLACED) for path in replaced if present(path)]
+    return leftovers + [path.with_name(path.name + REPLACED) for path in replaced if present(path)]
 
 
 def remove(path: Path) -> None:
@@ -257,8 +257,8 @@ def stem(path: Path) -> str:
 
 def number_of(path: Path) -> int | None:
     """The number at the end of a checkpoint's name; None if it has none."""
-    found = re.search(f"-{_NUMBER}$", path.name)
-    return None if found is None else int(found[1])
+    match = re.search(f"-{_NUMBER}$", path.name)
+    return None if match is None else int(match[1])
 
 
 def write_text(path: Path, text: str) -> None:

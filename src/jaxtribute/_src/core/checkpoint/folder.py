@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def latest_checkpoint(directory: str | PathLike[str], checkpoint_name: str = "ckpt") -> str | None:
-    """Finds the whole checkpoint of a folder that was saved last; None where there is none at all.
+    """Finds the whole checkpoint of a folder that was saved last; None if there is none at all.
 
     Its files are read and compared with their checksums. Of one that is damaged a warning says so, and the one before
     it is looked at, of those that its training has come through. Where workers must agree, call
@@ -190,8 +190,8 @@ class KeptCheckpoints:
           CheckpointUnreadableError: the file cannot be read now.
         """
         try:
-            found = json.loads(patiently(lambda: self._file.read_text(encoding="utf-8")))
-            return {int(number): float(at) for number, at in found}
+            recorded = json.loads(patiently(lambda: self._file.read_text(encoding="utf-8")))
+            return {int(number): float(at) for number, at in recorded}
         except FileNotFoundError:
             return {}
         except (OSError, MemoryError, ValueError, TypeError) as error:
@@ -207,7 +207,7 @@ class KeptCheckpoints:
             return dict.fromkeys(numbers, time.time())
 
     def write(self, entries: dict[int, float]) -> None:
-        """Writes the file anew, so that there is never half of it."""
+        """Writes a new file in its place, so that there is never half of one."""
         fresh = self._file.with_suffix(".new")
         write_text(fresh, json.dumps(list(entries.items())) + "\n")
         fresh.replace(self._file)

@@ -7,6 +7,7 @@ A variable is saved as its strategy stores it, so that no device ever holds more
 | `value` | that of the variable | the value |
 | `flat` | `(n,)` | the flattened value and zeros up to a multiple of the replicas: a variable kept in slices |
 | `rows` | `(replicas, *shape)` | one value a replica: a variable with synchronization ON_READ |
+| `striped` | `(n, *shape[1:])` | `rows` stripes, each of every `rows`-th row of the value, and padding: a table |
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from jaxtribute._src.core.types import ArrayLike, HostArray
 from jaxtribute._src.core.values.enums import VariableAggregation
 from jaxtribute.errors import CheckpointError
 
-VALUE, FLAT, ROWS = "value", "flat", "rows"
+VALUE, FLAT, ROWS, STRIPED = "value", "flat", "rows", "striped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class Spec:
     Attributes:
       shape: the shape of the value, as a replica sees it.
       dtype: its element type, as JAX names it.
-      form: `value`, `flat` or `rows`.
-      rows: how many there are in the form `rows`.
+      form: `value`, `flat`, `rows` or `striped`.
+      rows: how many there are in the form `rows`, and how many stripes in the form `striped`.
       aggregation: how rows become one value: the name of a `VariableAggregation`.
       key: for random keys, whose data is saved, the name of their implementation.
       python: for a Python number, its type's name.
@@ -85,7 +86,16 @@ def to_value(stored: HostArray, spec: Spec) -> HostArray:
         return stored.reshape(-1)[: spec.size].reshape(spec.shape)
     if spec.form == ROWS:
         return combine(stored, spec.aggregation)
+    if spec.form == STRIPED:
+        return unstriped(stored, spec.shape, spec.rows)
     return stored.reshape(spec.shape)
+
+
+def unstriped(stored: Any, shape: tuple[int, ...], stripes: int) -> Any:
+    """The value of that shape whose rows an array has in stripes."""
+    length = -(-shape[0] // stripes)
+    rows = stored[: stripes * length].reshape(stripes, length, *shape[1:])
+    return rows.swapaxes(0, 1).reshape(stripes * length, *shape[1:])[: shape[0]]
 
 
 def combine(rows: HostArray, aggregation: str) -> HostArray:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from jaxtribute._src.core.checkpoint.forms import ROWS, VALUE, Spec, dtype_of, spec_of, to_rows, to_value
+from jaxtribute._src.core.checkpoint.forms import ROWS, STRIPED, VALUE, Spec, dtype_of, spec_of, to_rows, to_value
 from jaxtribute._src.core.types import Array, HostArray
 from jaxtribute._src.core.values.placing import own
 from jaxtribute._src.core.values.stored import Lease, updating
@@ -53,6 +53,8 @@ class VariableLeaf:
         """Its shape, dtype and form."""
         variable = self._variable
         spec = Spec(variable.shape, str(variable.dtype), variable.policy.form)
+        if spec.form == STRIPED:
+            return replace(spec, rows=variable.policy.stripes)
         if spec.form != ROWS:
             return spec
         return replace(spec, rows=variable.stored.shape[0], aggregation=variable.aggregation.name)
@@ -70,7 +72,9 @@ class VariableLeaf:
     def placement(self, saved: Spec) -> tuple[tuple[int, ...], Sharding] | None:
         """That of the array, if what is saved is in the same form."""
         stored, form = self._variable.stored, self._variable.policy.form
-        same = saved.form == form and (form != ROWS or saved.rows == stored.shape[0])
+        # A scalar has no rows.
+        rows = {ROWS: stored.shape[:1] and stored.shape[0], STRIPED: self._variable.policy.stripes}
+        same = saved.form == form and saved.rows == rows.get(form, saved.rows)
         return (stored.shape, stored.sharding) if same and stored.committed else None
 
     def put(self, value: Array | HostArray, saved: Spec) -> None:

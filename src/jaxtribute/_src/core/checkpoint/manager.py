@@ -45,14 +45,14 @@ class CheckpointManager:
 
     Args:
       checkpoint: what is saved.
-      directory: the folder, on a file system that all workers see; it is made where it does not exist.
+      directory: the folder, on a file system that all workers see; it is made if it does not exist.
       max_to_keep: how many of the last checkpoints stay; None keeps all.
       keep_checkpoint_every_n_hours: in addition, one for each such span of time since this object was made.
       checkpoint_name: what names start with: `{checkpoint_name}-{number}`.
       step_counter: a variable, a number or a function without arguments that says at which step the training is;
         needed for `checkpoint_interval`.
       checkpoint_interval: steps that must have passed since the last checkpoint for `save` to save.
-      init_fn: called by `restore_or_initialize` where there is no checkpoint.
+      init_fn: called by `restore_or_initialize` if there is no checkpoint.
       block: whether `save` returns only once the checkpoint is complete.
       timeout_s: how long workers wait for each other; by default as long as for a step, at most ten minutes.
 
@@ -185,7 +185,7 @@ class CheckpointManager:
         return path
 
     def restore_or_initialize(self) -> str | None:
-        """Restores the whole checkpoint that was saved last, or calls `init_fn` where there is none at all.
+        """Restores the whole checkpoint that was saved last, or calls `init_fn` if there is none at all.
 
         Of one that is damaged a warning says so, and the one before it is taken, of those that its training has come
         through. One that cannot be read now is no such one: it may be whole.

@@ -40,7 +40,7 @@ class ProcessIdentity:
     Attributes:
       host: the name of its machine.
       pid: its number there.
-      started: when it was started, as its system counts; empty where that is not known.
+      started: when it was started, as its system counts; empty if that is not known.
       machine: the machine since its last start, and the container: where `pid` means something.
       program: what it runs.
     """
@@ -63,17 +63,17 @@ class ProcessIdentity:
     def parse(cls, text: str) -> ProcessIdentity | None:
         """Reads what `asdict` gave, as JSON; None of anything else, such as half of it."""
         try:
-            found = cls(**json.loads(text))
+            process = cls(**json.loads(text))
         except (ValueError, TypeError):
             return None
-        return found if isinstance(found.pid, int) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+        return process if isinstance(process.pid, int) else None  # pyright: ignore[reportUnnecessaryIsInstance]
 
     def same(self, other: ProcessIdentity | None) -> bool:
         """True if both are one process."""
         return other is not None and (self.machine, self.pid, self.started) == (other.machine, other.pid, other.started)
 
     def ended(self, here: str) -> bool:
-        """True if it is known to have ended, seen from the machine `here`; False where that cannot be seen."""
+        """True if it is known to have ended, seen from the machine `here`; False if that cannot be seen."""
         if self.machine != here:
             return False
         try:
@@ -184,7 +184,7 @@ class Seat:
 _seats: dict[Path, Seat] = {}
 """The seats of this process, by their files. They stay: a manager that was taken over from is refused for good."""
 _managers = itertools.count()
-# A lock that another thread held would be held for ever in the new process, which is no owner either.
+# In a forked process a lock that another thread held would be held for ever; and that process owns nothing.
 os.register_at_fork(after_in_child=_seats.clear)
 
 
@@ -208,11 +208,11 @@ class Owner:
     def seat(self) -> Seat:
         """The seat that it shares with other objects of this process, by whatever path they name the folder."""
         file = Path(os.path.realpath(self._directory)) / f".{self._name}.owner"
-        found = _seats.get(file)
-        return found if found is not None else _seats.setdefault(file, Seat(file))
+        seat = _seats.get(file)
+        return seat if seat is not None else _seats.setdefault(file, Seat(file))
 
     def claim(self) -> None:
-        """Makes this process the owner; waits where it is not known yet whether another one still is.
+        """Makes this process the owner; waits if it is not known yet whether another one still is.
 
         Raises:
           CheckpointError: another process is; it is named.
@@ -261,7 +261,7 @@ class Owner:
             )
 
     def release(self) -> None:
-        """Lets other processes save; does nothing where `claim` was not called."""
+        """Lets other processes save; does nothing if `claim` was not called."""
         if self._closing is not None:
             self._closing()
 
@@ -335,8 +335,8 @@ def _remove(file: Path, other: ProcessIdentity) -> None:
         file.rename(aside)
     except FileNotFoundError:
         return  # one that waited, too, was faster
-    found = ProcessIdentity.parse(_text(aside))
-    if found is not None and not found.same(other):
+    holder = ProcessIdentity.parse(_text(aside))
+    if holder is not None and not holder.same(other):
         aside.rename(file)
     else:
         aside.unlink(missing_ok=True)
@@ -373,7 +373,7 @@ def _parsed(file: Path) -> ProcessIdentity | None:
 
 
 def _started(pid: int) -> str:
-    """Start of a process, in ticks since the machine was started; empty where that is not known.
+    """Start of a process, in ticks since the machine was started; empty if that is not known.
 
     That of one which has ended, and only waits for its parent to notice, is "ended".
     """

@@ -44,14 +44,14 @@ class Restore:
 
     Attributes:
       path: the checkpoint.
-      found: the program's values.
+      contents: the program's values.
       strict: whether names that only the checkpoint or only the program has are an error.
       without: names that are left out.
       cluster: all workers, which restore together; None for one process.
     """
 
     path: Path
-    found: Contents
+    contents: Contents
     strict: bool
     without: Sequence[str]
     cluster: Cluster | None
@@ -67,15 +67,15 @@ class Restore:
           InputError: an iterator cannot go to its position.
         """
         undo: list[Callable[[], None]] = []
-        values = _Values(self.path, self.found)
+        values = _Values(self.path, self.contents)
         try:
-            found = self._prepare(values, undo)
+            contents = self._prepare(values, undo)
             self._change(values, undo)
         # Ctrl-C, too, must not leave half of another state. Values go back before positions, as they changed last.
         except BaseException as error:
             _put_back([*undo, *values.undo], error)
             raise
-        return found
+        return contents
 
     def _prepare(self, values: _Values, undo: list[Callable[[], None]]) -> tuple[Differences, Turn | None]:
         """Checks all files, then reads what is needed; each time agrees with the other workers that all is well."""
@@ -104,7 +104,7 @@ class Restore:
         error: Exception | None = None
         try:
             values.put()
-            undo.extend(rebuild() for rebuild in self.found.rebuilds)
+            undo.extend(rebuild() for rebuild in self.contents.rebuilds)
         except Exception as problem:  # noqa: BLE001  # such as another library's, of a value that it does not take
             error = problem
         _agree(self.path, error, self.cluster, values.state)
@@ -116,8 +116,8 @@ class Restore:
         return saved
 
     def _fitting(self, saved: Description) -> Differences:
-        specs = {name: leaf.spec for name, leaf in self.found.leaves.items()}
-        differences = Differences.between(saved, specs, self.found.iterators)
+        specs = {name: leaf.spec for name, leaf in self.contents.leaves.items()}
+        differences = Differences.between(saved, specs, self.contents.iterators)
         if differences.unlike or (self.strict and differences):
             raise mismatch(self.path, differences)
         return differences
@@ -128,8 +128,8 @@ class Restore:
 
     def _go_to(self, saved: Description, undo: list[Callable[[], None]]) -> None:
         """Sends the iterators to their positions, and notes how to send them back."""
-        for name in self.found.iterators.keys() & set(saved.iterators):
-            iterator = self.found.iterators[name]
+        for name in self.contents.iterators.keys() & set(saved.iterators):
+            iterator = self.contents.iterators[name]
             files = sorted(file for file in saved.files if file.rpartition("/")[0] == name)
             own = f"{name}/{position_file()}"
             position = self._position(own if own in files else files[0])
@@ -242,7 +242,7 @@ def _agree(path: Path, error: Exception | None, cluster: Cluster | None, state: 
     failed = [(rank, kind, text) for rank, (kind, text) in enumerate(told) if text]
     if not failed:
         return
-    # Its own error says most, and has the traceback. Only damage that others have not found alone is told anew below.
+    # Its own error says most, and has the traceback. Damage that other workers have not seen is reported below.
     if error is not None and not (isinstance(error, CheckpointDamagedError) and len(failed) > 1):
         raise error
     # All raise the same kind, as all or none fall back to an earlier checkpoint.
@@ -255,15 +255,15 @@ def _agree(path: Path, error: Exception | None, cluster: Cluster | None, state: 
 class _Values:
     """The values of a checkpoint on their way into the program.
 
-    All are read before the first is put in its place. Only where memory is short are they read in several parts.
+    All are read before the first is put in its place. Only if memory is short are they read in several parts.
 
     Args:
       path: the checkpoint.
-      found: the program's values.
+      contents: the program's values.
     """
 
-    def __init__(self, path: Path, found: Contents) -> None:
-        self._path, self._found = path, found
+    def __init__(self, path: Path, contents: Contents) -> None:
+        self._path, self._contents = path, contents
         self._specs: dict[str, Spec] = {}
         self._names: list[str] = []
         self._changed = 0
@@ -276,7 +276,7 @@ class _Values:
 
     def read(self, saved: Description) -> None:
         """Reads the first part, which mostly is all of it, of what both the checkpoint and the program have."""
-        self._specs = {name: saved.values[name] for name in self._found.leaves if name in saved.values}
+        self._specs = {name: saved.values[name] for name in self._contents.leaves if name in saved.values}
         self._names = [name for name, spec in self._specs.items() if spec.size]
         self._first = next(self._parts, {})
 
@@ -295,7 +295,7 @@ class _Values:
     def _put(self, values: dict[str, Any]) -> None:
         with updating:
             for name in list(values):
-                leaf = self._found.leaves[name]
+                leaf = self._contents.leaves[name]
                 try:
                     # Noted before the value changes: whatever happens in between, it can go back.
                     self.undo.append(leaf.keep())
@@ -317,7 +317,7 @@ class _Values:
             values: dict[str, Any] = {}
             for batch in arrays.batches([self._bytes(name) for name in names[part]]):
                 chosen = names[part][batch]
-                wanted = {name: self._found.leaves[name].placement(self._specs[name]) for name in chosen}
+                wanted = {name: self._contents.leaves[name].placement(self._specs[name]) for name in chosen}
                 try:
                     values |= patiently(lambda wanted=wanted: arrays.read(standing(self._path) / STATE, wanted))
                 except Exception as error:
@@ -336,7 +336,7 @@ class _Values:
 
     def _bytes(self, name: str) -> int:
         """The memory that a value takes: that of one device, or of all that share the host's."""
-        spec, placement = self._specs[name], self._found.leaves[name].placement(self._specs[name])
+        spec, placement = self._specs[name], self._contents.leaves[name].placement(self._specs[name])
         itemsize = dtype_of(spec.dtype).itemsize
         if placement is None:
             return spec.size * max(1, spec.rows) * itemsize

@@ -48,7 +48,7 @@ class Retention:
         self._damaged[path] = identity_of(path)
 
     def settle(self, saved: Path) -> None:
-        """Notes that a checkpoint is complete, and prunes; a failure to delete is no error of the save."""
+        """Notes that a checkpoint is complete, and prunes; a failure to delete does not fail the save."""
         # It may have taken the name of a damaged one.
         self._damaged.pop(saved, None)
         self.note_whole(saved)
@@ -92,6 +92,6 @@ class Retention:
         if 0 <= passed_s < self._every_s:
             return False
         # From its own time on, not from now: spans do not drift with the time that saving takes. A clock that was set
-        # back begins anew: else nothing would stay until it comes to the old time.
+        # back starts again: else nothing would be kept until it comes to the old time.
         self._preserved_at = entry.written_at
         return passed_s >= 0

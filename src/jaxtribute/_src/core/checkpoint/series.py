@@ -17,7 +17,7 @@ Identity = tuple[int, int]
 
 
 def identity_of(path: Path) -> Identity | None:
-    """The identity of a checkpoint, from the file of it that was written last; None where there is none."""
+    """The identity of a checkpoint, from the file of it that was written last; None if there is none."""
     try:
         stat = (standing(path) / FILE).stat()
     except OSError:
@@ -113,7 +113,7 @@ class Series:
           CheckpointError: there is no folder, but a file.
           CheckpointUnreadableError: the folder, or what orders it, cannot be read now.
         """
-        found: list[Entry] = []
+        listed: list[Entry] = []
         read: dict[Path, tuple[Identity, Entry]] = {}
         for number, path in numbered(self._directory, self._name).items():
             identity = identity_of(path)
@@ -121,18 +121,18 @@ class Series:
             entry = known[1] if known is not None and known[0] == identity else Entry.read(path, number)
             if not present(standing(path)):
                 continue  # another process has just deleted it
-            found.append(entry)
+            listed.append(entry)
             if identity is not None and entry.known:
                 read[path] = identity, entry
         self._read = read
-        highest = max((entry.number for entry in found if entry.known), default=-1)
+        highest = max((entry.number for entry in listed if entry.known), default=-1)
 
         def order(entry: Entry) -> tuple[int, int, int]:
             if not entry.known:
                 return (2 if entry.number > highest else 0), 0, entry.number
             return 1, entry.turn.number if entry.turn is not None else 0, entry.number
 
-        return sorted(found, key=order)
+        return sorted(listed, key=order)
 
     def line(self) -> tuple[list[Entry], list[Entry]]:
         """The last checkpoint and those that its training has come through, the last first; and all others.

@@ -48,8 +48,8 @@ class StateAdapter:
         # Never imported from here: a program that has not loaded the library holds none of its objects.
         module = sys.modules.get(self.library)
         # While the library is being imported its classes may not be there yet.
-        found = tuple(getattr(module, kind) for kind in self.kinds if hasattr(module, kind))
-        return isinstance(value, found)
+        kinds = tuple(getattr(module, kind) for kind in self.kinds if hasattr(module, kind))
+        return isinstance(value, kinds)
 
 
 def adapter_of(value: object) -> StateAdapter | None:

@@ -40,7 +40,7 @@ class Turn:
         """The turn of a save.
 
         Args:
-          before: the turn that its training comes from; None of one that began anew.
+          before: the turn that its training comes from; None of one that began again.
           present: the turns of the checkpoints that are there.
         """
         number = max(present, default=0) + 1

@@ -19,9 +19,9 @@ def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> li
     """
     listed = environ.get(VISIBLE)
     if listed is None:
-        # One file a GPU: nvidia0, nvidia1; the others (nvidiactl, nvidia-uvm) are no GPUs.
+        # One file per GPU: nvidia0, nvidia1. The others (nvidiactl, nvidia-uvm) are not GPUs.
         return sorted(filter(str.isdecimal, (path.name[6:] for path in devices.glob("nvidia[0-9]*"))), key=int)
-    # CUDA stops reading at the first id that is no GPU, such as -1 or NoDevFiles.
+    # CUDA stops reading at the first id that is not a GPU's, such as -1 or NoDevFiles.
     return list(takewhile(_is_gpu, map(str.strip, listed.split(","))))
 
 
@@ -30,7 +30,7 @@ def _is_gpu(each: str) -> bool:
 
 
 def local_accelerators(environ: Mapping[str, str]) -> dict[str, int]:
-    """The number of this process's accelerators by type, such as `{"GPU": 8}`; empty where there is only a CPU."""
+    """The number of this process's accelerators by type, such as `{"GPU": 8}`; empty if there is only a CPU."""
     # The launcher looks for GPUs too, and needs no JAX.
     import jax
 

@@ -17,7 +17,7 @@ class Address:
 
     Attributes:
       host: a name, or an IP address without brackets.
-      port: 0 to 65535; 0 where the system is to choose one.
+      port: 0 to 65535; 0 if the system is to choose one.
     """
 
     host: str

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DEBUG = "JAXTRIBUTE_DEBUG"
 
 _chosen: bool | None = None
-"""Last argument of `debug_collectives`; None where the environment decides."""
+"""Last argument of `debug_collectives`; None if the environment decides."""
 
 
 def debug_collectives(enabled: bool) -> None:
@@ -72,7 +72,7 @@ def compare(cluster: Cluster, name: str, collectives: Sequence[str]) -> None:
     programs = [(name, digest) for name, _, digest in told]
     if len(set(programs)) == 1:
         return
-    # The lists are long, so they are told only where the digests differ: on all workers, as all have seen the same.
+    # The lists are long, so they are told only if the digests differ: on all workers, as all have seen the same.
     lists = list(map(json.loads, cluster.exchange("the ledger's lists", json.dumps(list(collectives)), at=step)))
     # The first worker that differs from worker 0: every worker names the same two.
     other = next(rank for rank, program in enumerate(programs) if program != programs[0])

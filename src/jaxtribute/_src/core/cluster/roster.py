@@ -56,8 +56,8 @@ class Roster:
             # By index: every worker must count the same ranks, whatever the order of its own copy of the spec.
             for index, address in sorted(pairs):
                 members.append(Member(job, index, address))
-        found = [rank for rank, one in enumerate(members) if (one.job, one.index) == (task_type, task_id)]
-        if not found:
+        ranks = [rank for rank, one in enumerate(members) if (one.job, one.index) == (task_type, task_id)]
+        if not ranks:
             known = shown([str(member) for member in members]) if members else "none"
             raise ClusterSpecError(
                 f"this process is {task_type!r} {task_id!r}, which is none of the cluster's training tasks: {known}. "
@@ -71,7 +71,7 @@ class Roster:
                 raise ClusterSpecError(
                     f"the address of {member.job} {member.index}, in TF_CONFIG or in the resolver: {error}"
                 ) from None
-        return cls(tuple(members), found[0])
+        return cls(tuple(members), ranks[0])
 
     @property
     def own(self) -> Member:

@@ -98,7 +98,7 @@ class Cluster(KeyValues):
 
     @staticmethod
     def join(resolver: ClusterResolver, timeout_s: float | None = None) -> Cluster | None:
-        """Joins the cluster that a resolver describes; None where it describes none.
+        """Joins the cluster that a resolver describes; None if it describes none.
 
         Raises:
           ClusterSpecError: the resolver does not say which task this is.
@@ -178,13 +178,13 @@ class Cluster(KeyValues):
         ]
         if number:  # all are here, so all have read what came before
             self.delete(f"jaxtribute/exchange/{number - 1}/{self.rank}")
-        if len({one[0] for one in told}) > 1:
-            lines = "\n".join(f"  {name}: {one[0]}, at {one[2]}" for name, one in zip(self.names, told, strict=True))
+        if len({message[0] for message in told}) > 1:
+            lines = "\n".join(f"  {name}: {said[0]}, at {said[2]}" for name, said in zip(self.names, told, strict=True))
             raise ClusterError(
                 f"the workers do different things, in their {number}th exchange:\n{lines}\n"
                 "HINT: all workers must run the same program; look for a condition that depends on the worker."
             )
-        return [one[1] for one in told]
+        return [message[1] for message in told]
 
     def _told(self, key: str, here: Place, rank: int) -> str:
         """A worker's message in an exchange, unless the worker has ended or hangs."""
@@ -194,7 +194,7 @@ class Cluster(KeyValues):
             raise DeadlineError(f"{self.names[self.rank]} waits at {here.told}: {error}") from None
 
     def meets(self, what: str) -> Place:
-        """Notes that the program comes to a call that all workers make together, and which no step is.
+        """Notes that the program comes to a call that all workers make together, other than a step.
 
         Whoever waits in it learns of workers that are in another call instead. Call it where steps are called, in the
         thread that trains.
@@ -225,17 +225,17 @@ class Cluster(KeyValues):
           DeadlineError: within `timeout_s` it has done neither.
         """
         key = self._announced(what)
-        found: str | None = None
+        text: str | None = None
 
         def absent() -> list[int]:
-            nonlocal found
+            nonlocal text
             # Asked before the look: what has been announced is there by the time when the worker goes on.
             gone = rank in self.watch.left or self.watch.pulses.report(rank).get("call", 0) > self.steps.calls
-            found = self.try_get(key)
-            return [] if gone or found is not None else [rank]
+            text = self.try_get(key)
+            return [] if gone or text is not None else [rank]
 
         await_workers(self.roster, absent, f"for {what}", self.timeout_s, self.check, self.watch.whereabouts)
-        return found
+        return text
 
     def _announced(self, what: str) -> str:
         """The key of an announcement: all workers that come here have been in as many steps, and other calls."""
@@ -250,7 +250,7 @@ class Cluster(KeyValues):
 
         Args:
           name: what it does.
-          collectives: lists its collectives; asked only where the ledger is on.
+          collectives: lists its collectives; asked only if the ledger is on.
 
         Raises:
           ClusterError: another worker failed, or with the ledger on it is about to do something else.
@@ -336,7 +336,7 @@ def connect(
 ) -> Cluster:
     """Joins the cluster; the same call again gives the same cluster.
 
-    The chief, or worker 0 where there is none, hosts the coordination service at its own address of the spec.
+    The chief, or worker 0 if there is none, hosts the coordination service at its own address of the spec.
 
     Args:
       spec: a `ClusterSpec`, or a mapping from jobs to addresses. Its chief and workers train together.
@@ -368,7 +368,7 @@ def connect(
     )
     cluster.watch.start()
     atexit.register(leave)
-    # A forked child is no worker, and its end not this one's.
+    # A forked child is not a worker: its end is not the end of this process.
     os.register_at_fork(after_in_child=_forget)
     _report_exceptions(cluster)
     # Before the barrier: where that fails, the end of the program still tells the others, and leaves.
@@ -426,7 +426,7 @@ def _prepare(roster: Roster) -> None:
     # The service answers from the first worker on, so that the missing ones can be named; and the end of a worker is
     # told by the watch, with its name, instead of by an abort.
     _config.update("jax_enable_recoverability", True)
-    # A proxy reaches no machine of the job, and where it is dead JAX waits for minutes and aborts.
+    # A proxy reaches no machine of the job, and if it is dead JAX waits for minutes and aborts.
     pass_by_proxies(member.address for member in roster.members)
     # Its warning of proxies is of no use any more.
     _config.update("jax_check_proxy_envs", False)

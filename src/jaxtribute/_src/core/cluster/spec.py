@@ -126,12 +126,12 @@ class ClusterSpec:
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
         """The addresses of each job: a list where all indices from 0 on are there, otherwise a dict by index."""
-        found: dict[str, list[str] | dict[int, str]] = {}
+        jobs: dict[str, list[str] | dict[int, str]] = {}
         for job, tasks in self._jobs.items():
             # Only without gaps do the places in a list tell the indices.
             all_known = bool(tasks) and max(tasks) + 1 == len(tasks)
-            found[job] = list(tasks.values()) if all_known else dict(tasks)
-        return found
+            jobs[job] = list(tasks.values()) if all_known else dict(tasks)
+        return jobs
 
     def as_cluster_def(self) -> ClusterDef:
         """The cluster as plain data, the jobs in order of their names. TensorFlow returns a protocol buffer."""
@@ -184,15 +184,15 @@ def _tasks_of(job: str, tasks: object) -> dict[int, str]:
             f"the tasks of job {job!r} are a list of addresses or a dict of them by index, not {shown(tasks)} of type "
             f"{type(tasks).__name__}. HINT: write jd.ClusterSpec({_FORMS})."
         )
-    found: dict[int, str] = {}
+    addresses: dict[int, str] = {}
     for key, address in tasks.items():
         index = _index(job, key)
-        if index in found:
+        if index in addresses:
             raise ClusterSpecError(
-                f"job {job!r} has two tasks {index}: {found[index]!r} and {address!r}. HINT: keep one."
+                f"job {job!r} has two tasks {index}: {addresses[index]!r} and {address!r}. HINT: keep one."
             )
-        found[index] = _text(address, f"the address of {job} {index}")
-    return found
+        addresses[index] = _text(address, f"the address of {job} {index}")
+    return addresses
 
 
 def task_number(value: object) -> int | None:

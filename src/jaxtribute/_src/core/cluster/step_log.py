@@ -200,8 +200,8 @@ def comparison(before: Reports, after: Reports, seconds: float, names: Sequence[
     if most - spent[slowest][2] < _NOTABLE * seconds:
         return None
     parts = [
-        f"{names[rank]} input {given:.1f} s, waiting {waited:.1f} s of {steps} steps"
-        for rank, (steps, given, waited) in spent.items()
+        f"{names[rank]} input {waited_input:.1f} s, waiting {waited:.1f} s of {steps} steps"
+        for rank, (steps, waited_input, waited) in spent.items()
     ]
     cause = "its input" if spent[slowest][1] > _NOTABLE * seconds else "its own computation"
     return f"in {seconds:.0f} s: {'; '.join(parts)}. The others wait for {names[slowest]}, for {cause}"
@@ -209,5 +209,5 @@ def comparison(before: Reports, after: Reports, seconds: float, names: Sequence[
 
 def _spent(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[int, float, float]:
     """Steps, seconds of waiting for input, and seconds of waiting for the devices."""
-    steps, given, waited = (after[key] - before[key] for key in ("step", "input_s", "waited_s"))
-    return int(steps), float(given), float(waited)
+    steps, waited_input, waited = (after[key] - before[key] for key in ("step", "input_s", "waited_s"))
+    return int(steps), float(waited_input), float(waited)

@@ -252,12 +252,12 @@ class Watch:
         while not self._stop.is_set():
             count += 1
             try:
-                # The count makes each pulse another one, also where the program stands still: only then is it heard.
+                # The count makes each pulse another one, also if the program stands still: only then is it heard.
                 self._say_alive(count)
                 self._read(self._store.key_value_dir_get(f"{ROOT}/"))
                 self.pulses.answered = self._steps.clock.now()
             except RuntimeError as error:
-                # While this process leaves, the coordinator may be gone before: that is no failure.
+                # The coordinator may leave before this process does: that is not a failure.
                 if self._stop.wait(_PULSE_S):
                     return
                 if self._steps.clock.now() - self.pulses.answered > self._silence_s:
@@ -289,7 +289,7 @@ class Watch:
             self._store.key_value_set(f"{STACKS}{self._roster.rank}", stack(frame_of()), True)
         if failures and self.failure is None:
             # The one that names itself is the cause; others may have failed because of it.
-            failures.sort(key=lambda one: one.rank != one.reporter)
+            failures.sort(key=lambda failure: failure.rank != failure.reporter)
             self._fail(failures[0])
 
     def _check(self) -> None:
@@ -319,7 +319,7 @@ class Watch:
         return min(silent, default=None)
 
     def _say_stopped(self) -> None:
-        """Says for how long this process did not run: what happened meanwhile is no silence of the others."""
+        """Says for how long this process stood still: the others were not silent, but were not heard."""
         stopped_s = self._steps.clock.stopped_s - self._told_s
         if stopped_s:
             self._told_s += stopped_s

@@ -47,7 +47,6 @@ class CrossDeviceOps:
           mesh: the devices of the replicas.
           options: hints given with the call.
         """
-        del options
         return AutoSum.of(mesh)
 
     def reduce(
@@ -100,7 +99,7 @@ class CrossDeviceOps:
         # Destinations that are none are refused before the first value is reduced.
         for value, destinations in pairs:
             parse_destinations(destinations, value.mesh)
-        # Without a pair nothing tells the replicas, and there is nothing to add up.
+        # No pairs, no result; and no mesh to reduce over, which the values would tell.
         return self.batch_reduce_implementation(ReduceOp.parse(reduce_op), pairs, options) if pairs else []
 
     def broadcast(self, tensor: Numeric, destinations: Leaf) -> Any:

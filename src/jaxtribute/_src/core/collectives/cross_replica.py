@@ -36,17 +36,17 @@ def check_axes(axis: int | tuple[int, ...] | None, rank: int) -> Axes:
     if axis is None:
         return None
     axes = axis if isinstance(axis, tuple) else (axis,)
-    for one in axes:
+    for number in axes:
         # True and False are ints of Python's; an axis of such a name is a slip, such as `keepdims` in the wrong place.
-        if not isinstance(one, int) or isinstance(one, bool):
+        if not isinstance(number, int) or isinstance(number, bool):
             raise ArgumentTypeError(f"axis must be an int, a tuple of ints or None, not {axis!r}. HINT: axis=(0, 1).")
-        if not -rank <= one < rank:
+        if not -rank <= number < rank:
             raise ArgumentError(
-                f"axis {one!r} is out of range for a value of rank {rank} on each replica. "
+                f"axis {number!r} is out of range for a value of rank {rank} on each replica. "
                 "HINT: use axis=None to reduce over the replicas only."
             )
     # In one form, since axes are static arguments of kernels: another spelling would be compiled once more.
-    return tuple(sorted({one % rank for one in axes}))
+    return tuple(sorted({number % rank for number in axes}))
 
 
 def reduce_value(value: Numeric, op: ReduceOp, axis: int | tuple[int, ...] | None, mesh: ReplicaMesh) -> Any:
@@ -115,7 +115,7 @@ def reduce_many(values: Sequence[PerReplica], op: ReduceOp, summation: Summation
             )
     scalars = tuple(value.scalar for value in values)
     arrays = [value.data for value in values]
-    # Workers compare what they are about to do before they do it: behind this line one that differs hangs with the
+    # Workers compare what they are about to do before they do it: after this line one that differs hangs with the
     # others.
     if not isinstance(arrays[0], Tracer):
         mesh.entering(f"all_reduce of {len(arrays)} values", lambda: _described(op, arrays))
@@ -145,7 +145,7 @@ def gather_value(value: Numeric, axis: int) -> Any:
             f"HINT: gather needs 0 <= axis < rank; give scalars an axis first, e.g. x[None]."
         )
     if isinstance(value, Mirrored):
-        # Each replica has the same: its copies behind each other are what a gather would bring.
+        # Each replica has the same value: a gather would give its copies one after another.
         return _call(_repeat, value.data, axis, value.mesh.size, value.mesh)
     if value.shapes is None:
         return _call(_gather_split, value.data, axis, value.mesh)
@@ -274,7 +274,7 @@ def _call(kernel: Any, data: Leaf, *args: Nest) -> Any:
 
 
 def _described(*what: Nest) -> list[str]:
-    """A reduction or gather in words, for workers to compare: its arguments, and behind them its arrays."""
+    """A reduction or gather in words, for workers to compare: its arguments, then its arrays."""
     return [*map(str, what[:-1]), *map(in_words, what[-1])]
 
 
@@ -330,7 +330,7 @@ def _gather_ragged(data: Leaf, shapes: tuple[tuple[int, ...], ...], axis: int, m
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _gather_split(data: Leaf, axis: int, mesh: ReplicaMesh) -> Any:
-    # Along axis 0 the replicas' slices lie behind each other already.
+    # Along axis 0 the replicas' slices follow each other already.
     if axis:
         stacked = data.reshape(mesh.size, data.shape[0] // mesh.size, *data.shape[1:])
         data = jnp.concatenate(list(stacked), axis)
@@ -350,11 +350,11 @@ def joined_gradients(grads: Sequence[Leaf], op: ReduceOp | None, mesh: ReplicaMe
       op: how they are reduced; None if they are, and all replicas' arrays are equal.
       mesh: the replicas' devices.
     """
-    found: list[Any] = []
+    joined: list[Any] = []
     for grad in grads:
         if isinstance(grad, PerReplica):
-            found.append(grad if op is not None else mesh.join_copies(grad.values))
+            joined.append(grad if op is not None else mesh.join_copies(grad.values))
             continue
         array = operand(grad)  # all replicas gave this one
-        found.append(array if op is None else reduction_of(op).of_equals(array, mesh.size))
-    return found
+        joined.append(array if op is None else reduction_of(op).of_equals(array, mesh.size))
+    return joined

@@ -1,4 +1,4 @@
-"""Sums of products over the replicas, computed from the products' factors where those are fewer bytes to send.
+"""Sums of products over the replicas, computed from the products' factors if those are fewer bytes to send.
 
 The gradient of a matrix that multiplies a batch is a product: of what came in and of the cotangent of what came out,
 added up over the examples. The sum of the replicas' products is the product of all replicas' factors, joined along that
@@ -59,7 +59,6 @@ class PutOff(Summation):
 
     @property
     def shared_bytes(self) -> int:
-        """The largest size of arrays that share a collective."""
         return self.summation.shared_bytes
 
 
@@ -161,14 +160,14 @@ class _Evaluation:
             inner = called(eqn) if eqn.primitive.name == "jit" else None
             if inner is None:
                 return eqn if eqn.primitive.name == _PRODUCT else None
-            found = self._origin(opened(inner), opened(inner).outvars[place])
-            if found is None:
+            origin = self._origin(opened(inner), opened(inner).outvars[place])
+            if origin is None:
                 return None
             self._opened[id(eqn)] = inner
-            if isinstance(found, JaxprEqn):
-                return found
+            if isinstance(origin, JaxprEqn):
+                return origin
             # A call that only moves what it is given.
-            atom = eqn.invars[opened(inner).invars.index(found)]
+            atom = eqn.invars[opened(inner).invars.index(origin)]
         return atom if atom in jaxpr.invars else None
 
     def _product(self, eqn: JaxprEqn, operands: list[Any]) -> _Product | None:
@@ -211,7 +210,7 @@ class _Evaluation:
 
 def _moves(eqn: JaxprEqn) -> bool:
     """True if an operation moves its operand; False if it does something else, such as to scale it."""
-    # A scaling is no move: behind the sum it would come too late for products whose sum is finite only with it.
+    # A scaling must stay before the sum: some products have a finite sum only when they are scaled first.
     if eqn.primitive.name not in _MOVES or len(eqn.outvars) != 1 or len(eqn.invars) != 1:
         return False
     # Repeated along an axis, or of a size that only the program knows, it is something else.

@@ -52,12 +52,12 @@ class Summation(_Choice, ABC):
 
     @property
     def shared_bytes(self) -> int:
-        """The largest size of arrays that share a collective; 0 where one more may cost more, or is no plain sum."""
+        """The largest size of arrays that share a collective; 0 if each array is to be summed alone."""
         return 0
 
     @property
     def operations_per_byte(self) -> float:
-        """Operations that take as long as a byte less to send; 0 where nothing is computed to send less."""
+        """Operations that take as long as a byte less to send; 0 if nothing is computed to send less."""
         return 0.0
 
 
@@ -73,7 +73,6 @@ class SharingSum(Summation):
 
     @property
     def shared_bytes(self) -> int:
-        """The largest size of arrays that share a collective."""
         return PIECE_BYTES if self.small_bytes is None else self.small_bytes
 
 
@@ -98,7 +97,6 @@ class AutoSum(SharingSum):
         return cls(joins=mesh.in_tiles or bool(mesh.group))
 
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
-        """One all-reduce a pack."""
         # A size that the user has asked for holds, whatever the compiler joins by itself.
         return packed_map(_psum, arrays, 0 if self.small_bytes is None and self.joins else self.small_bytes)
 
@@ -114,7 +112,6 @@ class PackedSum(Summation):
         self.packs = packs
 
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
-        """One all-reduce a pack."""
         return self.packs.apply(_psum, arrays)
 
 
@@ -144,7 +141,7 @@ class ExchangeSum(SharingSum):
     Args:
       small_bytes: the largest size that is packed; None for the library's choice.
       pair_bytes: the largest size that is exchanged between two replicas; above it the ring is as fast.
-      most_bytes: the largest size that is exchanged where there are more replicas.
+      most_bytes: the largest size that is exchanged if there are more replicas.
       computes: see `operations_per_byte`.
     """
 
@@ -160,7 +157,6 @@ class ExchangeSum(SharingSum):
 
     @property
     def operations_per_byte(self) -> float:
-        """Operations that take as long as a byte less to send."""
         return self.computes
 
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
@@ -245,10 +241,10 @@ class Packs(_Choice):
         for index, array in enumerate(arrays):
             kinds.setdefault(array.dtype, []).append(index)
         limit = self.bytes_per_pack or -(-sum(map(array_bytes, arrays)) // self.number)
-        found: list[list[int]] = []
+        packs: list[list[int]] = []
         for members in kinds.values():
-            found.extend(_neighbours(members, arrays, limit))
-        return found
+            packs.extend(_neighbours(members, arrays, limit))
+        return packs
 
 
 def tree_rounds(replicas: int) -> list[Pairs]:
@@ -289,7 +285,7 @@ def _way_back(rounds: Sequence[Pairs]) -> list[Pairs]:
 
 def _along_tree(array: Numeric, rounds: Sequence[Pairs]) -> Any:
     for pairs in rounds:
-        array = array + lax.ppermute(array, AXIS, pairs)  # zeros where nothing arrives
+        array = array + lax.ppermute(array, AXIS, pairs)  # zeros if nothing arrives
     return equal(_spread(array, _way_back(rounds)))
 
 
@@ -345,7 +341,7 @@ devices: packing 340 KB in one took five times as long as the step around it.
 
 
 def pack(arrays: Sequence[Any]) -> Any:
-    """Writes arrays of one dtype behind each other into one vector, in pieces of up to `PIECE_BYTES`."""
+    """Writes arrays of one dtype one after another into one vector, in pieces of up to `PIECE_BYTES`."""
     flat = [array.reshape(-1) for array in arrays]
     together = _neighbours(range(len(flat)), flat, PIECE_BYTES)
     pieces = [jnp.concatenate(flat[indices[0] : indices[-1] + 1]) for indices in together]
@@ -432,7 +428,7 @@ def _packed_in(packs: Sequence[Sequence[int]], collective: Callable[[Any], Any],
     for indices in packs:
         members = [arrays[index] for index in indices]
         # Packed alone, an array would be copied twice for nothing.
-        found = [collective(members[0])] if len(members) == 1 else unpack(collective(pack(members)), members)
-        for index, result in zip(indices, found, strict=True):
+        sums = [collective(members[0])] if len(members) == 1 else unpack(collective(pack(members)), members)
+        for index, result in zip(indices, sums, strict=True):
             results[index] = result
     return results

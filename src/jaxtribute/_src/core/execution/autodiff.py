@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core import settings
 from jaxtribute._src.core.context import Context, entered
+from jaxtribute._src.core.execution.budgets import Budget, asked_for, checked, within_budget
 from jaxtribute._src.core.execution.nests import flatten, is_array, opened
 from jaxtribute._src.core.execution.overlay import Overlay
 from jaxtribute._src.core.execution.regathering import regathering
@@ -29,23 +30,25 @@ A = TypeVar("A")
 
 @overload
 def value_and_grad(
-    fn: Callable[P, R], variables: Variable, *, has_aux: bool = False
+    fn: Callable[P, R], variables: Variable, *, has_aux: bool = False, memory: Budget = None
 ) -> Callable[P, tuple[R, jax.Array]]: ...
 @overload
 def value_and_grad(
-    fn: Callable[P, R], variables: list[Variable], *, has_aux: bool = False
+    fn: Callable[P, R], variables: list[Variable], *, has_aux: bool = False, memory: Budget = None
 ) -> Callable[P, tuple[R, list[jax.Array]]]: ...
 @overload
 def value_and_grad(
-    fn: Callable[P, R], variables: tuple[Variable, ...], *, has_aux: bool = False
+    fn: Callable[P, R], variables: tuple[Variable, ...], *, has_aux: bool = False, memory: Budget = None
 ) -> Callable[P, tuple[R, tuple[jax.Array, ...]]]: ...
 @overload
 def value_and_grad(
-    fn: Callable[P, R], variables: Mapping[K, Variable], *, has_aux: bool = False
+    fn: Callable[P, R], variables: Mapping[K, Variable], *, has_aux: bool = False, memory: Budget = None
 ) -> Callable[P, tuple[R, dict[K, jax.Array]]]: ...
 @overload
-def value_and_grad(fn: Callable[P, R], variables: Any, *, has_aux: bool = False) -> Callable[P, tuple[R, Any]]: ...
-def value_and_grad(fn: Function, variables: Any, *, has_aux: bool = False) -> Function:
+def value_and_grad(
+    fn: Callable[P, R], variables: Any, *, has_aux: bool = False, memory: Budget = None
+) -> Callable[P, tuple[R, Any]]: ...
+def value_and_grad(fn: Function, variables: Any, *, has_aux: bool = False, memory: Budget = None) -> Function:
     """Returns a function that gives `fn`'s value and its gradient with respect to variables.
 
     In a replica function both are the replica's own: reduce the gradient with `ctx.all_reduce` or leave it to
@@ -56,13 +59,18 @@ def value_and_grad(fn: Function, variables: Any, *, has_aux: bool = False) -> Fu
       variables: a variable or a nest of them, of inexact dtypes; a `jd.Model` stands for its
         parameters. Keras's variables of a strategy, too.
       has_aux: whether `fn` returns auxiliary data besides.
+      memory: how much the backward pass may keep of the forward pass on each replica: bytes, or a text such as
+        `"12GiB"`; `"auto"` is what the device has besides variables; None is the default of
+        `jd.config.set_memory_budget`, or all. In compiled functions, what goes beyond it is computed again, at the
+        least time; nothing that meets other replicas or has effects is. The gradient is that of `jax.checkpoint`
+        around the same operations. Code that runs eagerly keeps all.
 
     Returns:
       A function of `fn`'s arguments that returns `(value, gradients)`, or `((value, aux), gradients)`;
       `gradients` is a nest as `variables`, each array of its variable's shape and dtype.
 
     Raises:
-      ArgumentError: there are no variables.
+      ArgumentError: there are no variables, or the loss cannot be computed within `memory`.
       ArgumentTypeError: something in `variables` is no `jd.Variable`.
 
     Examples:
@@ -73,7 +81,7 @@ def value_and_grad(fn: Function, variables: Any, *, has_aux: bool = False) -> Fu
 
     Source: `tf.GradientTape`, as `jax.value_and_grad`.
     """
-    both = _differentiated(fn, variables, has_aux)
+    both = _differentiated(fn, variables, has_aux, memory=memory)
 
     def value_and_gradients(*args: Nest, **kwargs: Nest) -> Any:
         value, grads = both(*args, **kwargs)
@@ -127,7 +135,9 @@ def value_and_grads(
     return values_and_gradients
 
 
-def _differentiated(fn: Function, variables: Any, has_aux: bool, *, several: bool = False) -> Function:
+def _differentiated(
+    fn: Function, variables: Any, has_aux: bool, *, several: bool = False, memory: Budget = None
+) -> Function:
     nests = [_checked(nest) for nest in (variables if several else (variables,))]
     # A variable may be in several nests, or several times in one.
     leaves = list(dict.fromkeys(itertools.chain.from_iterable(map(itemgetter(0), nests))))
@@ -135,66 +145,79 @@ def _differentiated(fn: Function, variables: Any, has_aux: bool, *, several: boo
         raise ArgumentError(f"variables is {variables!r}: no losses. HINT: pass a nest of variables for each loss.")
     settings.function("fn", fn)
     settings.flag("has_aux", has_aux)
+    memory = checked(memory)
     differentiate = partial(_of_each, len(nests)) if several else _of_one
 
     def differentiated(*args: Nest, **kwargs: Nest) -> Any:
         context = contexts.current()
         executor = context.executor
         seen, as_replica = executor.standpoint, context.replica is not None
-        values, makes = zip(*[seen.derivable(executor, leaf, as_replica) for leaf in leaves], strict=True)
+        derivable = {leaf: seen.derivable(executor, leaf, as_replica) for leaf in leaves}
+        values, makes = zip(*derivable.values(), strict=True)
+        by_rows = any(map(attrgetter("policy.by_rows"), leaves))
         regathers = executor.local and executor.traced and any(map(attrgetter("policy.regathers"), leaves))
+        # What runs as Python gives up its values one by one, as it always does.
+        asked = asked_for(memory) if executor.traced else None
+        as_arrays = regathers or asked is not None
         written: list[Variable] = []
         outline: list[Any] = []
 
         def loss(values: Sequence[Any]) -> Any:
-            given = {leaf: make(value) for leaf, make, value in zip(leaves, makes, values, strict=True)}
-            return under(Overlay(executor, given))
+            made = {leaf: make(value) for leaf, make, value in zip(leaves, makes, values, strict=True)}
+            return under(Overlay(executor, made))
 
         def under(overlay: Overlay) -> Any:
             with entered(Context(context.strategy, context.replica, overlay)):
                 result = fn(*args, **kwargs)
             written[:] = overlay.written
             value, aux = result if has_aux else (result, None)
-            if regathers:  # a checkpointed function returns arrays only
+            if as_arrays:  # a checkpointed function returns arrays only
                 aux, outline[:] = _arrays(aux)
             return value, (aux, list(overlay.written.values()))
 
         gradients = partial(regathering, differentiate) if regathers else differentiate
+        bounded = within_budget(loss, asked, gathers=regathers) if asked is not None else loss
         try:
-            (value, (aux, writes)), grads = gradients(loss, list(values))
+            if by_rows:
+                raise RowsNeeded
+            (value, (aux, writes)), grads = gradients(bounded, list(values))
         except RowsNeeded:
-            (value, (aux, writes)), grads = differentiate_by_rows(differentiate, under, executor, leaves)
+            (value, (aux, writes)), grads = differentiate_by_rows(gradients, under, executor, derivable)
         for variable, new in zip(written, writes, strict=True):
             executor.set(variable, new)
         results: list[Any] = []
-        for (own, tree), one in zip(nests, grads, strict=True):
-            by_leaf = dict(zip(leaves, one, strict=True))
+        for (own, tree), gradient in zip(nests, grads, strict=True):
+            by_leaf = dict(zip(leaves, gradient, strict=True))
             results.append(tree.unflatten([seen.gradient(by_leaf[leaf], leaf) for leaf in own]))
-        aux = _filled(aux, outline) if regathers else aux
+        aux = _filled(aux, outline) if as_arrays else aux
         return ((value, aux) if has_aux else value), tuple(results) if several else results[0]
 
     return differentiated
 
 
 @overload
-def grad(fn: Callable[P, Any], variables: Variable, *, has_aux: Literal[False] = False) -> Callable[P, jax.Array]: ...
+def grad(
+    fn: Callable[P, Any], variables: Variable, *, has_aux: Literal[False] = False, memory: Budget = None
+) -> Callable[P, jax.Array]: ...
 @overload
 def grad(
-    fn: Callable[P, Any], variables: list[Variable], *, has_aux: Literal[False] = False
+    fn: Callable[P, Any], variables: list[Variable], *, has_aux: Literal[False] = False, memory: Budget = None
 ) -> Callable[P, list[jax.Array]]: ...
 @overload
 def grad(
-    fn: Callable[P, Any], variables: tuple[Variable, ...], *, has_aux: Literal[False] = False
+    fn: Callable[P, Any], variables: tuple[Variable, ...], *, has_aux: Literal[False] = False, memory: Budget = None
 ) -> Callable[P, tuple[jax.Array, ...]]: ...
 @overload
 def grad(
-    fn: Callable[P, Any], variables: Mapping[K, Variable], *, has_aux: Literal[False] = False
+    fn: Callable[P, Any], variables: Mapping[K, Variable], *, has_aux: Literal[False] = False, memory: Budget = None
 ) -> Callable[P, dict[K, jax.Array]]: ...
 @overload
-def grad(fn: Callable[P, tuple[Any, A]], variables: Any, *, has_aux: Literal[True]) -> Callable[P, tuple[Any, A]]: ...
+def grad(
+    fn: Callable[P, tuple[Any, A]], variables: Any, *, has_aux: Literal[True], memory: Budget = None
+) -> Callable[P, tuple[Any, A]]: ...
 @overload
-def grad(fn: Callable[P, Any], variables: Any, *, has_aux: bool = False) -> Callable[P, Any]: ...
-def grad(fn: Function, variables: Any, *, has_aux: bool = False) -> Function:
+def grad(fn: Callable[P, Any], variables: Any, *, has_aux: bool = False, memory: Budget = None) -> Callable[P, Any]: ...
+def grad(fn: Function, variables: Any, *, has_aux: bool = False, memory: Budget = None) -> Function:
     """Returns a function that gives `fn`'s gradient with respect to variables; see `value_and_grad`.
 
     Returns:
@@ -207,7 +230,7 @@ def grad(fn: Function, variables: Any, *, has_aux: bool = False) -> Function:
 
     Source: `tf.GradientTape`, as `jax.grad`.
     """
-    both = _differentiated(fn, variables, has_aux)
+    both = _differentiated(fn, variables, has_aux, memory=memory)
 
     def gradients(*args: Nest, **kwargs: Nest) -> Any:
         value, grads = both(*args, **kwargs)
@@ -244,16 +267,16 @@ def _of_each(number: int, loss: Function, values: Any) -> Any:
     """The losses, what else their function gives, and the gradients of each."""
     losses, pull, aux = jax.vjp(loss, values, has_aux=True)
     if not isinstance(losses, tuple) or len(losses) != number:
-        found = len(losses) if isinstance(losses, tuple) else f"a {type(losses).__name__}"
+        returned = len(losses) if isinstance(losses, tuple) else f"a {type(losses).__name__}"
         raise ArgumentError(
-            f"the function returns {found} for {number} nests of variables. HINT: return a tuple of losses, one for "
+            f"the function returns {returned} for {number} nests of variables. HINT: return a tuple of losses, one for "
             "each nest, or (losses, aux) with has_aux=True."
         )
     grads: list[Any] = []
     for place in range(number):
         ones = [here == place for here in range(number)]
         ends = (
-            jax.tree.map(jnp.ones_like if one else jnp.zeros_like, loss) for one, loss in zip(ones, losses, strict=True)
+            jax.tree.map(jnp.ones_like if own else jnp.zeros_like, loss) for own, loss in zip(ones, losses, strict=True)
         )
         grads.append(pull(tuple(ends))[0])
     return (losses, aux), grads

@@ -25,7 +25,8 @@ from jaxtribute._src.core.context import Context, entered
 from jaxtribute._src.core.execution.containers import refuse_traced
 from jaxtribute._src.core.execution.nests import is_array, is_number, map_leaves, reveal
 from jaxtribute._src.core.execution.traced import TracedFunction, lift
-from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, Jaxpr, JaxprEqn, Tracer
+from jaxtribute._src.core.jaxprs.axis_of_one import with_axis_of_one
+from jaxtribute._src.core.jaxprs.core import ArrayImpl, ClosedJaxpr, Jaxpr, JaxprEqn, Tracer
 from jaxtribute._src.core.jaxprs.flow import Flow
 from jaxtribute._src.core.jaxprs.kinds import equalises, keeps_equality, mentions, names_axis, repeatable
 from jaxtribute._src.core.jaxprs.making import equal_p
@@ -38,7 +39,7 @@ from jaxtribute.errors import ContextError, VariableError
 
 @jax.tree_util.register_pytree_node_class
 class Constant:
-    """A result that is no array, such as a string or a variable: carried in the structure of the results."""
+    """A result that is not an array, such as a string or a variable: carried in the structure of the results."""
 
     def __init__(self, value: Numeric) -> None:
         self.value = value
@@ -73,10 +74,14 @@ class Capture(NamedTuple):
         contexts.announce()
         seen: list[Any] = []
 
-        def program(*leaves: Nest) -> list[Any]:
+        def program(*traced: Any) -> list[Any]:
             executor = TracedFunction(context)
+            executor.arguments = {
+                id(stand_in): (place, leaf.sharding if isinstance(leaf, ArrayImpl) else None)
+                for place, (stand_in, leaf) in enumerate(zip(traced, leaves, strict=True))
+            }
             with entered(Context(context.strategy, context.replica, executor)):
-                result = call(leaves)
+                result = call(traced)
             reveal(result, (jax.Array, ReplicaValues))
             outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result), is_leaf=is_constant)
             owned = set(map(id, executor.values.values()))
@@ -93,7 +98,7 @@ class Capture(NamedTuple):
 
         # The variables keep their values: what the function wrote is in the executor, and comes out as further outputs.
         closed = jax.make_jaxpr(program)(*leaves)
-        return cls(lift(closed), *seen)
+        return cls(with_axis_of_one(lift(closed), AXIS), *seen)
 
     def result(self, outputs: Sequence[Any]) -> Any:
         """The function's result, of the program's first outputs."""
@@ -210,12 +215,12 @@ def unbound_axis(error: NameError) -> ContextError | None:
     Args:
       error: what a replica function has raised.
     """
-    _, found, axis = str(error).partition("unbound axis name: ")
-    if not found:
+    _, separator, axis = str(error).partition("unbound axis name: ")
+    if not separator:
         return None
     return ContextError(
         f"a collective of JAX names the axis {axis.split('.')[0].split()[0]!r}, which this code does not have. HINT: "
-        "in a compiled strategy.run on several replicas the axis is jd.REPLICA_AXIS; eagerly, or on one replica, call "
+        "in a compiled strategy.run the axis is jd.REPLICA_AXIS; eagerly call "
         "jd.get_replica_context().all_reduce('MEAN', x) or all_gather, which work everywhere."
     )
 
@@ -270,7 +275,6 @@ class _Varying(Flow[bool]):
     """True for what may differ between replicas."""
 
     def merged(self, one: bool, other: bool) -> bool:
-        """Either may be the one that differs."""
         return one or other
 
     def equation(self, eqn: JaxprEqn, given: list[bool]) -> list[bool]:
@@ -284,7 +288,7 @@ class _Varying(Flow[bool]):
         if eqn.primitive is alike_p:
             _check_alike(eqn.params["name"], given[0])
             return given
-        # What is computed of values that differ may differ, even where it happens not to: the careful case.
+        # What is computed of values that differ may differ, even if it happens not to: the careful case.
         if any(given) or not count:
             return [any(given)] * count
         # Operands are the same, but the operation itself may tell replicas apart (`axis_index`).

@@ -287,7 +287,7 @@ def _trace(
         leaves, tree = flatten(result)
         arrays: dict[int, Any] = {}
         for place, leaf in enumerate(leaves):
-            # Inside the program a mirrored value is its array: what comes out is wrapped anew, as the inference says.
+            # Inside the program a mirrored value is its array: what comes out is wrapped again, as the inference says.
             if isinstance(leaf, Mirrored):
                 leaf = leaves[place] = leaf.data
             if is_array(leaf):

@@ -238,6 +238,7 @@ class CompiledStep:
             self._structure = leaves_of(given)[1]
         if self.outgrown is not None:
             raise Grow(self.outgrown)
+        self._results.check_whole(leaves)
         with updating:
             self._repeating = False
             if within is None:
@@ -306,7 +307,7 @@ class CompiledStep:
     def _steady(self, group: Group) -> Generator[None]:
         """Runs a step at its home, and as if no kept function had read a variable.
 
-        What has read those that it writes is traced anew.
+        What has read those that it writes is traced again.
         """
         variables = self.variables
         home = variables.home if self._needs_home else None
@@ -331,12 +332,14 @@ class CompiledStep:
         Raises:
           TraceError: they cannot.
           Unusual: it is not.
+          ArgumentError: an array that all replicas are given whole lies in parts on their devices.
         """
         if self._repeating and self._group.inputs is not None:
             leaves, structure = leaves_of(self._group.inputs[2])
             # `in`, as `==` would compare variables that are static parts of the structure by their values.
             if structure not in (self._structure,) or any(type(leaf) not in self._origin.repeatable for leaf in leaves):
                 raise Unusual
+            self._results.check_whole(leaves)
         if self.variables.donated:
             check_untraced(self.variables.donated[0])
 
@@ -366,10 +369,13 @@ class _Results:
     """
 
     def __init__(self, first: Capture, variables: ProgramVariables) -> None:
+        self._replicas = variables.mesh
         self._mesh = variables.mesh if variables.mesh is not None and variables.mesh.throttles else None
         self._constants = False
         self.bare = False
         """True if the results of a step are what the program gives."""
+        self._whole: set[int] = set()
+        """The places of the arguments that all replicas are given whole."""
         self._numbers = itertools.count()
         self._trees: dict[int, Any] = {}
         """The structures of results, by a number that the compiled program gives back with them."""
@@ -378,7 +384,23 @@ class _Results:
     def note(self, capture: Capture) -> None:
         """Takes note of a further trace."""
         self._constants |= capture.constants
+        self._whole |= capture.executor.whole
         self.bare = self._mesh is None and not self._constants
+
+    def check_whole(self, leaves: Sequence[Any]) -> None:
+        """Refuses an argument that all replicas are to get whole and that lies in parts on their devices.
+
+        Args:
+          leaves: the arrays of the arguments.
+
+        Raises:
+          ArgumentError: there is one.
+        """
+        if self._replicas is None:
+            return
+        for place in self._whole:
+            if isinstance(leaves[place], ArrayImpl):
+                self._replicas.check_whole(leaves[place].shape, leaves[place].sharding)
 
     def of_program(self, outputs: Sequence[Any], capture: Capture) -> Any:
         """Returns the results as the compiled program gives them.

@@ -34,7 +34,7 @@ def known(leaf: Leaf, kinds: tuple[type, ...]) -> bool:
       leaf: a leaf of a nest.
       kinds: classes.
     """
-    # Rows are no container on purpose: what is done to each leaf of a nest would change their indices.
+    # Rows are not a container, on purpose: what is done to each leaf of a nest would change their indices.
     if isinstance(leaf, (*ATOMS, IndexedSlices, type)):
         return False
     parts = _parts_of(type(leaf))
@@ -97,8 +97,8 @@ def _inside(value: Any) -> Iterable[Any]:
 def _fields(cls: type) -> list[str]:
     """The names of a dataclass's, or an attrs class's, fields."""
     if dataclasses.is_dataclass(cls):
-        return [one.name for one in dataclasses.fields(cls)]
-    return [one.name for one in getattr(cls, "__attrs_attrs__", ())]
+        return [field.name for field in dataclasses.fields(cls)]
+    return [field.name for field in getattr(cls, "__attrs_attrs__", ())]
 
 
 def at_fields(value: object, names: Iterable[str]) -> list[Any]:

@@ -93,7 +93,9 @@ def completed(programs: Sequence[Program], mesh: ReplicaMesh) -> list[Program]:
     meetings = list(map(_meetings, programs))
     # What only a shorter one gathers is not looked for: such programs are left to differ, and the caller refuses them.
     longest = max(meetings, key=len)
-    return [_with_gathers(one, _missing(own, longest), mesh) for one, own in zip(programs, meetings, strict=True)]
+    return [
+        _with_gathers(program, _missing(own, longest), mesh) for program, own in zip(programs, meetings, strict=True)
+    ]
 
 
 def _meetings(program: Program) -> list[_Meeting]:

@@ -44,7 +44,6 @@ class Eager(Executor):
 
     def running(self, fn: Function, mesh: ReplicaMesh | None) -> Function:
         """Returns the function, compiled where the executor compiles replica functions."""
-        del mesh
         return fn if self.compiles is None else self.compiles(fn)
 
     @property
@@ -134,7 +133,6 @@ class EagerStep(Viewed, Eager):
         return variable in self._slots
 
     def set(self, variable: Variable, value: Numeric) -> None:
-        """Keeps a copy of `value`, placed as the variable is."""
         check_untraced(variable)
         if variable.policy.remote:
             super().set(variable, value)

@@ -33,6 +33,8 @@ from jaxtribute._src.core.values.enums import ReduceOp, reduction_of
 from jaxtribute._src.core.values.placing import put
 
 if TYPE_CHECKING:
+    from jax.sharding import Sharding
+
     from jaxtribute._src.core.collectives.summation import Summation
     from jaxtribute._src.core.strategies.base import Strategy
     from jaxtribute._src.core.types import Array, Function, Leaf, Nest
@@ -57,7 +59,6 @@ class LocalPerReplica(PerReplica):
 
     @property
     def values(self) -> tuple[Array, ...]:
-        """All replicas' components, gathered."""
         return tuple(in_replica.rows(self.data))
 
 
@@ -77,8 +78,11 @@ class Executor(ABC):
 
     def running(self, fn: Function, mesh: ReplicaMesh | None) -> Function:
         """Notes that replicas on the devices of `mesh` will run a function; returns what they run in its place."""
-        del mesh
         return fn
+
+    def placement(self, value: jax.Array) -> Sharding | None:
+        """The placement on devices of an array that all replicas are given; None if it is not known."""
+        return None if isinstance(value, Tracer) else value.sharding
 
     # Variables.
 

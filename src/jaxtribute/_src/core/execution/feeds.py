@@ -244,15 +244,15 @@ class FedPrograms:
         draws.prefetch(self._order)
         shapes = tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
         fed, signature = draws.arrays()
-        found = self._programs.get((shapes, signature))
-        if found is None:
-            found = self._trace(draws, leaves)
+        known = self._programs.get((shapes, signature))
+        if known is None:
+            known = self._trace(draws, leaves)
             fed, signature = draws.arrays()
-            self._programs[shapes, signature] = found
+            self._programs[shapes, signature] = known
             # At the end of the data a call draws fewer: the next epoch's first call is as those before it.
             if draws.ended is None:
                 self._order = list(draws.order)
-        program, end = found
+        program, end = known
         if program is None:
             return self._run_uncompiled(draws, leaves)
         executor = contexts.current().executor

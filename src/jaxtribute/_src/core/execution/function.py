@@ -116,13 +116,13 @@ class Function(Generic[P, R]):
             within = executor
         elif STEP.observers and STEP.due():
             return STEP.around(self, self, self.__name__, *args, **kwargs)
-        given: Any = (args, kwargs) if self._conform is None else (self._conform(args, kwargs), {})
-        leaves, tree = self._signatures.flatten(given)
+        call: Any = (args, kwargs) if self._conform is None else (self._conform(args, kwargs), {})
+        leaves, tree = self._signatures.flatten(call)
         statics: tuple[Any, ...] = ()
         feeds: list[Feed] = []
         on_devices = all(type(leaf) in self._repeatable for leaf in leaves)
         if not on_devices:
-            leaves, statics, feeds = separate(leaves, given)
+            leaves, statics, feeds = separate(leaves, call)
         if statics and isinstance(statics[-1], Otherwise):
             traced = statics[-1] is TRACED
             return self._python_function(*args, **kwargs) if traced else self._call_looking(context, *args, **kwargs)
@@ -132,11 +132,11 @@ class Function(Generic[P, R]):
         program = self._signatures.programs.get(signature)
         try:
             if program is None:
-                if self._signatures.wants_variables(given, tree):
+                if self._signatures.wants_variables(call, tree):
                     return self(*args, **kwargs)
                 program = self._compile(signature, context, leaves)
             if within is None and not statics and isinstance(program, Program):
-                whole = given if on_devices else tree.unflatten(leaves)
+                whole = call if on_devices else tree.unflatten(leaves)
                 arrays = bundled(*whole)
                 result = program(leaves, None, arrays)
                 if on_devices and self._conform is None:
@@ -166,7 +166,7 @@ class Function(Generic[P, R]):
         return bound
 
     def __deepcopy__(self, memo: Any) -> Any:
-        # A method of the copied object is bound anew; a plain function is what it is.
+        # A method of the copied object is bound to the copy; a plain function stays as it is.
         return None if hasattr(self._python_function, "__self__") else self
 
     def __reduce__(self) -> Any:
@@ -174,8 +174,8 @@ class Function(Generic[P, R]):
 
     def run_on(self, strategy: Strategy) -> Function[..., Any]:
         """This function as the replica function of a compiled `strategy.run`."""
-        found = self._runs.get(strategy)
-        if found is None:
+        runner = self._runs.get(strategy)
+        if runner is None:
             owner, run = weakref.ref(strategy), self._python_function
 
             def run_compiled(*args: Nest, **kwargs: Nest) -> Any:
@@ -183,8 +183,8 @@ class Function(Generic[P, R]):
                 assert alive is not None
                 return alive.run(run, args, kwargs)
 
-            found = self._runs[strategy] = Function(run_compiled)
-        return found
+            runner = self._runs[strategy] = Function(run_compiled)
+        return runner
 
     def turn(self, change: Hashable) -> None:
         """Takes note of a change in an object whose variables the programs use: further calls have others.
@@ -201,8 +201,8 @@ class Function(Generic[P, R]):
         tree, statics = signature.tree, signature.statics
 
         def call(dynamic: Sequence[Any], feeds: Sequence[Any] = ()) -> Any:
-            rest, given = iter(dynamic), iter(feeds)
-            constants = {place: next(given) if kind is Feed else as_given(value) for place, kind, value in statics}
+            rest, drawn = iter(dynamic), iter(feeds)
+            constants = {place: next(drawn) if kind is Feed else as_given(value) for place, kind, value in statics}
             whole = [constants[i] if i in constants else next(rest) for i in range(tree.num_leaves)]
             args, kwargs = tree.unflatten(whole)
             return function(*args, **kwargs)
@@ -311,13 +311,13 @@ class Function(Generic[P, R]):
 def _laid_out(first: Capture, leaves: Sequence[Any]) -> Capture:
     """A function's first program, of which strategies may have taken how its variables are to lie."""
     touched = (*first.executor.inputs, *first.executor.written)
-    for strategy in dict.fromkeys(one.distribute_strategy for one in touched if isinstance(one, Variable)):
+    for strategy in dict.fromkeys(value.distribute_strategy for value in touched if isinstance(value, Variable)):
         strategy.extended.lay_out(first, leaves)
     return first
 
 
 def _unbound() -> None:
-    """Stands for a method's compiled programs in a pickled object: they are made again where they are needed."""
+    """Stands for a method's compiled programs in a pickled object: they are made again if they are needed."""
 
 
 _MANY = 8
@@ -346,7 +346,7 @@ def function(func: Any = None, *, input_signature: Any = None, donate_argnums: i
       input_signature: one nest of specs for each argument that it must fit: `jd.ArraySpec`, with None for a
         dimension of any size, `jax.ShapeDtypeStruct`, or a distributed dataset's `element_spec`. Numbers become
         arrays of the spec's dtype, so that new ones do not retrace.
-      donate_argnums: positions of arguments, such as a state that the function returns anew, whose arrays it may
+      donate_argnums: positions of arguments, such as a state that the function returns again, whose arrays it may
         overwrite; they cannot be used afterwards. Variables that it writes are donated in any case.
 
     Returns:

@@ -4,6 +4,10 @@ A signal's handler runs between two operations of Python in the main thread, and
 the variables' arrays must bind the new ones before that: so the call of the compiled program and the binding are one
 call of C, in which no Python runs once JAX has a program for the arguments. Where JAX first has to trace, to compile or
 to look one up, it runs Python around the call: the handlers are put off meanwhile.
+
+A handler that stays installed and asks an "in a step" flag would be no shorter, as `Telltale` is needed for more than
+signals, and others would see it: `asyncio.run` cancels its main task at Ctrl-C only if Python's own handler is in
+force.
 """
 
 from __future__ import annotations

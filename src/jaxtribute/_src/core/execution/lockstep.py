@@ -76,7 +76,6 @@ class LockstepReplica(Executor):
             self._run.step.operate(lambda: self._run.write(variable, self._index, value))
 
     def together(self, operation: Callable[[Executor], R]) -> R:
-        """`operation` of this executor."""
         return self._run.step.operate(lambda: operation(self))
 
     def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
@@ -89,25 +88,20 @@ class LockstepReplica(Executor):
 
     @property
     def idle(self) -> tuple[int, ...]:
-        """The replicas that got no data."""
         return self._run.idle
 
     def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
-        """Each array reduced over the replicas, added up by `summation`."""
         whole = self._collective("all_reduce", partial(_reduce_all, op, summation))
         return _reduced(values, whole, op, self._run.mesh.local_ids[self._index] in self.idle)
 
     def all_gather(self, values: list[Any], axis: int) -> list[Any]:
-        """Each array concatenated over the replicas."""
         gather = self._collective("all_gather", partial(_gather_all, axis))
         return _gathered(values, gather, partial(self._scatter, axis), axis)
 
     def constrain(self, value: Array, layout: Layout, mesh: ReplicaMesh) -> Array:
-        """An array split over the devices of this replica."""
         return jax.device_put(value, mesh.local_layout(self._index, layout))
 
     def select(self, value: Numeric, replica: int) -> Any:
-        """The array of one replica."""
         run = self._run
         _check_eager("a write of ONLY_FIRST_REPLICA", [value])
 
@@ -133,7 +127,7 @@ class LockstepReplica(Executor):
         return run.meet(self._index, f"merge_call of {getattr(fn, '__qualname__', fn)}", (args, kwargs), merge)
 
     def _scatter(self, axis: int, cotangents: list[Any], sizes: list[int]) -> list[Any]:
-        """This replica's part of the sums of cotangents: for each `size` elements, behind those of the others."""
+        """This replica's part of the sums of cotangents: for each `size` elements, after the other replicas'."""
         run = self._run
         _check_eager("all_gather's gradient", cotangents)
         place = run.mesh.local_places[self._index]
@@ -193,7 +187,7 @@ class LockstepRun:
         """Runs `fn` on all replicas and joins their results."""
         bound = map_leaves(self._localised, (tuple(args), kwargs))
         self.idle = idle_replicas(flatten(bound)[0])
-        # What is made anew of the arguments, such as a module of NNX, is the replicas' own.
+        # What is rebuilt from the arguments, such as a module of NNX, is the replicas' own.
         with contexts.entered(Context(self.strategy, None, LockstepReplica(self, 0))):
             calls = self.components(bound)
         self._rendezvous = Rendezvous([partial(self._replica, index, fn, *call) for index, call in enumerate(calls)])

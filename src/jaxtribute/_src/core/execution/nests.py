@@ -103,11 +103,11 @@ def bundled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return {"": args, **kwargs} if kwargs else args
 
 
-def unbundled(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def unbundled(bundle: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of which `bundled` has made `given`."""
-    if type(given) is tuple:
-        return given, {}
-    kwargs = dict(given)
+    if type(bundle) is tuple:
+        return bundle, {}
+    kwargs = dict(bundle)
     return kwargs.pop(""), kwargs
 
 
@@ -170,15 +170,15 @@ class InputSignature:
         Raises:
           ArgumentError: their number, structure, a shape or a dtype is not as promised.
         """
-        given = self._parameters.bind(*args, **kwargs).args if kwargs else tuple(args)
-        if len(given) != len(self._specs):
+        bound = self._parameters.bind(*args, **kwargs).args if kwargs else tuple(args)
+        if len(bound) != len(self._specs):
             raise ArgumentError(
-                f"{self._name} got {len(given)} arguments, its input_signature has {len(self._specs)}. "
+                f"{self._name} got {len(bound)} arguments, its input_signature has {len(self._specs)}. "
                 "HINT: give one spec for each argument."
             )
         leaves, tree = jax.tree.flatten(self._specs, is_leaf=_is_spec)
         try:
-            values = tree.flatten_up_to(given)
+            values = tree.flatten_up_to(bound)
         except ValueError as error:
             raise ArgumentError(
                 f"the arguments of {self._name} are not structured as its input_signature: {error}. "
@@ -193,7 +193,7 @@ class InputSignature:
             if not isinstance(value, PerReplica):
                 raise self._misfit(value, spec)
             for replica, shape in enumerate(value.shapes or _shapes(value)):
-                # The last component stands for all replicas behind it: a spec of one is for every one of them.
+                # The last component stands for all further replicas: a spec of one component is for every replica.
                 promised = spec.components[min(replica, len(spec.components) - 1)]
                 if not _fits(shape, promised.shape):
                     raise self._misfit(value, spec)

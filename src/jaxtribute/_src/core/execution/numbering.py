@@ -80,7 +80,7 @@ class Numbering:
         if isinstance(value, dict):
             items = cast("dict[Any, Any]", value).items()
             return kind, tuple((self._value(key), self._value(item)) for key, item in items)
-        # By content: two traces of one function make constants anew, which are equal but not the same objects.
+        # By content: two traces of one function make constants that are equal but not the same objects.
         if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
             return kind, str(value.dtype), value.shape, value.tobytes()
         if isinstance(value, (float, complex)):

@@ -24,7 +24,7 @@ _is_of_user = lru_cache(maxsize=1024)(is_of_user)
 
 
 class _Place(NamedTuple):
-    """Place of a value: behind a key of a dictionary or list, or in a cell, the variable of a closure."""
+    """Place of a value: under a key of a dictionary, at an index of a list, or in the cell of a closure's variable."""
 
     container: Any
     key: Any

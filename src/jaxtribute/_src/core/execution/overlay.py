@@ -118,7 +118,7 @@ class Overlay(InTrace):
         return self.below.select(value, replica)
 
     def merge(self, fn: Function, args: Nest, kwargs: Nest) -> Nest:
-        """Merges as the executor below does; where there is one replica, what is merged sees the overlaid values."""
+        """Merges as the executor below does; if there is one replica, what is merged sees the overlaid values."""
         return self.below.merge(fn, args, kwargs) if self.local else super().merge(fn, args, kwargs)
 
     def reduce(

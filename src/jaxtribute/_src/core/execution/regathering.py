@@ -1,4 +1,4 @@
-"""Gradients whose backward pass gathers sharded variables anew, and keeps what user code checkpoints it to keep."""
+"""Gradients whose backward pass gathers sharded variables again, and keeps what user code checkpoints it to keep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxtribute._src.core.values.slices import whole_p
 
 
 def regathering(differentiate: Function, loss: Function, values: Sequence[Any]) -> Any:
-    """Returns `differentiate(loss, values)`, of a backward pass that gathers variables anew."""
+    """Returns `differentiate(loss, values)`, whose backward pass gathers variables again."""
     try:
         return differentiate(jax.checkpoint(_opaque(loss), policy=_keep_all_but_wholes), values)
     except NotImplementedError as error:
@@ -77,5 +77,5 @@ def _rewritten(value: Numeric) -> Any:
         return value
     whole = as_closed(value)
     inputs = [jax.ShapeDtypeStruct(aval(v).shape, aval(v).dtype) for v in opened(whole).invars]
-    made = jax.make_jaxpr(lambda *given: evaluate(whole, given, _handle))(*inputs)
+    made = jax.make_jaxpr(lambda *operands: evaluate(whole, operands, _handle))(*inputs)
     return made if hasattr(value, "consts") else opened(made)

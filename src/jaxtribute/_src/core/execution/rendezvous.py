@@ -250,8 +250,8 @@ class Workers:
     def submit(self, job: Callable[[], None]) -> None:
         """Runs `job` in a thread of its own; it must not raise."""
         with self._lock:
-            given = bool(self._idle) and self._idle.pop().give(job)
-        if not given:
+            taken = bool(self._idle) and self._idle.pop().give(job)
+        if not taken:
             _Worker(self, job).start()
 
     def thread_name(self) -> str:

@@ -1,12 +1,13 @@
 """Gradients with respect to some rows of a variable: what `jd.nn.embedding_lookup` looked up, and nothing else.
 
-A function is differentiated with respect to whole variables until it looks up rows of one that another process holds.
-It is then traced once to learn which rows it looks up, and differentiated with respect to those rows.
+A function is differentiated with respect to whole variables until it looks up rows of one that another process holds,
+or if one of them is a table, which lies over the replicas. It is then traced once to learn which rows it looks up, and
+differentiated with respect to those rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from jaxtribute._src.core.values.variable import Variable
 
 if TYPE_CHECKING:
     from jaxtribute._src.core.execution.executor import Executor
+    from jaxtribute._src.core.execution.standpoints import Derivable
 
 
 class RowsNeeded(Exception):  # noqa: N818
@@ -51,7 +53,7 @@ class Lookups:
     def by_rows(self) -> list[Variable]:
         """The variables whose gradients are rows."""
         looked_up = set(map(itemgetter(0), self.found)) - self.whole
-        return [variable for variable in self.variables if variable in looked_up]
+        return [variable for variable in self.variables if variable in looked_up or variable.policy.by_rows]
 
 
 class RowsOverlay(Overlay):
@@ -59,12 +61,12 @@ class RowsOverlay(Overlay):
 
     Args:
       below: the executor below.
-      values: the other variables' values.
+      values: the other variables' values, as `Overlay` takes them.
       lookups: the variables, and what becomes known of them.
     """
 
-    def __init__(self, below: Executor, values: dict[Variable, Any], lookups: Lookups) -> None:
-        super().__init__(below, {variable: (value, None) for variable, value in values.items()})
+    def __init__(self, below: Executor, values: dict[Variable, tuple[Any, Any]], lookups: Lookups) -> None:
+        super().__init__(below, values)
         self.lookups = lookups
 
     def get(self, variable: Variable) -> Any:
@@ -117,7 +119,7 @@ Loss = Callable[[Overlay], tuple[Any, Any]]
 
 
 def differentiate_by_rows(
-    differentiate: Callable[..., Any], call: Loss, executor: Executor, leaves: Sequence[Variable]
+    differentiate: Callable[..., Any], call: Loss, executor: Executor, derivable: Mapping[Variable, Derivable]
 ) -> tuple[Any, list[list[Any]]]:
     """The loss and all else that `call` gives, and the gradients: arrays, or `IndexedSlices` of looked-up rows.
 
@@ -125,17 +127,21 @@ def differentiate_by_rows(
       differentiate: gives a function's value and the gradients of each of its losses.
       call: calls the user's function.
       executor: the executor in force.
-      leaves: the variables.
+      derivable: the variables, each with the value to differentiate by and what the function sees of it.
     """
-    candidates = [leaf for leaf in leaves if leaf.policy.remote and leaf.shape]
+    leaves = list(derivable)
+    candidates = [leaf for leaf in leaves if leaf.policy.by_rows or (leaf.policy.remote and leaf.shape)]
     lookups = Lookups(candidates)
     # Values of variables that turn out to be looked up only are never used, so that they are not fetched.
-    values = dict(zip(leaves, map(executor.get, leaves), strict=True))
+    values = {leaf: value for leaf, (value, _) in derivable.items()}
+
+    def seen(chosen: Sequence[Variable], arrays: Sequence[Any]) -> dict[Variable, tuple[Any, Any]]:
+        return {leaf: derivable[leaf][1](array) for leaf, array in zip(chosen, arrays, strict=True)}
 
     def learn(arrays: list[Any]) -> Any:
-        return call(RowsOverlay(executor, dict(zip(leaves, arrays, strict=True)), lookups))[0]
+        return call(RowsOverlay(executor, seen(leaves, arrays), lookups))[0]
 
-    # Traced and thrown away: only behind it is known of which variables rows alone are read.
+    # Traced and thrown away: only after it is it known from which variables only rows are read.
     jax.make_jaxpr(learn)(at(values, leaves))
     by_rows = lookups.by_rows()
     dense = [leaf for leaf in leaves if leaf not in by_rows]
@@ -147,27 +153,29 @@ def differentiate_by_rows(
             looked_up.append(variable)
             zeros.append(jnp.zeros(shape, variable.dtype))
 
-    def loss(given: tuple[list[Any], list[Any]]) -> Any:
-        dense_values, moves = given
+    def loss(parameters: tuple[list[Any], list[Any]]) -> Any:
+        dense_values, moves = parameters
         lookups.restart()
         lookups.moves = moves
-        overlay = RowsOverlay(executor, dict(zip(dense, dense_values, strict=True)), lookups)
+        overlay = RowsOverlay(executor, seen(dense, dense_values), lookups)
         value, aux = call(overlay)
         return value, (aux, list(lookups.ids))
 
     (value, (aux, ids)), grads = differentiate(loss, (at(values, dense), zeros))
 
     def whole(of_dense: list[Any], of_rows: list[Any]) -> list[Any]:
-        found = dict(zip(dense, of_dense, strict=True))
+        gradients = dict(zip(dense, of_dense, strict=True))
         for leaf in by_rows:
             where: list[Any] = []
             rows: list[Any] = []
-            for variable, one, gradient in zip(looked_up, ids, of_rows, strict=True):
+            for variable, pair, gradient in zip(looked_up, ids, of_rows, strict=True):
                 if variable is leaf:
-                    where.append(jnp.reshape(one, -1))
+                    where.append(jnp.reshape(pair, -1))
                     rows.append(gradient.reshape(-1, *leaf.shape[1:]))
+            if not where:
+                where, rows = [jnp.zeros(0, jnp.int32)], [jnp.zeros((0, *leaf.shape[1:]), leaf.dtype)]
             # Rows that were looked up twice stand there twice: `IndexedSlices` adds them up.
-            found[leaf] = IndexedSlices(jnp.concatenate(rows), jnp.concatenate(where), leaf.shape)
-        return at(found, leaves)
+            gradients[leaf] = IndexedSlices(jnp.concatenate(rows), jnp.concatenate(where), leaf.shape)
+        return at(gradients, leaves)
 
-    return (value, aux), [whole(*one) for one in grads]
+    return (value, aux), [whole(*pair) for pair in grads]

@@ -84,28 +84,28 @@ class Signatures:
         """Returns the signature of a call."""
         return Signature(tree, statics, context.strategy, context.replica is None, self._form)
 
-    def flatten(self, given: Nest) -> tuple[list[Any], Any]:
+    def flatten(self, call: Nest) -> tuple[list[Any], Any]:
         """Returns the leaves of arguments, and their structure; variables are whole if the function wants them so."""
-        leaves, tree = tree_flatten(given)
+        leaves, tree = tree_flatten(call)
         if self._takes_variables and tree in self._takes_variables:
-            leaves, tree = tree_flatten(given, is_whole_variable)
+            leaves, tree = tree_flatten(call, is_whole_variable)
         return leaves, tree
 
-    def wants_variables(self, given: Nest, tree: Nest) -> bool:
+    def wants_variables(self, call: Nest, tree: Nest) -> bool:
         """True if arguments are to be flattened again: to JAX a variable is its value, to the function itself."""
-        if tree_flatten(given, is_whole_variable)[1] == tree:
+        if tree_flatten(call, is_whole_variable)[1] == tree:
             return False
         self._takes_variables.add(tree)
         return True
 
-    def expect(self, signature: Signature, context: Context, program: Program, given: Any) -> None:
+    def expect(self, signature: Signature, context: Context, program: Program, call: Any) -> None:
         """Expects that the next call is like this call.
 
         Args:
           signature: the signature of the call.
           context: the context in force.
           program: the program of the call.
-          given: the arguments, as `bundled`.
+          call: the arguments, as `bundled`.
         """
         again = program.again if self._missed < _PATIENCE else None
         # While the call ran, an object that the function was traced from may have changed.
@@ -114,7 +114,7 @@ class Signatures:
         if self._missed >= _IN_TURN:
             if self._in_turn[0] != context:
                 self._in_turn = context, {}
-            self._in_turn[1][leaves_of(given)[1]] = again
+            self._in_turn[1][leaves_of(call)[1]] = again
             again = self._again_in_turn
         self.repeated = context, again
 
@@ -181,7 +181,7 @@ def is_whole_variable(value: Numeric) -> bool:
     return isinstance(value, Variable)
 
 
-def separate(leaves: list[Any], given: Any) -> tuple[list[Any], tuple[Any, ...], list[Feed]]:
+def separate(leaves: list[Any], call: Any) -> tuple[list[Any], tuple[Any, ...], list[Feed]]:
     """Splits arguments into arrays, static values, which become part of the signature, and iterators to draw from."""
     dynamic: list[Any] = []
     feeds: list[Feed] = []
@@ -206,7 +206,7 @@ def separate(leaves: list[Any], given: Any) -> tuple[list[Any], tuple[Any, ...],
         except TypeError:
             if known(leaf, (jax.Array, np.ndarray, ReplicaValues)):
                 return leaves, (REVEALED,), []
-            path = jax.tree_util.tree_flatten_with_path(given, is_leaf=is_whole_variable)[0][place][0]
+            path = jax.tree_util.tree_flatten_with_path(call, is_leaf=is_whole_variable)[0][place][0]
             raise ArgumentTypeError(
                 f"argument {jax.tree_util.keystr(path)} of type {type(leaf).__name__} is neither an array nor "
                 "hashable, so it can be neither an input of the compiled program nor a part of its signature. "

@@ -48,7 +48,6 @@ class AcrossReplicas:
 
     def read(self, executor: Executor, variable: Variable, as_replica: bool) -> Any:
         """Returns the variable's value, of the variable's shape."""
-        del as_replica
         return variable.policy.combined(executor.get(variable), variable)
 
     def whole(self, executor: Executor, variable: Variable) -> Any:
@@ -61,12 +60,12 @@ class AcrossReplicas:
 
     def write(self, executor: Executor, variable: Variable, value: Numeric, update: Update, as_replica: bool) -> None:
         """Applies a write of what the user gave."""
-        given = self.given(executor, variable, value, update, as_replica)
+        amount = self.given(executor, variable, value, update, as_replica)
 
         # The old value is read within: where another thread has written it meanwhile, the write is done again.
         def write(executor: Executor) -> None:
             old = None if update is Update.ASSIGN else self.whole(executor, variable)
-            self.store(executor, variable, update.apply(old, given))
+            self.store(executor, variable, update.apply(old, amount))
 
         executor.together(write)
 
@@ -259,7 +258,6 @@ class InMergeCall(InReplica):
     """A `merge_call` among traced replicas: it reads and writes for all of them, and has the part of one."""
 
     def read(self, executor: Executor, variable: Variable, as_replica: bool) -> Any:
-        """Returns the value of all replicas."""
         policy = variable.policy
         if policy.form == "rows":
             return policy.combined(in_replica.all_gather(executor.get(variable), 0), variable)

@@ -45,17 +45,17 @@ class StepLoops:
         if contexts.current().executor.traced:
             results, done = _steps(step, iterator, n)
         else:
-            found: list[Any] = []
+            calls: list[Any] = []
             # One loop for all calls of full length, and one for what is left.
             done, loops = 0, {asked: self._loop(step, asked) for asked in _calls(n, steps_per_call)}
             for asked in _calls(n, steps_per_call):
                 result, count = loops[asked](iterator)
                 steps = jax.tree.leaves(result)[0].shape[0] if count is None else count.steps
                 done += steps
-                found.extend([result] if steps else [])
+                calls.extend([result] if steps else [])
                 if steps < asked:
                     break
-            results = _joined(found)
+            results = _joined(calls)
         if not done:
             raise OutOfRangeError(f"run_steps({n}): the data has ended. HINT: make a new iterator for each epoch.")
         return results
@@ -74,7 +74,7 @@ class StepLoops:
                 assert alive is not None
                 results, done = _steps(alive, iterator, steps)
                 leaves = flatten(results)[0]
-                # Usually the results tell; what is no array costs each call a little.
+                # Usually the results tell; a result that is not an array costs each call a little.
                 told = bool(leaves) and isinstance(leaves[0], (jax.Array, Mirrored))
                 return results, None if told else _Done(done)
 
@@ -138,7 +138,7 @@ def _data(column: Sequence[Any]) -> list[Any]:
 
 
 def _rows(values: Sequence[Any]) -> Any:
-    """The arrays behind each other; written one by one, as XLA's CPU compiler would fuse a `stack` into the steps."""
+    """The arrays one after another; written one by one, as XLA's CPU compiler would fuse a `stack` into the steps."""
     arrays = list(map(jnp.asarray, values))
     shapes = set(map(jnp.shape, arrays))
     if len(shapes) > 1:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.collectives import in_replica
@@ -172,7 +172,7 @@ class TracedProgram(InTrace):
 
     @staticmethod
     def lift(closed: ClosedJaxpr) -> ClosedJaxpr:
-        """Turns what a traced program reads into inputs behind its own: variables by first read, then batches drawn."""
+        """Turns what a traced program reads into inputs after its own: variables by first read, then batches drawn."""
         return lift(closed)
 
     def record(self, operation: Any, values: Sequence[Any], variable: Variable) -> None:
@@ -200,7 +200,7 @@ class TracedProgram(InTrace):
         self.written[output] = None
 
     def take(self, entry: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Makes `entry`, which is no variable of this process, an input of the program; returns its value there."""
+        """Makes `entry`, such as rows of a variable on servers, an input of the program; returns its value there."""
         with recorded_in(self.trace):
             value = variable_p.bind(shape=shape, dtype=dtype, key=len(self.inputs))
         self.inputs.append(entry)
@@ -241,7 +241,7 @@ class TravellingLosses:
         for loss in self._waiting:
             if loss.dtype in shared:
                 losses.append(loss)
-                # Made strong: the totals are no numbers that yield to the dtype of what they meet.
+                # Given a strong type: a total must not take the dtype of what it meets, as Python's numbers do.
                 strong.append(jnp.asarray(loss, loss.dtype))
         self._waiting = []
         totals = in_replica.all_reduce([*arrays, *strong], ReduceOp.SUM, replicas, summation)
@@ -276,6 +276,17 @@ class TracedFunction(TracedProgram):
         """The one device of a strategy that the function runs something on."""
         self.fed = 0
         """Number of arrays of batches that the function has drawn from iterators."""
+        self.arguments: dict[int, tuple[int, Sharding | None]] = {}
+        """The place and the sharding of each array the function is called with, by the id of what stands for it."""
+        self.whole: set[int] = set()
+        """The places of the arguments that are given to all replicas as they are."""
+
+    def placement(self, value: jax.Array) -> Sharding | None:
+        """The placement of an argument in the call that the function is traced for."""
+        place, sharding = self.arguments.get(id(value), (None, None))
+        if place is not None:
+            self.whole.add(place)
+        return sharding
 
     def create(self, make: Making) -> Variable:
         """Makes the variable outside the traced program; its initial value is computed of what variables hold there."""
@@ -358,7 +369,7 @@ class TracedReplica(TracedProgram):
         """Returns each array concatenated over the replicas."""
         self.guesses = self._uneven
         gathered = [self._gathered(value, axis) for value in values]
-        return [guarded(one, ReduceOp.SUM, self.idle, self._mesh.size) for one in gathered] if self.idle else gathered
+        return [guarded(part, ReduceOp.SUM, self.idle, self._mesh.size) for part in gathered] if self.idle else gathered
 
     def _gathered(self, value: Array, axis: int) -> Any:
         if not self._uneven or self.gathers is None:
@@ -444,7 +455,6 @@ class MergedReplicas(Executor):
 
     @property
     def view(self) -> Hashable:
-        """That of the replica."""
         return self.replica.view
 
     def get(self, variable: Variable) -> Any:
@@ -482,14 +492,13 @@ class MergedReplicas(Executor):
         return super().gather(value, axis)
 
     def constrain(self, value: Array, layout: Layout, mesh: ReplicaMesh) -> Array:
-        """Returns an array split over the axes within each replica."""
         return self.replica.constrain(value, layout, mesh)
 
 
 def lift(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Turns what a traced program reads into inputs behind its own: variables by first read, then batches drawn."""
+    """Turns what a traced program reads into inputs after its own: variables by first read, then batches drawn."""
     read = [eqn for eqn in opened(closed).eqns if eqn.primitive in (variable_p, feed_p)]
     # Both are recorded in one trace, as Python comes to them. Callers give the values of variables in the order of
-    # `executor.inputs`, and the batches behind them all.
+    # `executor.inputs`, and the batches after them all.
     read.sort(key=lambda eqn: (eqn.primitive is feed_p, eqn.params["key"]))
     return with_inputs(closed, read)

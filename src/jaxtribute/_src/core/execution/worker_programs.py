@@ -64,22 +64,22 @@ def compared(fn: Function, name: str, mesh: ReplicaMesh) -> Function:
 
 def own_arguments(leaves: Sequence[Any]) -> list[str]:
     """Lists, in words, the arrays among arguments that each worker has of its own."""
-    found: list[str] = []
+    described: list[str] = []
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, _HOSTED) or (isinstance(leaf, jax.Array) and leaf.is_fully_addressable):
-            found.append(f"array {place} of the arguments, {value_in_words(leaf)}")
-    return found
+            described.append(f"array {place} of the arguments, {value_in_words(leaf)}")
+    return described
 
 
-def _compare(name: str, found: Sequence[Fixed], peers: Peers) -> None:
+def _compare(name: str, arrays: Sequence[Fixed], peers: Peers) -> None:
     # In no order: a program may be put together by way of a set, whose order differs from process to process.
-    texts = sorted(text for text, _ in found)
+    texts = sorted(text for text, _ in arrays)
     digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
     digests = exchanged(peers, f"the first run of {name}", digest)
     if len(set(digests)) == 1:
         return
     # All workers have seen that they differ, so all come here.
-    told = exchanged(peers, f"the values of {name}", found[:_TOLD])
+    told = exchanged(peers, f"the values of {name}", arrays[:_TOLD])
     other = next(rank for rank, one in enumerate(digests) if one != digests[0])
     lines: list[str] = []
     for rank, beside in ((0, other), (other, 0)):

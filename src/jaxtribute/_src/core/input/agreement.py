@@ -84,13 +84,13 @@ class KeyValueAgreements:
             own.append(f"{prefix}/{step}/{self._worker}")
             # Told before anything is asked: otherwise all would wait for the first to speak.
             self._store.set(own[-1], json.dumps(rows))
-            found: list[StepRows] = []
+            steps: list[StepRows] = []
             for worker in range(self._workers):
                 told = json.loads(self._store.get(f"{prefix}/{step}/{worker}", self._timeout_s, of=worker))
-                found.append(None if told is None else tuple(told))
+                steps.append(None if told is None else tuple(told))
             if len(own) > 1:
                 # All are at this step, so all have read everything of the step before.
                 self._store.delete(own.pop(0))
-            return found
+            return steps
 
         return agree

@@ -89,7 +89,7 @@ def _dense(array: Leaf) -> Any:
 
 
 def _rows(array: np.ndarray[Any, Any], indices: Foreign) -> Any:
-    """The rows at the given positions. Where there is much to copy, into memory that a CPU device can use as it is."""
+    """The rows at the given positions. If there is much to copy, into memory that a CPU device can use as it is."""
     # A single position makes a view, and strings and objects have no memory that a device could use.
     if not isinstance(indices, np.ndarray) or array.dtype.hasobject:
         return array[indices]

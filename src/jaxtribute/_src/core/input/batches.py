@@ -70,7 +70,7 @@ def as_batch(element: Nest) -> Batch:
     if not all(type(leaf) is np.ndarray for leaf in leaves):
         leaves, structure = jax.tree.flatten(jax.tree.map(as_array, element, is_leaf=is_sparse))
     tree, lengths = structure.unflatten(leaves), set(map(_length, leaves))
-    # An element with a scalar in it is no error yet: one replica takes it whole, and only splitting refuses it.
+    # A scalar in an element is not an error yet: one replica takes it whole, and only splitting refuses it.
     if len(lengths) > 1 and None not in lengths:
         raise InputError(
             f"the arrays of one batch have different numbers of rows ({shapes_in(tree)}). "
@@ -154,10 +154,10 @@ def tree_spec(tree: Nest, *, static: bool) -> Nest:
     """The spec of a global batch: its arrays' shapes and dtypes, with None for the rows unless they are static."""
 
     def spec(leaf: Leaf) -> ArraySpec:
-        found = array_spec(leaf)
-        if static or not found.shape:
-            return found
-        return ArraySpec((None, *found.shape[1:]), found.dtype)
+        single = array_spec(leaf)
+        if static or not single.shape:
+            return single
+        return ArraySpec((None, *single.shape[1:]), single.dtype)
 
     return jax.tree.map(spec, tree)
 

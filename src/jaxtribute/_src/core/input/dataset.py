@@ -149,7 +149,7 @@ class _Rebatched(DistributedDataset[Any]):
     def _steps(self, epoch: int) -> WorkerSteps:
         source, shard = self._sharding.source.at_epoch(epoch), self._shard
         if self._sharding.kind == "global":
-            # An exchange of all workers before each step costs time, and is left out where nobody can end early.
+            # An exchange of all workers before each step costs time, and is left out if nobody can end early.
             certain = shard.workers == 1 or source.knows_end()
             return GlobalSteps(source.open(shard), shard, None if certain else self._agree())
         # Opened whole: the source is this worker's own part already.
@@ -175,7 +175,6 @@ class _Rebatched(DistributedDataset[Any]):
         return replica_spec(self._spec_of_source, self._shard, split=True)
 
     def explanation(self) -> Explanation:
-        """The files or rows that each worker reads."""
         return explain(self._original, self._sharding, self._shard)
 
 

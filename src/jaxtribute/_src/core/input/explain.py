@@ -131,8 +131,8 @@ def _reads(source: Source, sharding: Sharding, shard: Shard, length: tuple[int, 
             own, own_files = source.by_file(shard), files[shard.worker :: shard.workers]
         elif sharding.policy.name == "HINT":
             own = source.by_hint(shard)
-        found = own.length()
-        examples = None if found is None else found[1]
+        counts = own.length()
+        examples = None if counts is None else counts[1]
         return WorkerReads(shard.worker, ids, own_files, None, examples, examples)
     if length is None or not length[0]:
         return WorkerReads(shard.worker, ids, files, None, None, None)

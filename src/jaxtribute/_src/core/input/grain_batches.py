@@ -25,9 +25,9 @@ class _WorkerBatches(grain.MapDataset[Batch]):
     def __init__(self, node: Node, shard: Shard) -> None:
         self._records = parents(node)[0]
         super().__init__(self._records)
-        found = internals.batching(node)
-        assert found is not None
-        self._size, self._stack = found.size, found.stack
+        batching = internals.batching(node)
+        assert batching is not None
+        self._size, self._stack = batching.size, batching.stack
         self._length = len(node)
         self._shard = shard
 
@@ -83,13 +83,13 @@ class ArrayBatches(_WorkerBatches):
         return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).astype(np.int64)
 
     def _chunk(self, number: int) -> Positions:
-        found = self._chunks.get(number)
-        if found is None:
+        chunk = self._chunks.get(number)
+        if chunk is None:
             start = np.uint64(number * self._chunk_size)
-            found = self._positions(np.arange(self._chunk_size, dtype=np.uint64) + start)
+            chunk = self._positions(np.arange(self._chunk_size, dtype=np.uint64) + start)
             # One dictionary operation each, so that two iterators may share this node.
-            self._chunks = {number: found, **dict(list(self._chunks.items())[-1:])}
-        return found
+            self._chunks = {number: chunk, **dict(list(self._chunks.items())[-1:])}
+        return chunk
 
 
 class RecordBatches(_WorkerBatches):
@@ -117,13 +117,13 @@ def for_worker(dataset: Node, shard: Shard) -> tuple[Any, str]:
         if inner is None:
             return dataset, "all"
         # A map over whole batches sees them whole, on every worker.
-        found = grain_tree.positions_of(parents(inner)[0])
-        assert found is not None
-        whole = _Trees(ArrayBatches(inner, Shard(), *found))
+        positions = grain_tree.positions_of(parents(inner)[0])
+        assert positions is not None
+        whole = _Trees(ArrayBatches(inner, Shard(), *positions))
         return grain_tree.rewrite(dataset, lambda n: whole if n is inner else None), "all"
-    found = grain_tree.positions_of(parents(node)[0])
-    if found is not None and (grain_tree.array_source(found[1]) or internals.range_of(found[1])):
-        cut: Any = ArrayBatches(node, shard, *found)
+    positions = grain_tree.positions_of(parents(node)[0])
+    if positions is not None and (grain_tree.array_source(positions[1]) or internals.range_of(positions[1])):
+        cut: Any = ArrayBatches(node, shard, *positions)
         return grain_tree.rewrite(dataset, lambda n: cut if n is node else None), "arrays"
     # A single worker needs all records, as Grain reads them by itself.
     if shard.workers == 1:
@@ -138,8 +138,8 @@ def _first_array_batch(node: Node) -> Any:
         node = parents(node)[0]
     if grain_tree.stacking(node) is None:
         return None
-    found = grain_tree.positions_of(parents(node)[0])
-    if found is None or not (grain_tree.array_source(found[1]) or internals.range_of(found[1])):
+    positions = grain_tree.positions_of(parents(node)[0])
+    if positions is None or not (grain_tree.array_source(positions[1]) or internals.range_of(positions[1])):
         return None
     return node
 

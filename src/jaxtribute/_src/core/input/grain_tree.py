@@ -39,8 +39,8 @@ def rewrite(node: Node, change: Callable[[Node], Node | None]) -> Node:
 
 def stacking(node: Node) -> Batching | None:
     """The batching of a node that stacks records in Grain's default way; None for all others."""
-    found = internals.batching(node)
-    return found if found is not None and found.default else None
+    batching = internals.batching(node)
+    return batching if batching is not None and batching.default else None
 
 
 def drops_elements(node: Node) -> bool:
@@ -60,13 +60,13 @@ def as_map_dataset(node: Node) -> Node:
     records = internals.read_ahead(node)
     if records is not None:
         return records
-    found = internals.batching(node)
-    if found is not None:
+    batching = internals.batching(node)
+    if batching is not None:
         below = parents(node)[0]
         records = internals.read_ahead(below)
         # Where elements are left out, the batch of an index is not the one that comes at that place.
         if records is not None and not drops_elements(below):
-            return records.batch(found.size, drop_remainder=found.drops_remainder, batch_fn=found.stack)
+            return records.batch(batching.size, drop_remainder=batching.drops_remainder, batch_fn=batching.stack)
     return node
 
 
@@ -176,11 +176,11 @@ def exact(node: Node) -> Node:
     """
 
     def change(node: Node) -> Node | None:
-        found = internals.shuffling(node)
-        if found is None or not internals.shuffles_all(node):
+        shuffling = internals.shuffling(node)
+        if shuffling is None or not internals.shuffles_all(node):
             return None
-        if permutes_exactly(found.window) and permutes_quickly(found.window):
+        if permutes_exactly(shuffling.window) and permutes_quickly(shuffling.window):
             return None
-        return ExactShuffle(exact(parents(node)[0]), found.seed)
+        return ExactShuffle(exact(parents(node)[0]), shuffling.seed)
 
     return rewrite(node, change)

@@ -132,7 +132,7 @@ class DistributedIterator(Feed, Generic[E]):
         """Returns the next element as an `Optional`, without a value at the end of the data.
 
         In a `jd.function` that is given the iterator `has_value()` is True or False, as Python's `if` needs it: the
-        function is traced anew for a call in which the data end.
+        function is traced again for a call in which the data end.
 
         Source: `tf.distribute.DistributedIterator.get_next_as_optional`.
         """
@@ -207,7 +207,7 @@ class DistributedIterator(Feed, Generic[E]):
         return _write(directory, text)
 
     async def load(self, directory: str | PathLike[str]) -> Awaitable[None]:
-        """Restores the position from a checkpoint, also one of another number of workers where that is possible.
+        """Restores the position from a checkpoint, also one of another number of workers if that is possible.
 
         Source: Orbax's protocol for objects with a state of their own (`StatefulCheckpointable`), as in Grain.
         """
@@ -253,9 +253,9 @@ async def _read(directory: Path, set_state: Callable[[dict[str, Any]], None]) ->
     # Where the number of processes has changed no file has this one's name. All hold the same then, or the position
     # says that it is another worker's, and is refused.
     own = directory / position_file()
-    found = own if own.exists() else next(iter(sorted(directory.glob("process_*.json"))), None)
-    if found is None:
+    file = own if own.exists() else next(iter(sorted(directory.glob("process_*.json"))), None)
+    if file is None:
         raise InputError(
             f"{directory} holds no position of an iterator. HINT: it is saved with the iterator as a checkpointable."
         )
-    set_state(json.loads(found.read_text()))
+    set_state(json.loads(file.read_text()))

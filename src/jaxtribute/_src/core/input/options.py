@@ -99,8 +99,8 @@ class InputOptions:
                 "one option. HINT: give only experimental_fetch_to_device."
             )
         # Frozen, so what was checked and completed is put in past its own `__setattr__`.
-        given = prefetch if fetch is None else fetch
-        fetch = True if given is None else settings.flag("experimental_fetch_to_device", given)
+        depth = prefetch if fetch is None else fetch
+        fetch = True if depth is None else settings.flag("experimental_fetch_to_device", depth)
         object.__setattr__(self, "experimental_fetch_to_device", fetch)
         object.__setattr__(self, "experimental_prefetch_to_device", self.experimental_fetch_to_device)
         settings.flag("experimental_place_dataset_on_device", self.experimental_place_dataset_on_device)

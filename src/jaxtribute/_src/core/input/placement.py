@@ -70,7 +70,7 @@ def even_arrays(mesh: ReplicaMesh, compiled: bool) -> Callable[[np.ndarray[Any, 
 class BatchPlacer:
     """Cuts batches of all replicas' examples and puts the slices on their devices.
 
-    Most batches have the shapes of the one before; of those nothing is asked anew.
+    Most batches have the shapes of the one before; of those nothing is asked again.
 
     Args:
       mesh: the replicas' devices.

@@ -21,7 +21,7 @@ _JOIN_SECONDS = 10.0
 _IDLE_SECONDS = 1.0
 
 _Job = Callable[[], "Callable[[], None] | None"]
-"""Work for a thread. It returns what to call once the thread is idle, or None where the thread is to end."""
+"""Work for a thread. It returns what to call once the thread is idle, or None if the thread is to end."""
 
 
 class Threads:

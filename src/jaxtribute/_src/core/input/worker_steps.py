@@ -22,11 +22,11 @@ class WorkerStep:
     """The data of one step for this worker.
 
     Attributes:
-      tree: consecutive rows for the local replicas; None where each has arrays of its own.
-      parts: a tree for each local replica; None where they are cut from `tree`.
+      tree: consecutive rows for the local replicas; None if each has arrays of its own.
+      parts: a tree for each local replica; None if they are cut from `tree`.
       sizes: rows of each local replica.
       even: whether the replicas of all workers have equally many.
-      rows: rows of each replica of all workers, where that is known and rows are all in which they differ.
+      rows: rows of each replica of all workers, if that is known and rows are all in which they differ.
     """
 
     tree: Nest
@@ -73,7 +73,7 @@ def worker_step(batch: Batch, shard: Shard) -> WorkerStep:
         return WorkerStep(batch.tree, None, (batch.total or 0,), even=True)
     total = check_splittable(batch, shard.replicas)
     sizes = slice_sizes(total, shard.replicas)
-    # The source may have left out rows of other workers: the tree then begins in the midst of the batch.
+    # The source may have left out rows of other workers: the tree then begins in the middle of the batch.
     start = sum(sizes[: shard.first]) - batch.start
     own = sizes[shard.first : shard.first + shard.local]
     tree = batch.tree if shard.local == shard.replicas else rows(batch.tree, start, start + sum(own))
@@ -191,7 +191,7 @@ class LocalSteps:
         start, self._used, self._cut = self._used, self._used + sum(sizes), self._cut + local
         tree = rows(self._batch.tree, start, self._used)
         if self._used >= total:
-            # The position in the midst of a batch is the one before it, and the rows used: the batch is read again.
+            # The position in the middle of a batch is the one before it, and the rows used: the batch is read again.
             # At its end the next one is.
             self._batch, self._used, self._cut = None, 0, 0
             self._before = self._stream.get_state()
@@ -328,7 +328,7 @@ def _rows_of_all(told: Sequence[StepRows], local: int) -> tuple[int, ...]:
 
 
 def _form(trees: Sequence[Nest]) -> int:
-    """A number for the shapes, but for their rows, and dtypes that all trees have; 0 where they differ."""
+    """A number for the shapes, but for their rows, and dtypes that all trees have; 0 if they differ."""
     forms: set[str] = set()
     for tree in trees:
         kinds = [(leaf.shape[1:], str(leaf.dtype)) for leaf in jax.tree.leaves(tree)]

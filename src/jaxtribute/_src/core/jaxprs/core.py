@@ -53,6 +53,7 @@ __all__ = [
     "is_traced",
     "kept_beyond",
     "made_by",
+    "named_axis",
     "opened",
     "pruned",
     "recorded_in",
@@ -66,6 +67,11 @@ batched_device_put: Callable[..., Any] = _jax.batched_device_put
 """Puts pieces of an array on devices: `batched_device_put(aval, sharding, pieces, devices)`."""
 as_function = jaxpr_as_fun
 """The Python function that a closed program is."""
+
+
+def named_axis(name: str, size: int) -> AbstractContextManager[Any]:
+    """Lets what is traced within use collectives over an axis, which whoever runs the program must give it."""
+    return core.extend_axis_env_nd([(name, size)])
 
 
 def is_program(value: object) -> bool:
@@ -120,7 +126,7 @@ def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def without_mesh(eqn: JaxprEqn) -> Any:
-    """The settings that an operation was traced with, but those of the mesh in force, which are those of now."""
+    """The settings that an operation was traced with; of the mesh those that are in force now."""
     now = use_abstract_mesh(get_abstract_mesh())
     made: Any = type(eqn.ctx)
     with eqn.ctx.manager, now:

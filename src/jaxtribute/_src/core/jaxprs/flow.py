@@ -99,7 +99,7 @@ class Flow(ABC, Generic[T]):
             outs = self.outputs(opened(eqn.params["body_jaxpr"]), [*body_consts, *carry])
             # What runs a different number of times ends with different values.
             (goes_on,) = self.outputs(opened(eqn.params["cond_jaxpr"]), [*test_consts, *carry])
-            after = [self.chosen(goes_on, one) for one in self.both(carry, outs)]
+            after = [self.chosen(goes_on, value) for value in self.both(carry, outs)]
             if after == carry:
                 return carry
             carry = after
@@ -109,4 +109,4 @@ class Flow(ABC, Generic[T]):
         for outs in others:
             first = self.both(first, outs)
         # Equal branches do not make equal results: replicas may have taken different ones.
-        return [self.chosen(given[0], one) for one in first]
+        return [self.chosen(given[0], value) for value in first]

@@ -30,7 +30,7 @@ _ELSEWHERE = {
     "jax._src.custom_derivatives": "custom_jvp_call custom_vjp_call",
     "jax._src.dispatch": "device_put",
     "jax._src.interpreters.ad": "custom_lin",
-    "jax._src.pjit": "jit sharding_constraint",
+    "jax._src.pjit": "jit reshard sharding_constraint",
     "jax._src.state.primitives": "get swap",
 }
 """Further modules of JAX, and the names of primitives in them that `jax.extend.core.primitives` lists.
@@ -53,7 +53,7 @@ ELEMENTWISE = frozenset(
 @functools.cache
 def _ordinary() -> frozenset[Primitive]:
     """The primitives that JAX defines for arrays and random numbers, found where they are defined."""
-    found: set[Primitive] = set()
+    primitives: set[Primitive] = set()
     # A copy: another thread may be importing.
     for name, module in list(sys.modules.items()):
         if name not in _ELSEWHERE and not name.startswith(_MODULES):
@@ -64,8 +64,8 @@ def _ordinary() -> frozenset[Primitive]:
                 continue
             # A callback runs Python, which gives what it likes.
             if value.name not in _RANDOM and "callback" not in value.name:
-                found.add(value)
-    return frozenset(found)
+                primitives.add(value)
+    return frozenset(primitives)
 
 
 def names_axis(eqn: JaxprEqn, axis: str) -> bool:
@@ -77,8 +77,8 @@ def names_axis(eqn: JaxprEqn, axis: str) -> bool:
         # The name of the user's function, which may be the axis's by chance.
         if key == "name":
             continue
-        given = value if isinstance(value, (tuple, list, set, frozenset)) else (value,)
-        if any(isinstance(one, str) and one == axis for one in given):
+        axes = value if isinstance(value, (tuple, list, set, frozenset)) else (value,)
+        if any(isinstance(name, str) and name == axis for name in axes):
             return True
     # An operation inherits the effects of the programs inside it; those are looked at one by one.
     if not eqn.effects or next(programs_in(eqn), None) is not None:
@@ -88,7 +88,7 @@ def names_axis(eqn: JaxprEqn, axis: str) -> bool:
 
 def mentions(eqn: JaxprEqn, axis: str) -> bool:
     """True if an operation, or one inside it, names an axis of the mesh."""
-    return any_in(eqn, lambda one: names_axis(one, axis))
+    return any_in(eqn, lambda inner: names_axis(inner, axis))
 
 
 def is_collective(eqn: JaxprEqn, axis: str) -> bool:
@@ -151,13 +151,13 @@ def list_collectives(jaxpr: Jaxpr, axis: str, caller: str = _UNKNOWN) -> list[st
       caller: the line that calls the program, for what says none of its own, as inside a function with a custom
         gradient.
     """
-    found: list[str] = []
+    lines: list[str] = []
     for eqn in jaxpr.eqns:
         line = user_line(eqn, "/jaxtribute/") or caller
         if is_collective(eqn, axis):
             # Tokens, which order effects, are operands without a shape.
             shapes = [in_words(aval(var)) for var in eqn.invars if hasattr(var.aval, "shape")]
-            found.append(f"{eqn.primitive.name} of {', '.join(shapes)} at {line}")
+            lines.append(f"{eqn.primitive.name} of {', '.join(shapes)} at {line}")
         for inner in programs_in(eqn):
-            found += list_collectives(opened(inner), axis, line)
-    return found
+            lines += list_collectives(opened(inner), axis, line)
+    return lines

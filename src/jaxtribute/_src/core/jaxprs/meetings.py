@@ -1,7 +1,7 @@
 """Finds operations in which rows of a batch meet, or are chosen by their places: they need the whole batch.
 
 Two programs are compared, as in `rows.py`, whose batches have different numbers of rows. What runs along a whole batch,
-or along several behind one another (two views of the same rows, say), treats all rows alike.
+or along several in a row (two views of the same rows, say), treats all rows alike.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Range = tuple[int, int, int]
 
 
 def _range(eqn: JaxprEqn, axis: int, numbers: Numbers, which: int, rows: int) -> tuple[Range | None, Any]:
-    """The rows that an operation takes, and the whole batches that these are; None where either is not known."""
+    """The rows that an operation takes, and the whole batches that these are; None if either is not known."""
     name, params = eqn.primitive.name, eqn.params
     length = aval(eqn.invars[0]).shape[axis]
     if length % rows:
@@ -81,11 +81,11 @@ def _range(eqn: JaxprEqn, axis: int, numbers: Numbers, which: int, rows: int) ->
             if tuple(params["dimension_numbers"].start_index_map) != (axis,):
                 return None, None
             place = 1
-        given = numbers[place]
-        if given is None or (name == "gather" and size != 1):
+        picked = numbers[place]
+        if picked is None or (name == "gather" and size != 1):
             return None, None
-        starts = np.asarray(given[which])
-        if starts.size != 1 and np.array_equal(given[0], given[1]):
+        starts = np.asarray(picked[which])
+        if starts.size != 1 and np.array_equal(picked[0], picked[1]):
             return (int(starts.min()), int(starts.max()) + 1, 1), None
         if starts.size != 1:
             return None, None

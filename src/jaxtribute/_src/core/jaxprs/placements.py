@@ -70,7 +70,7 @@ def _is_compilers(mesh: Any) -> bool:
 
 
 def _freed(program: Any, known: Known) -> Any:
-    """A program and all programs in it anew, every type without its mesh."""
+    """A copy of a program and of all programs in it, every type without its mesh."""
     jaxpr = opened(program)
     new: dict[Any, Any] = {}
 
@@ -117,14 +117,14 @@ def _parameter(value: Numeric, known: Known) -> Any:
     if is_program(value):
         return _freed(value, known)
     # Branches of a condition, and whatever else holds several programs.
-    if isinstance(value, (tuple, list)) and any(is_program(one) for one in value):
-        return type(value)(_freed(one, known) if is_program(one) else one for one in value)
+    if isinstance(value, (tuple, list)) and any(is_program(part) for part in value):
+        return type(value)(_freed(part, known) if is_program(part) else part for part in value)
     return None if _of_compiler(value) else value
 
 
 def _type(aval: Any) -> Any:
     if isinstance(aval, ShapedArray) and _has_mesh(aval):
-        # Weak types stay weak: they decide what the operations behind them give.
+        # Weak types stay weak: they decide what later operations give.
         return ShapedArray(aval.shape, aval.dtype, aval.weak_type)
     return aval
 

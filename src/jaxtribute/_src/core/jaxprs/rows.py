@@ -46,7 +46,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The way in which a replica's value is part of that of the whole batch.
+    """The relation of a replica's value to the value of the whole batch.
 
     Attributes:
       kind: what becomes of the rows.
@@ -96,7 +96,7 @@ class Rows:
     Kind: TypeAlias = _KIND
     """The kinds of values."""
     Part: TypeAlias = _PART
-    """The way in which a replica's value is part of that of the whole batch."""
+    """The relation of a replica's value to the value of the whole batch."""
     MEAN: Any = mean_p
     """Marks a replica's number as a mean."""
     FACTOR = _FACTOR
@@ -189,19 +189,19 @@ class Rows:
         rows = [axes for axes, part in zip(along, parts, strict=True) if part.kind is Kind.ROWS and axes]
         if not rows:
             return
-        found: list[str | None] = [meetings.ordered(one, along[0])]
+        notes: list[str | None] = [meetings.ordered(one, along[0])]
         if parts[0].kind is Kind.ROWS and self._counts is not None:
             numbers = [part.numbers for part in parts]
             for axis in along[0]:
                 what, row = meetings.taken(one, other, axis, numbers, self._counts) or (None, 0)
                 self.picked = max(self.picked, row)
-                found.append(what)
+                notes.append(what)
         widest = max(len(_scaled(*pair)) for pair in zip(one.outvars, other.outvars, strict=True))
         if len(rows) > 1 and widest > max(map(len, rows)):
-            found.append("each row with every other one")
+            notes.append("each row with every other one")
         elif results[0].kind is Kind.ROWS and any(part.kind in (Kind.TOTAL, Kind.OTHER) for part in parts):
-            found.append("each row with a number that all rows make")
-        self.meetings += [(what, self._caller or one) for what in found if what is not None]
+            notes.append("each row with a number that all rows make")
+        self.meetings += [(what, self._caller or one) for what in notes if what is not None]
 
 
 def _counts(one: Sequence[Any], other: Sequence[Any]) -> tuple[int, int] | None:
@@ -300,7 +300,7 @@ def _has_unknown_rows(one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> bool
 def _of_rows(kinds: set[Kind], degree: int, along: tuple[int, ...], lost: int) -> Part:
     if along:
         return Part(Kind.ROWS, degree + lost)
-    # Anything else that leaves no axis of rows, such as a maximum, is no sum of what the rows have.
+    # Anything else that leaves no axis of rows, such as a maximum, is not a sum over rows.
     return Part(Kind.TOTAL, degree + lost) if lost and Kind.TOTAL not in kinds else OTHER
 
 
@@ -343,13 +343,13 @@ def _lost(one: JaxprEqn, other: JaxprEqn, gathered: set[tuple[int, int]]) -> int
 
     def own(place: int) -> set[int]:
         atoms = one.invars[place], other.invars[place]
-        found: set[int] = set()
+        lost: set[int] = set()
         for axis in _scaled(*atoms):
             lengths = aval(atoms[0]).shape[axis], aval(atoms[1]).shape[axis]
-            # All replicas' rows, or several views of them behind one another.
+            # All replicas' rows, or several views of them one after another.
             of_all = any(lengths[0] % n == 0 and lengths[0] // n * m == lengths[1] for n, m in gathered)
-            found.update(() if of_all else (axis,))
-        return found
+            lost.update(() if of_all else (axis,))
+        return lost
 
     if name == "reduce_sum":
         return len(own(0) & set(one.params["axes"]))

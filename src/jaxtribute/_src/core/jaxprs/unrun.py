@@ -30,12 +30,12 @@ def take_without_value(kind: type[Any], outputs: Outputs) -> None:
     def unless_valueless(*args: Any, jaxpr: Any, **params: Any) -> Any:
         # Random keys are arrays around arrays.
         inner = [getattr(value, "_base_array", value) for value in (*args, *constants(jaxpr))]
-        found = [value for value in inner if isinstance(value, kind)]
+        described = [value for value in inner if isinstance(value, kind)]
         numbers = [value.number if isinstance(value, kind) and value.number is not None else value for value in args]
         # What is known of all that has no memory is computed, such as half of a learning rate.
-        if len(found) == sum(one is not other for one, other in zip(args, numbers, strict=True)):
+        if len(described) == sum(one is not other for one, other in zip(args, numbers, strict=True)):
             return run(*numbers, jaxpr=jaxpr, **params)
-        return outputs([variable.aval for variable in jaxpr.outvars], found), None, None, ()
+        return outputs([variable.aval for variable in jaxpr.outvars], described), None, None, ()
 
     def put(arrays: Sequence[Any], *options: Any) -> Any:
         # Of known numbers; all others say that they have no values.

@@ -28,7 +28,7 @@ STRUCTURES = _CALLS | _LOOPS | {"shard_map"}
 """Names of the operations that do nothing but run the programs inside them."""
 
 Handler = Callable[[JaxprEqn, list[Any]], "Sequence[Any] | None"]
-"""Gives the results of an operation on operands; None where the operation is to be applied as it is."""
+"""Gives the results of an operation on operands; None if the operation is to be applied as it is."""
 
 
 def programs_in(eqn: JaxprEqn) -> Iterator[Any]:
@@ -39,9 +39,9 @@ def programs_in(eqn: JaxprEqn) -> Iterator[Any]:
     """
     for value in eqn.params.values():
         # Branches of a condition are a tuple of programs; all else has one program to a parameter.
-        for one in value if isinstance(value, (tuple, list)) else (value,):
-            if is_program(one):
-                yield one
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if is_program(item):
+                yield item
 
 
 def operations_in(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
@@ -139,7 +139,7 @@ def piece(program: ClosedJaxpr, inputs: Sequence[Any], eqns: Sequence[JaxprEqn],
 
 
 def with_inputs(program: ClosedJaxpr, stands: Sequence[JaxprEqn]) -> ClosedJaxpr:
-    """The program with the results of some operations, each of one result and no operands, as inputs behind its own."""
+    """The program with the results of some operations, each of one result and no operands, as inputs after its own."""
     whole: Jaxpr = opened(program)
     # By identity: equal operations may stand at several places of a program.
     gone = set(map(id, stands))

@@ -81,7 +81,7 @@ class _Adding(ABC):
         self.mesh = context.strategy.extended.mesh
 
     @abstractmethod
-    def is_early(self, one: Sum, grad: Numeric) -> bool:
+    def is_early(self, entry: Sum, grad: Numeric) -> bool:
         """True if a gradient is reduced in every call, as the sum is one of reduced gradients."""
 
     @abstractmethod
@@ -89,23 +89,22 @@ class _Adding(ABC):
         """Reduces gradients over the replicas, all in one go."""
 
     @abstractmethod
-    def share(self, one: Sum, grad: Numeric) -> Any:
+    def share(self, entry: Sum, grad: Numeric) -> Any:
         """The share of a gradient in a sum, of the sum's array."""
 
     @abstractmethod
-    def gradient(self, one: Sum, array: Numeric) -> Any:
+    def gradient(self, entry: Sum, array: Numeric) -> Any:
         """The gradient of a whole cycle in a sum's array."""
 
 
 class _InProgram(_Adding):
     """One replica of a compiled program, in a `merge_call` too: it has its own gradients, and its parts of sums."""
 
-    def is_early(self, one: Sum, grad: Numeric) -> bool:
+    def is_early(self, entry: Sum, grad: Numeric) -> bool:
         """True for a sum on one device, which no replica has a part of."""
-        return one.kind is Kind.WHOLE and self.mesh.size > 1
+        return entry.kind is Kind.WHOLE and self.mesh.size > 1
 
     def reduced(self, grads: Sequence[Any]) -> Sequence[Any]:
-        """Reduces by a collective."""
         arrays: list[Any] = []
         op, idle = None, ()
         for grad in grads:
@@ -115,10 +114,9 @@ class _InProgram(_Adding):
             return arrays
         return all_reduce(arrays, op, self.mesh.size, self.strategy.extended.summation(None), idle)
 
-    def share(self, one: Sum, grad: Numeric) -> Any:
-        """The replica's share in its part."""
-        policy = one.variable.policy
-        if self.mesh.size == 1 or one.kind is Kind.WHOLE:
+    def share(self, entry: Sum, grad: Numeric) -> Any:
+        policy = entry.variable.policy
+        if self.mesh.size == 1 or entry.kind is Kind.WHOLE:
             return policy.admit(grad)
         array, op, idle = self._contribution(grad)
         if op is None:  # reduced already: one replica adds it for all
@@ -128,9 +126,9 @@ class _InProgram(_Adding):
             array = reduction_of(op).finish(array, count)
         return policy.contributed(array)
 
-    def gradient(self, one: Sum, array: Numeric) -> Any:
+    def gradient(self, entry: Sum, array: Numeric) -> Any:
         """The replica's part: the optimizer reduces it with the update."""
-        return one.own(array)
+        return entry.own(array)
 
     def _contribution(self, grad: Numeric) -> tuple[Any, ReduceOp | None, tuple[int, ...]]:
         """A replica's array, how it is reduced, and which replicas are idle."""
@@ -143,19 +141,17 @@ class _InProgram(_Adding):
 class _ForAll(_Adding):
     """Code of all replicas: it has their gradients as `PerReplica` or reduced, and the whole sums."""
 
-    def is_early(self, one: Sum, grad: Numeric) -> bool:
+    def is_early(self, entry: Sum, grad: Numeric) -> bool:
         """True for gradients of all replicas, unless the sum has a row for each."""
-        return one.kind is not Kind.ROWS and isinstance(grad, PerReplica)
+        return entry.kind is not Kind.ROWS and isinstance(grad, PerReplica)
 
     def reduced(self, grads: Sequence[Any]) -> Sequence[Any]:
-        """Reduces as the strategy does."""
         assert self.op is not None
         return self.strategy.reduce(self.op, list(grads), axis=None)
 
-    def share(self, one: Sum, grad: Numeric) -> Any:
-        """The share of all replicas together."""
-        mesh, policy = self.mesh, one.variable.policy
-        if one.kind is not Kind.ROWS:
+    def share(self, entry: Sum, grad: Numeric) -> Any:
+        mesh, policy = self.mesh, entry.variable.policy
+        if entry.kind is not Kind.ROWS:
             return policy.pieces(jnp.asarray(policy.admit(grad)))
         if not isinstance(grad, PerReplica):
             array = jnp.asarray(grad)
@@ -170,9 +166,9 @@ class _ForAll(_Adding):
             rows = reduction.kept(rows, jnp.broadcast_to(mine, rows.shape))
         return reduction.finish(rows, mesh.size - len(grad.idle))
 
-    def gradient(self, one: Sum, array: Numeric) -> Any:
+    def gradient(self, entry: Sum, array: Numeric) -> Any:
         """The sum over the replicas, once rows are added up."""
-        return one.shared(array)
+        return entry.shared(array)
 
 
 @dataclass(frozen=True)
@@ -196,18 +192,18 @@ class Accumulation:
     @property
     def variables(self) -> tuple[Variable, ...]:
         """The state that a checkpoint must keep."""
-        return (*(one.variable for one in self.sums), self.count)
+        return (*(entry.variable for entry in self.sums), self.count)
 
     @property
     def in_parts(self) -> bool:
         """True if no sum is kept whole on one device, so that a cycle's gradients are still to be reduced."""
-        return all(one.kind is not Kind.WHOLE for one in self.sums)
+        return all(entry.kind is not Kind.WHOLE for entry in self.sums)
 
     def added(self, grads: Sequence[Any], op: ReduceOp | None, context: Context) -> list[Any]:
         """The sums' arrays after one more call.
 
         Args:
-          grads: one for each variable, and the loss behind them if it is added up: this replica's in a compiled
+          grads: one for each variable, then the loss if it is added up: this replica's in a compiled
             program, elsewhere all replicas' (`PerReplica`) or reduced ones.
           op: how they are reduced, or None if they are.
           context: the context in force; not that of a replica that runs eagerly.
@@ -215,22 +211,22 @@ class Accumulation:
         adding = _adding(context, op)
         early = [place for place, grad in enumerate(grads) if adding.is_early(self.sums[place], grad)]
         grads = replaced_at(early, grads, adding.reduced)
-        found: list[Any] = []
-        for one, grad in zip(self.sums, grads, strict=False):
-            total = context.executor.get(one.variable)
+        sums: list[Any] = []
+        for entry, grad in zip(self.sums, grads, strict=False):
+            total = context.executor.get(entry.variable)
             # The sum may be wider than the gradients: see `_dtype`.
-            found.append(total + adding.share(one, grad).astype(total.dtype))
-        return found
+            sums.append(total + adding.share(entry, grad).astype(total.dtype))
+        return sums
 
     def cycle(self, arrays: Sequence[Any], context: Context) -> list[Any]:
         """The gradients of a whole cycle: a replica's own in a compiled program (slices as such), elsewhere reduced."""
         adding = _adding(context, ReduceOp.SUM)
-        found: list[Any] = []
-        for one, array in zip(self.sums, arrays, strict=False):
+        gradients: list[Any] = []
+        for entry, array in zip(self.sums, arrays, strict=False):
             # In the sums' own dtype; only the result is rounded to that of the gradients.
-            found.append(adding.gradient(one, self.reduction.finish(array, self.steps).astype(one.dtype)))
-        rows = [place for place, grad in enumerate(found) if isinstance(grad, PerReplica)]
-        return replaced_at(rows, found, adding.reduced)
+            gradients.append(adding.gradient(entry, self.reduction.finish(array, self.steps).astype(entry.dtype)))
+        rows = [place for place, grad in enumerate(gradients) if isinstance(grad, PerReplica)]
+        return replaced_at(rows, gradients, adding.reduced)
 
 
 def _adding(context: Context, op: ReduceOp | None) -> _Adding:
@@ -256,27 +252,29 @@ def make_accumulation(
       variables: those that gradients are given for.
       steps: how many calls make a cycle.
       op: how a cycle combines the gradients of its calls.
-      value: whether there is a sum of losses besides, behind the others.
+      value: whether there is a sum of losses besides, after the others.
     """
     plain, _ = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)
     names = slot_names([_FIELD] * len(variables), names_of(variables))
-    wanted = [_Wanted(name, one.shape, one.dtype, one.policy) for name, one in zip(names, variables, strict=True)]
+    wanted = [
+        _Wanted(name, entry.shape, entry.dtype, entry.policy) for name, entry in zip(names, variables, strict=True)
+    ]
     if value:
         real = np.dtype(jnp.result_type(float))
         wanted.append(_Wanted("accumulated_value", (), real, plain.fitted((), real)))
     # Each variable's policy says how its sums are kept: no device should hold more of them than it must.
-    policies = [one.stored.accumulated() for one in wanted]
+    policies = [entry.stored.accumulated() for entry in wanted]
     sums: list[Sum] = []
-    for one, policy, array in zip(wanted, policies, _zeros(wanted, policies), strict=True):
+    for entry, policy, array in zip(wanted, policies, _zeros(wanted, policies), strict=True):
         made = Variable.with_policy(
             array,
             policy,
-            name=one.name,
+            name=entry.name,
             strategy=strategy,
-            shape=one.shape if policy.split else None,
+            shape=entry.shape if policy.split else None,
             aggregation=VariableAggregation.SUM,
         )
-        sums.append(Sum(made, _kind(one.stored, policy), one.dtype))
+        sums.append(Sum(made, _kind(entry.stored, policy), entry.dtype))
     # The same on all replicas: every one of them counts every call.
     policy = plain.fitted((), np.dtype(np.int32))
     count = Variable.with_policy(np.zeros((), np.int32), policy, name="accumulated_calls", strategy=strategy)
@@ -288,13 +286,13 @@ _FIELD = (jax.tree_util.GetAttrKey("accumulated"),)
 
 def _zeros(wanted: Sequence[_Wanted], policies: Sequence[Policy]) -> list[Any]:
     """The first sums, those of several replicas made where they stay: no device ever holds those of others."""
-    found: list[Any] = []
+    totals: list[Any] = []
     shapes: dict[int, tuple[tuple[int, ...], np.dtype[Any]]] = {}
-    for place, (one, policy) in enumerate(zip(wanted, policies, strict=True)):
-        dtype = _dtype(one.dtype)
-        found.append(np.zeros(one.shape, dtype))
+    for place, (entry, policy) in enumerate(zip(wanted, policies, strict=True)):
+        dtype = _dtype(entry.dtype)
+        totals.append(np.zeros(entry.shape, dtype))
         if policy.split:
-            shapes[place] = policy.stored_shape(one.shape), dtype
+            shapes[place] = policy.stored_shape(entry.shape), dtype
 
     def zeros() -> list[Any]:
         return [jnp.zeros(shape, dtype) for shape, dtype in shapes.values()]
@@ -303,8 +301,8 @@ def _zeros(wanted: Sequence[_Wanted], policies: Sequence[Policy]) -> list[Any]:
         # One program for all: a call for each variable would be compiled for each shape.
         made = jax.jit(zeros, out_shardings=[policies[place].where for place in shapes])()
         for place, array in zip(shapes, made, strict=True):
-            found[place] = array
-    return found
+            totals[place] = array
+    return totals
 
 
 def _kind(policy: Policy, accumulated: Policy) -> Kind:

@@ -51,20 +51,20 @@ class Call:
         whole = [strategy.gather(grad, axis=0) if isinstance(grad, PerReplica) else grad for grad in of_examples]
         return [*whole, *rest], op
 
-    def others(self, given: Sequence[Any], grads: Sequence[Any], context: Context) -> list[Any]:
+    def others(self, extras: Sequence[Any], grads: Sequence[Any], context: Context) -> list[Any]:
         """Arguments that are not reduced, as the update takes them: functions are those of all replicas.
 
         Args:
-          given: the leaves as the code has them that computes the update.
+          extras: the leaves as the code has them that computes the update.
           grads: the gradients, likewise.
           context: the context of that code.
         """
         if not self._of_one:
-            return list(given)
+            return list(extras)
         idle = next((grad.idle for grad in grads if isinstance(grad, PerReplica)), ())
-        return [self._other(leaf, given, idle, context) for leaf in given]
+        return [self._other(leaf, extras, idle, context) for leaf in extras]
 
-    def _other(self, leaf: Leaf, given: Sequence[Any], idle: Sequence[int], context: Context) -> Any:
+    def _other(self, leaf: Leaf, extras: Sequence[Any], idle: Sequence[int], context: Context) -> Any:
         functions = leaf.values if isinstance(leaf, PerReplica) else (leaf,)
         if callable(functions[0]):
             return leaf if self._op is None else self._function(leaf, idle, context)
@@ -88,16 +88,16 @@ class Call:
     def _same(self, value: PerReplica) -> Any:
         """The array that all replicas gave."""
         first, *more = map(np.asarray, value.values)
-        if any(first.shape != one.shape or (first != one).any() for one in more):
+        if any(first.shape != further.shape or (first != further).any() for further in more):
             raise VariableError(
                 f"{_NAME} differs between the replicas: {first} and {more}. HINT: reduce it before, or call it value= "
                 "or grad= if it is reduced as gradients are."
             )
         return self._mesh.join_copies(value.values)
 
-    def named(self, given: Sequence[Any], others: Sequence[Any]) -> dict[str, Any]:
+    def named(self, extras: Sequence[Any], others: Sequence[Any]) -> dict[str, Any]:
         """The arguments by name, of what was given and reduced with the gradients, and the others."""
-        return self._extras.named(given[self._count :], others)
+        return self._extras.named(extras[self._count :], others)
 
     def bound(self, update: Update, others: Sequence[Any]) -> Callable[..., list[Any]]:
         """An update as a function of the gradients and what is reduced with them, slots and parameters."""

@@ -41,12 +41,12 @@ class Extras:
     trees: tuple[Any, Any] | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Extras:
+    def of(cls, extras: Mapping[str, Any]) -> Extras:
         """Takes arguments apart."""
-        if not given:
+        if not extras:
             return NONE
-        reduced, first = flatten({name: given[name] for name in REDUCED if name in given})
-        others, second = flatten({name: value for name, value in given.items() if name not in REDUCED})
+        reduced, first = flatten({name: extras[name] for name in REDUCED if name in extras})
+        others, second = flatten({name: value for name, value in extras.items() if name not in REDUCED})
         return cls(tuple(map(operand, reduced)), tuple(map(operand, others)), (first, second))
 
     @property
@@ -70,14 +70,14 @@ class Extras:
 NONE = Extras()
 
 
-def check_cycle(steps: int, given: Mapping[str, Any], *, examples: bool) -> None:
+def check_cycle(steps: int, extras: Mapping[str, Any], *, examples: bool) -> None:
     """Checks what is given in a cycle of several calls.
 
     Raises:
       ArgumentError: it is not known what it would be for all calls together.
     """
-    refused = [name for name, one in given.items() if name == "grad" or any(map(callable, flatten(one)[0]))]
-    if any(map(shape_of, flatten(given.get("value"))[0])):
+    refused = [name for name, value in extras.items() if name == "grad" or any(map(callable, flatten(value)[0]))]
+    if any(map(shape_of, flatten(extras.get("value"))[0])):
         refused.append("value of several numbers")
     if examples:
         refused.append("gradients for each example")
@@ -89,17 +89,17 @@ def check_cycle(steps: int, given: Mapping[str, Any], *, examples: bool) -> None
         )
 
 
-def check_taken(transform: Any, given: Mapping[str, Any]) -> None:
+def check_taken(transform: Any, extras: Mapping[str, Any]) -> None:
     """Checks that a transformation's update takes more arguments.
 
     Raises:
       ArgumentError: it is one of Optax that does not.
     """
     plain = isinstance(transform, optax.GradientTransformation)
-    if given and plain and not isinstance(transform, optax.GradientTransformationExtraArgs):
+    if extras and plain and not isinstance(transform, optax.GradientTransformationExtraArgs):
         raise ArgumentError(
-            f"the transformation takes nothing besides gradients, and was given {sorted(given)}. HINT: leave them out, "
-            "or make it one that ignores them: optax.with_extra_args_support(transform)."
+            f"the transformation takes nothing besides gradients, and was given {sorted(extras)}. HINT: leave them "
+            "out, or make it one that ignores them: optax.with_extra_args_support(transform)."
         )
 
 
@@ -129,9 +129,7 @@ class _Touched(Flow[bool]):
     """The values that depend on an input."""
 
     def merged(self, one: bool, other: bool) -> bool:
-        """True if either does."""
         return one or other
 
     def equation(self, eqn: JaxprEqn, given: list[bool]) -> list[bool]:
-        """True if an operand does."""
         return [any(given)] * len(eqn.outvars)

@@ -70,19 +70,19 @@ class Targets:
             nest, is_leaf=lambda leaf: leaf is None or isinstance(leaf, PerReplica)
         )
         present = [(path, grad) for path, grad in whole if grad is not None]
-        # A nest such as Equinox's has None where a module holds no array.
-        found = present if len(present) == len(self.variables) else whole
-        by_path = {_steps(path): grad for path, grad in found}
+        # A nest such as Equinox's holds None for what is no array in a module.
+        pairs = present if len(present) == len(self.variables) else whole
+        by_path = {_steps(path): grad for path, grad in pairs}
         if set(by_path) == set(self._paths):
             return [by_path[path] for path in self._paths]
-        if len(found) != len(self.variables):
+        if len(pairs) != len(self.variables):
             raise ArgumentError(
-                f"{len(found)} gradients for {len(self.variables)} variables. "
+                f"{len(pairs)} gradients for {len(self.variables)} variables. "
                 "HINT: pass one for each variable, in the order given to jd.Optimizer, or pairs."
             )
-        if len(found) > 1:
-            self._check_order([path for path, _ in found])
-        return [grad for _, grad in found]
+        if len(pairs) > 1:
+            self._check_order([path for path, _ in pairs])
+        return [grad for _, grad in pairs]
 
     def _check_order(self, paths: Sequence[Any]) -> None:
         """Checks that gradients which lie elsewhere than their variables are a list in an order that is known.
@@ -109,14 +109,14 @@ class Targets:
 def listed(nest: Nest) -> list[Any]:
     """The variables of a nest in the order in which the user has them: that of a model, and of a dictionary's items."""
     if hasattr(nest, "__jd_parameters__"):
-        return [getattr(one, "__jd_variable__", one) for one in nest.trainable_variables]
+        return [getattr(node, "__jd_variable__", node) for node in nest.trainable_variables]
     if isinstance(nest, dict):
         inner = list(cast("dict[Any, Any]", nest).values())
     else:
-        inner = jax.tree.leaves(nest, is_leaf=lambda one: one is not nest or isinstance(one, Variable))
+        inner = jax.tree.leaves(nest, is_leaf=lambda node: node is not nest or isinstance(node, Variable))
     if len(inner) == 1 and inner[0] is nest:
         return [getattr(nest, "__jd_variable__", nest)]
-    return [leaf for one in inner for leaf in listed(one)]
+    return [leaf for node in inner for leaf in listed(node)]
 
 
 def _steps(path: Any) -> tuple[str, ...]:
@@ -166,18 +166,18 @@ def _is_pair(value: Numeric) -> bool:
 
 
 def _by_pairs(pairs: Sequence[Any], variables: Sequence[Variable]) -> list[Any]:
-    found: dict[Variable, Any] = {variable: grad for grad, variable in pairs}
+    gradients: dict[Variable, Any] = {variable: grad for grad, variable in pairs}
     # A search among variables goes by identity, whatever `==` means elsewhere; see `operators.Asking`.
-    unknown = names_of(variable for variable in found if variable not in variables)
-    missing = names_of(variable for variable in variables if variable not in found)
-    twice = len(pairs) - len(found)
+    unknown = names_of(variable for variable in gradients if variable not in variables)
+    missing = names_of(variable for variable in variables if variable not in gradients)
+    twice = len(pairs) - len(gradients)
     if unknown or missing or twice:
         raise ArgumentError(
             f"gradients do not match the optimizer's {len(variables)} variables: missing {missing}, not "
             f"its own {unknown}, {twice} given twice. HINT: pass exactly one pair for each variable given to "
             "jd.Optimizer."
         )
-    return list(map(found.__getitem__, variables))
+    return list(map(gradients.__getitem__, variables))
 
 
 def _given(grad: Numeric, variable: Variable) -> Any:
@@ -188,7 +188,7 @@ def _given(grad: Numeric, variable: Variable) -> Any:
 
 def _check_shape(grad: Any, variable: Variable) -> None:
     # Rows of a table go to the servers as rows. Elsewhere an update takes whole arrays.
-    if isinstance(grad, IndexedSlices) and variable.policy.remote:
+    if isinstance(grad, IndexedSlices) and (variable.policy.remote or variable.policy.by_rows):
         return
     shape = shape_of(grad)
     if shape != variable.shape:

@@ -60,9 +60,9 @@ def _is_injected(node: Leaf) -> bool:
     return isinstance(node, tuple) and {"hyperparams", "inner_state"} <= set(getattr(node, "_fields", ()))
 
 
-def _with_keys(given: Hyperparameters) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
-    names = tuple(sorted(given))
-    return [(jax.tree_util.DictKey(name), given[name]) for name in names], names
+def _with_keys(hyperparameters: Hyperparameters) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+    names = tuple(sorted(hyperparameters))
+    return [(jax.tree_util.DictKey(name), hyperparameters[name]) for name in names], names
 
 
 def _remade(names: tuple[str, ...], values: Any) -> dict[str, Any]:

@@ -37,10 +37,10 @@ def reduced_in_program(fn: Function, executor: Executor, op: ReduceOp, replicas:
         places = [place for place, leaf in enumerate(leaves) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
 
         def own(*values: Any) -> Any:
-            given = list(leaves)
+            leaves_in = list(leaves)
             for place, value in zip(places, values, strict=True):
-                given[place] = value
-            return fn(*tree.unflatten(given), **kwargs)
+                leaves_in[place] = value
+            return fn(*tree.unflatten(leaves_in), **kwargs)
 
         return _summed(own, executor, op, replicas)(*[leaves[place] for place in places])
 
@@ -61,7 +61,7 @@ def _summed(own: Function, executor: Executor, op: ReduceOp, replicas: int) -> F
     @total.defjvp
     def derivative(values: Sequence[Any], tangents: Sequence[Any]) -> Any:
         # The mean of what is the same on all is the same; backwards it adds up what the replicas say of it.
-        alike = tuple(lax.psum(one, AXIS) / np.asarray(replicas, one.dtype) for one in tangents)
+        alike = tuple(lax.psum(tangent, AXIS) / np.asarray(replicas, tangent.dtype) for tangent in tangents)
         _, changes = jax.jvp(own, values, alike)
         return total(*values), jax.tree.map(summed, changes)
 
@@ -88,12 +88,12 @@ def reduced_in_python(fn: Function | PerReplica[Any], op: ReduceOp, mesh: Replic
 
     @functools.wraps(each[0])
     def total(*args: Nest, **kwargs: Nest) -> Any:
-        found: Any = None
+        so_far: Any = None
         for place in active:
             own = map_leaves(functools.partial(_component, place), kwargs)
             result = _traced(functools.partial(each[place], **own), args)
-            found = result if found is None else jax.tree.map(jnp.add, found, result)
-        return jax.tree.map(lambda total: reduction_of(op).finish(total, len(active)), found)
+            so_far = result if so_far is None else jax.tree.map(jnp.add, so_far, result)
+        return jax.tree.map(lambda total: reduction_of(op).finish(total, len(active)), so_far)
 
     return total
 
@@ -105,5 +105,7 @@ def _component(place: int, leaf: Leaf) -> Any:
 def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
     """`fn(*args)` with the arrays that it closes over bound to no device: those of several replicas meet here."""
     program, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
-    free = closed(opened(program), [np.asarray(one) if is_array(one) else one for one in constants(program)])
+    free = closed(
+        opened(program), [np.asarray(constant) if is_array(constant) else constant for constant in constants(program)]
+    )
     return jax.tree.unflatten(jax.tree.structure(shapes), as_function(free)(*jax.tree.leaves(args)))

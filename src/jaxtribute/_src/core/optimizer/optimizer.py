@@ -22,6 +22,7 @@ from jaxtribute._src.core.optimizer.extras import Extras, check_cycle, check_tak
 from jaxtribute._src.core.optimizer.gradients import Targets, for_examples, listed, names_of
 from jaxtribute._src.core.optimizer.hyperparameters import plain, settable
 from jaxtribute._src.core.optimizer.parameters import Parameters
+from jaxtribute._src.core.optimizer.row_updates import RowUpdates
 from jaxtribute._src.core.optimizer.slots import Slots, leaves_of, make_slots, optax_rules
 from jaxtribute._src.core.optimizer.updates import (
     LossScale,
@@ -60,7 +61,7 @@ class Optimizer:
       shard_update: whether each replica updates one slice of the large variables and holds the slots of that
         slice only, so that the slots take `1 / replicas` of the memory on each device. The gradients are
         reduce-scattered and the new values gathered. `"auto"` shards variables of 1 MiB and more over 4 replicas and
-        more, where it is not slower: not between processes on CPUs. The result is the same for every transformation;
+        more, if it is not slower: not between processes on CPUs. The result is the same for every transformation;
         those that mix the elements of an array (other than by a reduction of all of them, as in a norm) gather their
         slots for the computation.
       accumulate_steps: how many calls of `apply_gradients` make one update. The others only add up each
@@ -121,9 +122,10 @@ class Optimizer:
         self._slots: Slots
         self._sliced: dict[int, Cut]
         self._accumulation: Accumulation | None = None
+        self._rows: RowUpdates | None = None
         cycle, op = _checked_cycle(accumulate_steps, accumulate_op)
         self.remote: Any = self._strategy.extended.remote_optimizer(transform, self.nest)
-        """The updater of variables of other processes; None where this object updates the variables."""
+        """The updater of variables of other processes; None if this object updates the variables."""
         if self.remote is not None:
             self._slots, self._sliced = self.remote.slots, {}
             self._state = self._slots.variables
@@ -143,6 +145,10 @@ class Optimizer:
         of_grads = enumerate(places[variable] for variable in self._wrt)
         self._sliced_grads = {k: self._sliced[i] for k, i in of_grads if i in self._sliced}
         self._update = _whole_update(transform, self._slots, self._parameters, gradients)
+        tables = [variable for variable in self._variables if variable.policy.by_rows]
+        if tables:
+            _check_tables(tables, accumulate_steps=cycle if cycle > 1 else None, wrt=wrt)
+            self._rows = RowUpdates(self, self._update, self._parameters, self._slots)
         self._state = self._slots.variables
         if loss_scale is not None:
             self._update = guarded_update(self._update, loss_scale)
@@ -151,7 +157,7 @@ class Optimizer:
         self._eager_update = jax.jit(compared(self._update, "an optimizer's update", self._mesh))
         if cycle > 1:
             # A cycle of one call needs no sums: it is the update itself.
-            shapes = gradients.unflatten([jax.ShapeDtypeStruct(one.shape, one.dtype) for one in self._wrt])
+            shapes = gradients.unflatten([jax.ShapeDtypeStruct(v.shape, v.dtype) for v in self._wrt])
             value = uses_value(transform, self._parameters, shapes)
             self._accumulation = make_accumulation(self._strategy, self._wrt, cycle, op, value=value)
 
@@ -179,7 +185,7 @@ class Optimizer:
     def state(self) -> Any:
         """The slots as the nest that the Optax transformation's `init` returns; assign a nest of new values.
 
-        The nest is made anew each time: what is put into it changes nothing before it is assigned, but for
+        The nest is made again each time: what is put into it changes nothing before it is assigned, but for
         hyperparameters, `optimizer.state.hyperparams["learning_rate"] = 0.1`. Any slot can be assigned by itself.
 
         Raises:
@@ -230,6 +236,9 @@ class Optimizer:
         check_taken(self._transform, extra)
         grads = self._targets.ordered(grads_and_vars)
         context = contexts.of(self._strategy)
+        if self._rows is not None and not context.executor.traced:
+            self._rows.apply_eagerly(grads, reduce_op, extra, context)
+            return
         examples = for_examples(grads, self._wrt)
         if self.remote is not None:
             _check_remote(self._strategy, gradients_for_each_example=examples or None, **extra)
@@ -256,7 +265,7 @@ class Optimizer:
             return frozenset()
         # Gloo's messages cost more than the update that is saved.
         between_cpus = self._mesh.peers is not None and self._mesh.devices[0].platform == "cpu"
-        # The devices of a replica would hand each other a flat variable's parts, to cut it anew.
+        # The devices of a replica would hand each other a flat variable's parts, to cut it again.
         if shard_update == "auto" and (self._mesh.size < _MANY_REPLICAS or between_cpus or self._mesh.group):
             return frozenset()
         floor = _LARGE_BYTES if shard_update == "auto" else 0
@@ -315,8 +324,8 @@ class Optimizer:
         elif last:
             sums, held = finish(sums, held)
             self._keep(held, context)
-        for one, total in zip(accumulation.sums, sums, strict=False):
-            executor.set(one.variable, total)
+        for entry, total in zip(accumulation.sums, sums, strict=False):
+            executor.set(entry.variable, total)
         # From zero again at the end: the number never outgrows its 32 bits.
         executor.set(accumulation.count, jnp.where(last, jnp.zeros_like(calls), calls))
 
@@ -356,6 +365,8 @@ class Optimizer:
         # Gradients that are reduced already have left the idle replicas out.
         idle = () if op is None else context.executor.idle
         update = call.bound(self._update, others)
+        if self._rows is not None:
+            return self._rows.updated(update, grads, op, held, self._sliced, context)
         if self._in_slices(context):
             variables = (*self._variables, *self._state)
             pieces = [as_cut(array, variable.policy.cut) for array, variable in zip(held, variables, strict=True)]
@@ -372,7 +383,7 @@ class Optimizer:
         values, params = list(held[count:]), list(held[:count])
         if context.executor.traced:
             return update(grads, values, params)
-        # It reads no variables, and should not be compiled anew because other code does.
+        # It reads no variables, and should not be compiled again because other code does.
         with traced_reads.steady():
             if call.compiled_once:
                 return self._eager_update(grads[: len(self._wrt)], values, params, call.named(grads, others))
@@ -387,7 +398,7 @@ def _taken_apart(variables: Any) -> tuple[tuple[Variable, ...], Any]:
 
 
 def _check_wrt(wrt: Sequence[Any], variables: Sequence[Variable]) -> None:
-    strangers = [str(getattr(one, "name", one)) for one in wrt if not any(one is variable for variable in variables)]
+    strangers = [str(getattr(v, "name", v)) for v in wrt if not any(v is variable for variable in variables)]
     if strangers or not wrt:
         raise ArgumentError(
             f"wrt holds {strangers or 'nothing'}, not variables of the optimizer. HINT: pass a part of the nest given "
@@ -401,12 +412,22 @@ def _checked_cycle(steps: Any, op: Any) -> tuple[int, ReduceOp]:
     return settings.whole("accumulate_steps", steps, 1), op
 
 
-def _check_remote(strategy: Strategy, **options: Any) -> None:
+def _check_tables(tables: Sequence[Variable], **options: Any) -> None:
     given = {name: value for name, value in options.items() if value is not None}
     if given:
         raise ArgumentError(
+            f"an optimizer of tables, {', '.join(names_of(tables))}, updates the rows of each call: "
+            f"{', '.join(f'{name}={value!r}' for name, value in given.items())} is not for it. HINT: leave it out, or "
+            "make an optimizer of its own for the other variables."
+        )
+
+
+def _check_remote(strategy: Strategy, **options: Any) -> None:
+    refused = {name: value for name, value in options.items() if value is not None}
+    if refused:
+        raise ArgumentError(
             f"{strategy!r} applies the gradients of each call where its variables are, and nothing else: "
-            f"{', '.join(f'{name}={value!r}' for name, value in given.items())} is not for it. HINT: leave it out."
+            f"{', '.join(f'{name}={value!r}' for name, value in refused.items())} is not for it. HINT: leave it out."
         )
 
 
@@ -455,7 +476,7 @@ def _whole_update(
             updates, state = transform.update(gradients.unflatten(grads), slots.state(values), nest, **extra)
             # Under these rules as well: an update may have another dtype than its parameter.
             fresh = parameters.tree.flatten_up_to(optax.apply_updates(nest, updates))
-        parameters.check_shapes(fresh)
+        parameters.check_shapes(fresh, params)
         return [*fresh, *leaves_of(state)]
 
     return update

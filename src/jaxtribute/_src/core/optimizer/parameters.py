@@ -73,11 +73,11 @@ class Parameters:
         """
         if () in self._places:
             return self._alone(state, init)
-        found: list[Belonging] = []
+        belongings: list[Belonging] = []
         for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=self._is_alike):
             for rest, leaf in jax.tree_util.tree_leaves_with_path(node):
-                found.append(self._belonging((*path, *rest), rest, leaf))
-        return found
+                belongings.append(self._belonging((*path, *rest), rest, leaf))
+        return belongings
 
     def _alone(self, state: Nest, init: Callable[[Any], Any]) -> list[Belonging]:
         """The same for a parameter in no nest, of which a state does not show what is like it: in a list it would."""
@@ -85,20 +85,20 @@ class Parameters:
         leaves = jax.tree_util.tree_leaves_with_path(state)
         try:
             in_list = listed.belongings(jax.eval_shape(init, list(self.shapes)), init)
-            return [Belonging(path, one.owner) for (path, _), one in zip(leaves, in_list, strict=True)]
+            return [Belonging(path, belonging.owner) for (path, _), belonging in zip(leaves, in_list, strict=True)]
         except Exception:  # noqa: BLE001  # of the transformation, which may know no lists
             return [Belonging(path, 0 if self._fits(leaf, 0) else None) for path, leaf in leaves]
 
-    def check_shapes(self, leaves: Sequence[Any]) -> None:
-        """Checks that an update has left the parameters' shapes as they are.
+    def check_shapes(self, leaves: Sequence[Any], before: Sequence[Any]) -> None:
+        """Checks that an update has left the shapes as they are that the parameters, or rows of them, had `before`.
 
         Raises:
           ShapeError: it has not; as one by gradients for each example, which the transformation does not expect.
         """
-        for path, shape, leaf in zip(self.paths, self.shapes, leaves, strict=True):
-            if jnp.shape(leaf) != shape.shape:
+        for path, old, leaf in zip(self.paths, before, leaves, strict=True):
+            if jnp.shape(leaf) != jnp.shape(old):
                 raise ShapeError(
-                    f"the update makes of the parameter {jax.tree_util.keystr(path)} of shape {shape.shape} one of "
+                    f"the update makes of the parameter {jax.tree_util.keystr(path)} of shape {jnp.shape(old)} one of "
                     f"shape {jnp.shape(leaf)}. HINT: pass gradients of the parameters' shapes; gradients for each "
                     "example are for transformations that expect them, such as optax.contrib.dpsgd."
                 )

@@ -46,7 +46,7 @@ class Slots:
 
     @staticmethod
     def names(paths: Sequence[Any], owners: Sequence[str | None]) -> list[str]:
-        """Optax's names of slots by their paths, behind the names of the variables that they belong to."""
+        """Optax's names of slots by their paths, after the names of the variables that they belong to."""
         return slot_names(paths, owners)
 
     def state(self, values: Sequence[Any]) -> Any:
@@ -126,7 +126,7 @@ def make_slots(
     shapes = jax.eval_shape(lambda stored: _with_key_data(init(stored)), stored)
     with optax_rules():
         belongings = parameters.belongings(shapes, transform.init)
-    owners = [one.owner for one in belongings]
+    owners = [leaf.owner for leaf in belongings]
     for place, kind in enumerate(kinds):
         # The data of keys may have a variable's shape by chance.
         if kind is not None:
@@ -137,7 +137,8 @@ def make_slots(
     policies = [_as_owner(plain, leaf, owner, variables, sliced) for leaf, owner in zip(leaves, owners, strict=True)]
     arrays = _stored_state(init, stored, policies) if policies else []
     names = slot_names(
-        [one.path for one in belongings], [None if owner is None else variables[owner].name for owner in owners]
+        [leaf.path for leaf in belongings],
+        [None if owner is None else variables[owner].name for owner in owners],
     )
     slots: list[Variable] = []
     for array, policy, name, leaf in zip(arrays, policies, names, leaves, strict=True):
@@ -154,6 +155,8 @@ def _as_owner(
     # What belongs to no variable, such as a count of steps, is stored as a new variable would be.
     if owner is None:
         return plain.fitted(leaf.shape, leaf.dtype)
+    if variables[owner].policy.by_rows:
+        return variables[owner].policy
     layout, mesh = variables[owner].policy.layout, variables[owner].policy.mesh
     if owner in sliced and mesh is not None:
         return SlicedPolicy(mesh, sliced[owner], layout)
@@ -164,7 +167,7 @@ def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], p
     """The first state's arrays: those that are stored in slices as such, which no device ever holds whole."""
 
     def laid_out(stored: Sequence[Any]) -> list[Any]:
-        # As steps will return them, without Python's weak types: a step would be compiled anew for each.
+        # As steps will return them, without Python's weak types: a step would be compiled again for each.
         leaves = [lax.convert_element_type(leaf, leaf.dtype) for leaf in map(jnp.asarray, leaves_of(init(stored)))]
         return [policy.pieces(leaf) for policy, leaf in zip(policies, leaves, strict=True)]
 
@@ -188,7 +191,7 @@ def _with_key_data(state: Any) -> Any:
 
 
 def slot_names(paths: Sequence[Any], owners: Sequence[str | None]) -> list[str]:
-    """Optax's name of each slot (`mu`, `trace`, `count`), behind the name of the variable that the slot belongs to."""
+    """Optax's name of each slot (`mu`, `trace`, `count`), after the name of the variable that the slot belongs to."""
     seen: dict[str, int] = {}
     names: list[str] = []
     for path, owner in zip(paths, owners, strict=True):

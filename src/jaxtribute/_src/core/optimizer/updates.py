@@ -2,7 +2,7 @@
 
 Optimizers update most arrays element by element. A replica that holds one slice of the flattened gradient,
 parameter and slots can then compute its slice of the result alone; a norm over a whole array is a local sum
-and a `psum`. `run_on_slices` interprets an update's jaxpr that way, and says so where it cannot.
+and a `psum`. `run_on_slices` interprets an update's jaxpr that way, and says so if it cannot.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def _equation(eqn: JaxprEqn, arguments: list[Any], handle: Handler) -> Sequence[
     if every_axis and arguments[0].data.dtype != np.bool_:
         return [_reduce(eqn, arguments[0])]
     # The elements of a flat piece, and of rows, are in order whatever the shape; a cut of another axis has others.
-    flat = name in _RESHAPING and all(not isinstance(one, Slice) or not one.cut.axis for one in arguments)
+    flat = name in _RESHAPING and all(
+        not isinstance(argument, Slice) or not argument.cut.axis for argument in arguments
+    )
     if flat and name != "broadcast_in_dim" and eqn.params.get("dimensions") in (None, *_dims(eqn)):
         return [_reshaped(arguments[0], _shape(eqn))]
     if flat and name == "broadcast_in_dim" and math.prod(eqn.params["shape"]) == math.prod(arguments[0].shape):
@@ -113,7 +115,7 @@ def _equation(eqn: JaxprEqn, arguments: list[Any], handle: Handler) -> Sequence[
 
 def _reshaped(piece: Slice, shape: tuple[int, ...]) -> Slice:
     """A flat piece, or one of rows, as one of an array with the same elements."""
-    # Rows stay rows where they can still be dealt out equally; the elements are the same either way.
+    # Rows stay rows if they can still be dealt out equally; the elements are the same either way.
     by_rows = piece.cut.axis == 0 and shape and shape[0] % piece.cut.replicas == 0
     cut = replace(piece.cut, shape=shape, axis=0 if by_rows else None)
     return Slice(piece.data.reshape(cut.piece_shape), cut)
@@ -181,11 +183,11 @@ class LossScale(Protocol):
 
 
 def guarded_update(update: Update, scale: LossScale) -> Update:
-    """The update where the gradients are finite, and the old arrays where not; adjusts the loss scale behind the slots.
+    """The update if the gradients are finite, else the old arrays; adjusts the loss scale, which follows the slots.
 
     Args:
       update: the update of parameters and slots.
-      scale: the loss scale, whose variables' values come behind the slots' and are returned behind them.
+      scale: the loss scale, whose variables' values follow the slots', in the results too.
     """
     extra = len(scale.variables)
 
@@ -210,11 +212,11 @@ def replaced_at(
       values: the values.
       change: a function of a list of values that gives as many others, in their order.
     """
-    found = list(values)
+    replaced = list(values)
     if places:
-        for place, value in zip(places, change([found[place] for place in places]), strict=True):
-            found[place] = value
-    return found
+        for place, value in zip(places, change([replaced[place] for place in places]), strict=True):
+            replaced[place] = value
+    return replaced
 
 
 def all_finite(nest: Nest) -> jax.Array:
@@ -245,14 +247,14 @@ def sliced_update(
     Returns:
       The new parameters and the new slots, each as it was given: the vector of a slice, or whole.
     """
-    given = list(grads), list(pieces), list(params)
+    arrays = list(grads), list(pieces), list(params)
     try:
         # The update is traced for whole arrays, as Optax knows no other, and then evaluated on pieces.
-        closed = jax.make_jaxpr(update)(*jax.tree.map(_whole_shape, given))
+        closed = jax.make_jaxpr(update)(*jax.tree.map(_whole_shape, arrays))
         results = run_on_slices(closed, [*grads, *pieces, *_all_cut(params, sliced)])
     except NotSliceable:
         # Exact all the same: everything is gathered, updated whole by each replica, and cut again.
-        results = update(*jax.tree.map(whole, given))
+        results = update(*jax.tree.map(whole, arrays))
     return [_as_given(new, old) for new, old in zip(results, [*params, *pieces], strict=True)]
 
 
@@ -269,11 +271,11 @@ def _cut(value: Any, cut: Cut | None) -> Any:
     return own_slice(value, cut)
 
 
-def _as_given(value: Numeric, given: Any) -> Any:
+def _as_given(value: Numeric, like: Any) -> Any:
     """A result in the form that its old value has."""
-    if not isinstance(given, Slice):
+    if not isinstance(like, Slice):
         return whole(value)
-    return (value if isinstance(value, Slice) else own_slice(value, given.cut)).data
+    return (value if isinstance(value, Slice) else own_slice(value, like.cut)).data
 
 
 def _whole_shape(value: Any) -> jax.ShapeDtypeStruct:

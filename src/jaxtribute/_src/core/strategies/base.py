@@ -180,12 +180,12 @@ class Strategy(OlderMethods):
 
         Raises:
           ArgumentTypeError: `args` is neither a tuple nor a list.
+          ArgumentError: an array is divided over the replicas' devices and is no distributed value.
           ContextError: called inside a replica function, or `fn` calls a collective of JAX over an unknown axis.
           StrategyMixError: called inside another strategy's scope, or with another strategy's values.
 
         Source: `tf.distribute.Strategy.run`.
         """
-        del options
         if not isinstance(args, (tuple, list)):
             raise ArgumentTypeError(
                 f"args must be a tuple or list, not {type(args).__name__}. HINT: strategy.run(fn, args=(x,))."
@@ -217,7 +217,7 @@ class Strategy(OlderMethods):
 
         Args:
           step: a function of one batch, such as a `jd.function` that calls `run`; the same object in every call, or
-            it is compiled anew.
+            it is compiled again.
           iterator: the iterator of a distributed dataset.
           n: how many steps.
           steps_per_call: how many of them make one program at most.
@@ -335,7 +335,7 @@ class Strategy(OlderMethods):
           nest: a nest of arrays or numbers.
 
         Returns:
-          The nest with `Mirrored` values, or arrays on the device where there is one replica.
+          The nest with `Mirrored` values, or arrays on the device if there is one replica.
         """
         mesh = self._extended.mesh
 

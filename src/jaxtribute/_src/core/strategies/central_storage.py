@@ -38,7 +38,6 @@ class CentralStorageExtended(StrategyExtended):
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """TensorFlow's name of the device that holds variables."""
         return (device_name(self._parameter_device),)
 
     def variable_policy(self, synchronization: VariableSynchronization) -> tuple[Policy, VariableSynchronization]:
@@ -71,7 +70,7 @@ class CentralStorageStrategy(Strategy):
     Args:
       compute_devices: TensorFlow's names of the devices, or JAX devices, one replica each; or a number: the first so
         many of the default ones. By default all accelerators, or all (logical) CPU devices if there is none.
-      parameter_device: the device of the variables. By default the only accelerator where there is just one, else
+      parameter_device: the device of the variables. By default the only accelerator if there is just one, else
         the CPU.
 
     Raises:
@@ -101,9 +100,9 @@ class CentralStorageStrategy(Strategy):
         super().__init__(CentralStorageExtended(mesh, _parameter_device(chosen, parameter_device)))
 
 
-def _parameter_device(compute: Sequence[Device], given: str | Device | None) -> Device:
-    if given is not None:
-        return resolve_device(given)
+def _parameter_device(compute: Sequence[Device], chosen: str | Device | None) -> Device:
+    if chosen is not None:
+        return resolve_device(chosen)
     return compute[0] if len(compute) == 1 and compute[0].platform != "cpu" else resolve_device("CPU:0")
 
 

@@ -25,7 +25,6 @@ class DefaultExtended(StrategyExtended):
 
     @property
     def mesh(self) -> ReplicaMesh:
-        """The default device."""
         return self._default
 
     @cached_property
@@ -35,7 +34,6 @@ class DefaultExtended(StrategyExtended):
 
     @property
     def home(self) -> ReplicaMesh | None:
-        """None: JAX decides."""
         return None
 
     @property
@@ -69,7 +67,6 @@ class DefaultStrategy(Strategy):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """One."""
         return 1
 
 

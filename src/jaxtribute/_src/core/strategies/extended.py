@@ -18,7 +18,7 @@ from jaxtribute._src.core.execution.eager import Eager, stepping
 from jaxtribute._src.core.execution.function import Function
 from jaxtribute._src.core.execution.nests import ATOMS, map_leaves, reveal
 from jaxtribute._src.core.execution.replica_context import ReplicaContext
-from jaxtribute._src.core.jaxprs.core import is_traced
+from jaxtribute._src.core.jaxprs.core import is_traced, named_axis
 from jaxtribute._src.core.strategies.groups import ProgramLayout
 from jaxtribute._src.core.strategies.older_methods import OlderExtended
 from jaxtribute._src.core.strategies.operations import ExtendedOperations
@@ -26,7 +26,7 @@ from jaxtribute._src.core.types import Nest, Numeric
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica, ReplicaValues
 from jaxtribute._src.core.values.enums import VariableSynchronization
 from jaxtribute._src.core.values.layouts import LayoutMap
-from jaxtribute._src.core.values.mesh import Layout, ReplicaMesh, unbound
+from jaxtribute._src.core.values.mesh import AXIS, Layout, ReplicaMesh, unbound
 from jaxtribute._src.core.values.policies.base import Policy
 from jaxtribute._src.core.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.core.values.policies.on_read import OnReadPolicy
@@ -153,8 +153,7 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
             self._layouts.lay_out(self.mesh, capture, leaves)
 
     def remote_optimizer(self, transform: Any, variables: Nest) -> Any:
-        """Updater of variables that other processes hold, with its slots; None where `Optimizer` updates them."""
-        del transform, variables
+        """Updater of variables that other processes hold, with its slots; None if `Optimizer` updates them."""
 
     def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Nest = None) -> Any:
         """Calls `fn` on each replica; what `Strategy.run` does once its checks are passed.
@@ -183,6 +182,8 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
                 raise _mixed(leaf, self.strategy)
             if isinstance(leaf, Variable):
                 self.check_variable(leaf)
+            if isinstance(leaf, jax.Array) and (where := executor.placement(leaf)) is not None:
+                self.mesh.check_whole(leaf.shape, where)
         if isinstance(fn, Function) and not executor.traced:
             return fn.run_on(self.strategy)(*args, **kwargs)
         # Imported where they are used: many programs need one of them or none, and starts should be quick.
@@ -196,7 +197,7 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
             return compiled.run(self.strategy, self.mesh, fn, args, kwargs, executor)
 
     def run_eagerly(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Calls `fn` on each replica where no program is traced."""
+        """Calls `fn` on each replica if no program is traced."""
         if self.mesh.described:
             raise DeviceError(
                 f"strategy.run on {self.mesh.size} described device(s) outside a compiled function: nothing runs. "
@@ -236,7 +237,10 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
         args, kwargs = map_leaves(_only, (tuple(args), kwargs))
         context = ReplicaContext(self.strategy, self._only_id())
         with contexts.entered(contexts.Context(self.strategy, context, executor)):
-            if executor.traced or isinstance(fn, Function):
+            if executor.traced:
+                with named_axis(AXIS, 1):  # the program that is captured gives it this length
+                    return fn(*args, **kwargs)
+            if isinstance(fn, Function):
                 return fn(*args, **kwargs)
             if self.home is None:
                 return stepping(lambda _: fn(*args, **kwargs))

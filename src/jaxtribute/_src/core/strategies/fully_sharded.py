@@ -37,7 +37,7 @@ class FullyShardedExtended(MultiWorkerExtended):
 
     Args:
       mesh: the device of each replica, over all workers.
-      cluster: the workers; None where there is one that belongs to no cluster.
+      cluster: the workers; None if there is one that belongs to no cluster.
       layouts: how variables that say nothing themselves lie on the devices of a replica.
       min_bytes: variables that are smaller have a copy on each device.
       regather: whether the backward pass gathers variables again.
@@ -137,5 +137,5 @@ class FullyShardedStrategy(Strategy):
 
     @property
     def cluster_resolver(self) -> Any:
-        """Resolver that describes the cluster; None where there is none."""
+        """Resolver that describes the cluster; None if there is none."""
         return self._resolver

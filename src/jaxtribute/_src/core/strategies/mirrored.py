@@ -22,7 +22,7 @@ class MirroredStrategy(Strategy):
     """Keeps a copy of every variable on each device and runs one replica on each, in step.
 
     Args:
-      devices: TensorFlow's names of the devices, or JAX devices, those of a replica behind each other; or a number:
+      devices: TensorFlow's names of the devices, or JAX devices, those of a replica side by side; or a number:
         the first so many of the default ones. By default (None or empty) all accelerators, or all (logical) CPU
         devices if there is none.
       cross_device_ops: how values are reduced between devices; by default what XLA does best.

@@ -58,8 +58,8 @@ cores."""
 class MultiWorkerOps(CrossDeviceOps):
     """The fastest reduction between processes: few collectives, of arrays packed up to a megabyte.
 
-    On CPU the replicas of several workers exchange arrays in pairs, large ones only where a machine is all that lies
-    between the workers; and they gather the factors of a large product where that is less to send (`products.py`). The
+    On CPU the replicas of several workers exchange arrays in pairs, large ones only if a machine is all that lies
+    between the workers; and they gather the factors of a large product if that is less to send (`products.py`). The
     hints can ask for a plain ring.
 
     Args:
@@ -76,10 +76,10 @@ class MultiWorkerOps(CrossDeviceOps):
         # XLA divides each of a replica's arrays over its devices; packed together they would have to be gathered first.
         if mesh.group:
             return AutoSum(0)
-        hints = [one for one in (options, self._options) if one is not None]
-        small_bytes = next((one.bytes_per_pack for one in hints if one.bytes_per_pack), PACKED_BYTES)
+        hints = [hint for hint in (options, self._options) if hint is not None]
+        small_bytes = next((hint.bytes_per_pack for hint in hints if hint.bytes_per_pack), PACKED_BYTES)
         # A hint of the call and one of the strategy count alike.
-        ring = any(one.implementation is CommunicationImplementation.RING for one in hints)
+        ring = any(hint.implementation is CommunicationImplementation.RING for hint in hints)
         if ring or not _on_gloo(mesh):
             return AutoSum(small_bytes)
         # Each replica multiplies the factors of all. Unless they all get the same bits, mirrored variables would drift
@@ -108,9 +108,9 @@ def worker_mesh(cluster: Cluster | None, devices: Sequence[Device], groups: Grou
         return groups.mesh(ordered)
     counts = Counter(device.process_index for device in ordered)
     if len(counts) != cluster.workers or len(set(counts.values())) > 1:
-        found = {name: counts[rank] for rank, name in enumerate(cluster.names)}
+        by_name = {name: counts[rank] for rank, name in enumerate(cluster.names)}
         raise ClusterError(
-            f"the workers have different numbers of devices: {found}. HINT: start each with the same number, e.g. "
+            f"the workers have different numbers of devices: {by_name}. HINT: start each with the same number, e.g. "
             "JAXTRIBUTE_CPU_DEVICES or CUDA_VISIBLE_DEVICES."
         )
     mesh = groups.mesh(ordered, cluster)
@@ -127,7 +127,7 @@ def _connect(mesh: ReplicaMesh, cluster: Cluster) -> None:
     """
     rows = mesh.assemble([put(np.float32(1), place) for place in mesh.local_places])
     total = mesh.map_replicas(lambda row: lax.psum(row, AXIS), PartitionSpec(AXIS), PartitionSpec())
-    # Compiled before the barrier: behind it the workers are milliseconds apart, and Gloo's 30 s begin for all at once.
+    # Compiled before the barrier: after it the workers are milliseconds apart, and Gloo's 30 s begin for all at once.
     compiled = jax.jit(total).lower(rows).compile()
     cluster.barrier("connection", cluster.timeout_s)
     jax.block_until_ready(compiled(rows))
@@ -138,7 +138,7 @@ class MultiWorkerExtended(StrategyExtended):
 
     Args:
       mesh: the device of each replica, over all workers.
-      cluster: the workers; None where there is one that belongs to no cluster.
+      cluster: the workers; None if there is one that belongs to no cluster.
       options: hints for collectives.
       layouts: how variables that say nothing themselves lie on the devices of a replica.
     """

@@ -73,7 +73,7 @@ def agreed_places(numbers: Mapping[int, Any], peers: Peers) -> list[int]:
         return []
     own = {str(place): repr(number) for place, number in numbers.items()}
     told = exchanged(peers, "numbers that the replicas gave", own)
-    return [place for place in numbers if {one.get(str(place)) for one in told} == {own[str(place)]}]
+    return [place for place in numbers if {message.get(str(place)) for message in told} == {own[str(place)]}]
 
 
 def all_parts(parts: Sequence[Any], mesh: ReplicaMesh) -> list[np.ndarray[Any, Any]]:
@@ -89,7 +89,7 @@ def all_parts(parts: Sequence[Any], mesh: ReplicaMesh) -> list[np.ndarray[Any, A
     texts = [[str(part.dtype), part.shape, part.tobytes().hex()] for part in own]
     told = exchanged(mesh.peers, "the replicas' numbers", texts)
     # Workers that share replicas tell the same.
-    whole = [text for one in told[:: mesh.workers_per_replica] for text in one]
+    whole = [text for message in told[:: mesh.workers_per_replica] for text in message]
     return [np.frombuffer(bytes.fromhex(data), dtype).reshape(shape) for dtype, shape, data in whole]
 
 
@@ -102,7 +102,7 @@ def all_signatures(columns: Sequence[Sequence[Any]], what: str, mesh: ReplicaMes
       mesh: the replicas' devices, over all workers.
 
     Returns:
-      For each value the signatures in replica order, or None where not all components are arrays.
+      For each value the signatures in replica order, or None if not all components are arrays.
     """
     local = [list(map(_signature, column)) for column in columns]
     known = mesh.peers is None or (len(columns) > 0 and len(columns[0]) == mesh.size)
@@ -113,7 +113,7 @@ def all_signatures(columns: Sequence[Sequence[Any]], what: str, mesh: ReplicaMes
     result: list[list[Signature] | None] = []
     for place in range(len(columns)):
         # Workers that share replicas tell the same.
-        whole = [signature for one in told[:: mesh.workers_per_replica] for signature in one[place]]
+        whole = [signature for message in told[:: mesh.workers_per_replica] for signature in message[place]]
         # Shapes come out of JSON as lists; in tuples they can be compared, and be members of sets.
         known = [(tuple(shape), dtype) for shape, dtype in filter(None, whole)]
         result.append(known if len(known) == len(whole) else None)

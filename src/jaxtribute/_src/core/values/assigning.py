@@ -35,21 +35,18 @@ class AssignMethods:
 
         Source: `tf.Variable.assign`.
         """
-        del use_locking, name, read_value
         return self._update(value, Update.ASSIGN)
 
     def assign_add(
         self, value: Numeric, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Self:
         """Adds `value` to the value; otherwise as `assign`. Source: `tf.Variable.assign_add`."""
-        del use_locking, name, read_value
         return self._update(value, Update.ADD)
 
     def assign_sub(
         self, value: Numeric, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Self:
         """Subtracts `value` from the value; otherwise as `assign`. Source: `tf.Variable.assign_sub`."""
-        del use_locking, name, read_value
         return self._update(value, Update.SUB)
 
     def value(self) -> jax.Array:

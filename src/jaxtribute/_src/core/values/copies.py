@@ -29,7 +29,7 @@ _FREE: int | None = getattr(mmap, "MADV_FREE", getattr(mmap, "MADV_DONTNEED", No
 
 
 class SpareMemory:
-    """Memory of copies that nobody needs any more, by its size: written anew it takes half the time of new memory.
+    """Memory of copies that nobody needs any more, by its size: writing it again takes half the time of new memory.
 
     What keeps coming back, such as a checkpoint with its saves, has one of its own, and it goes with it.
     """
@@ -44,13 +44,13 @@ class SpareMemory:
             spare = self._free.get(nbytes)
             return spare.pop() if spare else mmap.mmap(-1, nbytes, **_PRIVATE)
 
-    def give(self, one: mmap.mmap) -> None:
+    def give(self, block: mmap.mmap) -> None:
         """Keeps memory for the next copies; the system may take it until then."""
         # The system may take the pages from here on, and need not write them anywhere.
         if _FREE is not None:
-            one.madvise(_FREE)
+            block.madvise(_FREE)
         with self._lock:
-            self._free.setdefault(len(one), []).append(one)
+            self._free.setdefault(len(block), []).append(block)
 
     def clear(self) -> None:
         """Lets go of all that is kept."""
@@ -84,8 +84,8 @@ class HostCopy:
 
     def free(self) -> None:
         """Gives the memory to the system, for when it needs it, or to the next copies: arrays of it hold nothing."""
-        for one in self.memory:
-            self.spare.give(one)
+        for block in self.memory:
+            self.spare.give(block)
 
 
 def copied(arrays: Sequence[jax.Array], spares: Sequence[SpareMemory] = ()) -> list[HostCopy]:

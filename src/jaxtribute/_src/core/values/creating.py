@@ -38,10 +38,10 @@ class Making:
 
         A function that returns the initial value is called for the first replica alone, so nothing is known of it.
         """
-        given = _signature(self._kind).bind(None, *self._args, **self._kwargs).arguments
-        value = given.pop("initial_value", None)
+        bound = _signature(self._kind).bind(None, *self._args, **self._kwargs).arguments
+        value = bound.pop("initial_value", None)
         # Two functions may well do the same.
-        words = {name: str(argument) for name, argument in given.items() if not isinstance(argument, FunctionType)}
+        words = {name: str(argument) for name, argument in bound.items() if not isinstance(argument, FunctionType)}
         if not callable(value) or hasattr(value, "shape"):
             array: Any = value if hasattr(value, "shape") else np.asarray(value)
             words |= {"shape": str(tuple(array.shape)), "dtype": words.get("dtype", str(array.dtype))}

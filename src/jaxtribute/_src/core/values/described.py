@@ -89,7 +89,7 @@ class DescribedArray(jax.Array):
 
     @property
     def device(self) -> Any:
-        """The device that would hold it, or the sharding where there are several."""
+        """The device that would hold it, or the sharding if there are several."""
         devices = self._sharding.device_set
         return next(iter(devices)) if len(devices) == 1 else self._sharding
 
@@ -134,7 +134,6 @@ class DescribedArray(jax.Array):
         Raises:
           DeviceError: there are no values.
         """
-        del context, copy
         if self.number is None:
             raise DeviceError(
                 f"an array of shape {self._shape} and dtype {self._dtype} has no values: it lies on "

@@ -1,6 +1,6 @@
 """`PerReplica` and `Mirrored`: one global array each, with a placement over the replicas."""
 
-# Who asks whether two values are equal decides what is meant; see `comparing`.
+# What `==` means depends on the code that asks: see `operators.Asking`.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class PerReplica(ReplicaValues, Generic[T]):
     mesh: ReplicaMesh
     scalar: bool = False
     shapes: tuple[tuple[int, ...], ...] | None = None
-    """The true shape of each replica's component, where they differ."""
+    """The true shape of each replica's component, if they differ."""
     idle: tuple[int, ...] = ()
     """The replicas that had no data to compute their component from: a mean leaves them out."""
     total: Any = field(default=None, init=False)
@@ -125,7 +125,7 @@ class PerReplica(ReplicaValues, Generic[T]):
           parts: arrays, or any Python values. Arrays of NumPy, or on another device, are copied to the replica's. In a
             program that is traced they may be those of all replicas.
           mesh: the replicas' devices. Where it spans several workers all must call it.
-          signatures: shape and dtype of all replicas' arrays, where they are known already.
+          signatures: shape and dtype of all replicas' arrays, if they are known already.
         """
         if mesh.described:
             return cls(mesh.assemble(parts), mesh, not np.shape(parts[0]))
@@ -275,8 +275,7 @@ class PerReplica(ReplicaValues, Generic[T]):
 
     def _repeated(self, other: Numeric) -> Any:
         """`other`, which broadcasts to the shape of each component, as broadcasts to the global array."""
-        # Axis 0 holds the replicas' rows behind each other. What has fewer axes broadcasts behind it and is right as it
-        # is.
+        # Axis 0 holds the replicas' rows, replica by replica. What has fewer axes broadcasts along the rest, as it is.
         if np.ndim(other) < self.component_ndim or not self.component_ndim:
             return other
         rows = self.data.shape[0] // self.mesh.size
@@ -414,7 +413,7 @@ def idle_replicas(values: Iterable[Any]) -> tuple[int, ...]:
 
 
 def _padded(part: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """`part` with zeros behind it, on its device."""
+    """`part` with zeros after it, on its device."""
     if part.shape == shape:
         return part
     widths = [(0, size - have) for size, have in zip(shape, part.shape, strict=True)]
@@ -435,7 +434,7 @@ def _corner(shape: tuple[int, ...]) -> tuple[slice, ...]:
 
 
 def without_padding(part: Numeric, shape: tuple[int, ...]) -> Any:
-    """The component of shape `shape`, whose padding lies behind it on each axis."""
+    """The component of shape `shape`, which is padded at the end of each axis."""
     return part if part.shape == shape else part[_corner(shape)]
 
 
@@ -452,6 +451,6 @@ def _on_device(value: Numeric, place: Device | Sharding) -> Any:
         return value
     plain = type(value) is ArrayImpl and type(value.sharding) is SingleDeviceSharding
     if plain and value.devices() == devices:
-        # As `jax.device_put` does it where nothing is to be moved, in a tenth of the time.
+        # As `jax.device_put` does it if nothing is to be moved, in a tenth of the time.
         return ArrayImpl(value.aval, value.sharding, [value], committed=True, _skip_checks=True)
     return jax.device_put(value, place)

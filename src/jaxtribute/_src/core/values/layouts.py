@@ -290,7 +290,7 @@ class LayoutMap(MutableMapping[str, Any]):
         return made
 
     def find(self, name: str) -> Layout:
-        """Finds the layout of the variable `name`; the empty one where no key fits.
+        """Finds the layout of the variable `name`; the empty one if no key fits.
 
         Raises:
           ArgumentError: several keys fit.

@@ -16,12 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding, use_abstract_mesh
 
+from jaxtribute._src.core.devices import is_described
 from jaxtribute._src.core.jaxprs.core import ArrayImpl, Tracer
 from jaxtribute._src.core.types import Device, Function, Nest, Numeric
 from jaxtribute._src.core.values.agreement import first_workers
 from jaxtribute._src.core.values.described import DescribedArray
-from jaxtribute._src.core.values.placing import is_described, own, put
-from jaxtribute.errors import DeviceError, VariableError
+from jaxtribute._src.core.values.placing import own, put
+from jaxtribute.errors import ArgumentError, DeviceError, VariableError
 
 AXIS = "replica"
 """Name of the mesh axis that runs over the replicas."""
@@ -54,7 +55,7 @@ def _same(array: jax.Array) -> jax.Array:
 
 
 def _layout_of(array: jax.Array, mesh: Mesh) -> Layout | None:
-    """The axes of `mesh` that an array is split over; None where it lies otherwise."""
+    """The axes of `mesh` that an array is split over; None if it lies otherwise."""
     where = array.sharding
     if isinstance(where, NamedSharding) and where.mesh == mesh:
         return tuple(where.spec)
@@ -139,8 +140,8 @@ class ReplicaMesh:
     """The devices of each replica, in replica order, and the placements that a value can have over them.
 
     Args:
-      devices: the devices, those of a replica behind each other, over all workers.
-      peers: the other workers, where there are any.
+      devices: the devices, those of a replica side by side, over all workers.
+      peers: the other workers, if there are any.
       group: the axes within a replica that has several devices, with their lengths: `{"model": 2}`.
 
     A mesh of one device uses single-device shardings, so that one replica costs nothing over plain JAX.
@@ -151,7 +152,7 @@ class ReplicaMesh:
     ) -> None:
         self.devices: tuple[Device, ...] = tuple(devices)
         self.group: dict[str, int] = dict(group or {})
-        """The axes within a replica, and their lengths; empty where a replica has one device."""
+        """The axes within a replica, and their lengths; empty if a replica has one device."""
         self.group_size: int = math.prod(self.group.values())
         """Number of devices of each replica."""
         self.size: int = len(self.devices) // self.group_size
@@ -192,6 +193,27 @@ class ReplicaMesh:
         # Kept, as a mesh is a static argument of kernels, which are looked up by it in every call.
         return hash(self.devices)
 
+    def check_whole(self, shape: tuple[int, ...], where: Sharding) -> None:
+        """Refuses an array that is not whole on each replica, as another library has divided it.
+
+        What is computed of variables in slices lies in parts too, on this mesh; its user knows it as a whole array.
+
+        Raises:
+          ArgumentError: it lies in parts; nothing says what each replica is to get.
+        """
+        if where.is_fully_replicated or (isinstance(where, NamedSharding) and where.mesh == self.mesh):
+            return
+        parts = where.devices_indices_map(shape)
+        by_replica = {str([parts.get(device) for device in self.devices_of(each)]) for each in range(self.size)}
+        if len(by_replica) == 1 and parts.keys() <= set(self.devices):
+            return
+        raise ArgumentError(
+            f"an array of shape {shape} lies in parts on {len(where.device_set)} devices ({where}), and strategy.run "
+            "gives every replica the whole of an array. HINT: to give each replica a part, pass a batch of "
+            "strategy.experimental_distribute_dataset, or parts from "
+            "strategy.experimental_distribute_values_from_function; to give each the whole, pass np.asarray(array)."
+        )
+
     @property
     def in_tiles(self) -> bool:
         """True if the devices keep arrays in tiles of rows and columns, as TPUs do."""
@@ -199,7 +221,7 @@ class ReplicaMesh:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The JAX mesh: an axis named `AXIS` of length `size`, and the axes of `group` behind it."""
+        """The JAX mesh: an axis named `AXIS` of length `size`, and the axes of `group` after it."""
         devices = np.array(self.devices, dtype=object).reshape(self.size, *self.group.values())
         return Mesh(devices, (AXIS, *self.group))
 
@@ -416,11 +438,11 @@ class ReplicaMesh:
         if layout[:1] == (AXIS,):
             shape, within = (array.shape[0] // self.size, *array.shape[1:]), (None, *layout[1:])
         pieces: dict[Device, Any] = {shard.device: shard.data for shard in array.addressable_shards}
-        found: list[jax.Array] = []
+        parts: list[jax.Array] = []
         for index, replica in enumerate(self.local_ids):
             own_pieces = list(map(pieces.__getitem__, self._own_devices(replica)))
-            found.append(jax.make_array_from_single_device_arrays(shape, self.local_layout(index, within), own_pieces))
-        return found
+            parts.append(jax.make_array_from_single_device_arrays(shape, self.local_layout(index, within), own_pieces))
+        return parts
 
     def entering(self, name: str, collectives: Callable[[], Sequence[str]]) -> None:
         """Tells the other workers' watchers what this one is about to run on all replicas, if there are any."""

@@ -118,16 +118,16 @@ def converted(array: Numeric, dtype: np.dtype[Any], what: str) -> Any:
     # other.
     if kind == wanted != 1 or kind < wanted:
         return array.astype(dtype)
-    given = np.asarray(array)
+    host = np.asarray(array)
     if kind == wanted:
-        check_range(given, dtype, what)
+        check_range(host, dtype, what)
         return array.astype(dtype)
     # What does not fit becomes something else here, without a warning; that it does the comparison below tells.
     with np.errstate(invalid="ignore"):
-        result = given.real.astype(dtype) if wanted < 3 else given.astype(dtype)
-    if not np.array_equal(result.astype(given.dtype), given):
+        result = host.real.astype(dtype) if wanted < 3 else host.astype(dtype)
+    if not np.array_equal(result.astype(host.dtype), host):
         raise ArgumentError(
-            f"{what} of dtype {given.dtype} has numbers that {dtype} cannot hold: {_some(given)}. "
+            f"{what} of dtype {host.dtype} has numbers that {dtype} cannot hold: {_some(host)}. "
             f"HINT: leave the dtype out, or convert it yourself with astype('{dtype}')."
         )
     return result
@@ -141,7 +141,7 @@ def widened(array: Any) -> Any:
 
 
 def summed(array: Any, axes: int | tuple[int, ...]) -> Any:
-    """The sum along axes in the array's dtype, added up in 32 bits where that is shorter."""
+    """The sum along axes in the array's dtype, added up in 32 bits if that is shorter."""
     # Rounded after each addition, the sum would depend on the order that the compiler takes.
     return widened(array).sum(axes, promote_integers=False).astype(array.dtype)
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
+from jaxtribute._src.core.devices import is_described
 from jaxtribute._src.core.jaxprs.core import Tracer, batched_device_put, explicit_device_put_scope
 from jaxtribute._src.core.types import Device, Numeric
 from jaxtribute._src.core.values.described import DescribedArray
@@ -101,11 +102,6 @@ def _transfer(where: Sharding | Device) -> Transfer:
     return Transfer(SingleDeviceSharding(where) if isinstance(where, Device) else where)
 
 
-def is_described(device: Device) -> bool:
-    """True if programs can be compiled for the device, and none can run on it."""
-    return type(device.client).__name__ == "CompileOnlyPyClient"
-
-
 def _only_described(where: Sharding | Device) -> bool:
     return is_described(where if isinstance(where, Device) else next(iter(where.device_set)))
 
@@ -124,7 +120,7 @@ class _Plan:
 class Transfer:
     """Puts NumPy arrays in one placement. They may share memory with what becomes of them, as in `jax.device_put`.
 
-    `jax.device_put` asks about every array anew, which takes ten times as long as it takes to hand over a small batch.
+    `jax.device_put` asks about every array again, which takes ten times as long as it takes to hand over a small batch.
     Here the answers are kept for each shape and dtype.
 
     Args:

@@ -76,7 +76,6 @@ class Sum(Reduction):
         return total.astype(given) if rounds else total
 
     def of_equals(self, value: Numeric, replicas: int) -> Any:
-        """Returns the value times the number of replicas."""
         return value * jnp.asarray(replicas, value.dtype) if replicas > 1 else value
 
 
@@ -101,7 +100,6 @@ class Mean(Reduction):
         return mean.astype(given) if given is not None and jnp.issubdtype(given, jnp.inexact) else mean
 
     def of_equals(self, value: Numeric, replicas: int) -> Any:
-        """Returns the value."""
         return value
 
 

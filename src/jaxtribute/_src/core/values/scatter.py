@@ -82,7 +82,7 @@ class ScatterMethods:
     In replica context the rows of all replicas are joined first, as the variable's aggregation says: SUM and MEAN for
     `scatter_add`, `scatter_sub`, `scatter_mul` and `scatter_div`, ONLY_FIRST_REPLICA for all. SUM writes the rows of
     each replica, MEAN those rows divided by the number of replicas. An ON_READ variable is written by each replica for
-    itself. Indices that name no row, as they are negative or too large, are an error where they are known; in a
+    itself. Indices that name no row, as they are negative or too large, are an error if they are known; in a
     compiled function they are ignored, whatever the strategy.
     """
 
@@ -102,37 +102,30 @@ class ScatterMethods:
 
         Source: `tf.Variable.scatter_add`.
         """
-        del use_locking, name
         return self._scatter(sparse_delta, Scatter.ADD)
 
     def scatter_sub(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Self:
         """Subtracts rows; otherwise as `scatter_add`."""
-        del use_locking, name
         return self._scatter(sparse_delta, Scatter.SUB)
 
     def scatter_mul(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Self:
         """Multiplies rows; otherwise as `scatter_add`."""
-        del use_locking, name
         return self._scatter(sparse_delta, Scatter.MUL)
 
     def scatter_div(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Self:
         """Divides rows; otherwise as `scatter_add`."""
-        del use_locking, name
         return self._scatter(sparse_delta, Scatter.DIV)
 
     def scatter_min(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Self:
         """Keeps the smaller of old and new rows, element by element; otherwise as `scatter_add`."""
-        del use_locking, name
         return self._scatter(sparse_delta, Scatter.MIN)
 
     def scatter_max(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Self:
         """Keeps the larger of old and new rows, element by element; otherwise as `scatter_add`."""
-        del use_locking, name
         return self._scatter(sparse_delta, Scatter.MAX)
 
     def scatter_update(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Self:
         """Replaces rows, each of which must come once; otherwise as `scatter_add`."""
-        del use_locking, name
         return self._scatter(sparse_delta, Scatter.UPDATE)
 
     def _checked_rows(self, delta: IndexedSlices) -> tuple[Any, Any]:

@@ -224,5 +224,5 @@ def _transposed(cotangent: Numeric, *, cut: Cut, **_: Nest) -> Any:
 
 whole_p = linear_with_probe("jd_whole", _whole, _transposed)
 """The array whose slices the replicas hold, on every replica. One operation, so that it can be told apart: it may be
-computed anew in the backward pass rather than kept. A second operand adds nothing, and gets the replica's own
+computed again in the backward pass rather than kept. A second operand adds nothing, and gets the replica's own
 gradient of the array."""

@@ -1,4 +1,8 @@
-"""`StoredArray`: the array behind a variable, which a step may give up and the user may hold."""
+"""`StoredArray`: the array behind a variable, which a step may give up and the user may hold.
+
+There is no number of a version: an array never changes, so whoever keeps one and compares it with the stored one knows
+whether the variable has been written (`EagerStep`, `LockstepRun`, `InTrace.once`, `central.plan`).
+"""
 
 from __future__ import annotations
 
@@ -175,7 +179,7 @@ _leases: dict[int, Lease] = {}
 _lending = threading.RLock()
 """Held while `lent` and `_leases` change together. Never for a whole step: a save gives back in between.
 
-A variable that is deleted in the midst of it, in the same thread, takes it once more."""
+A variable that is deleted in the middle of it, in the same thread, takes it once more."""
 
 _PATIENCE_S = 1.0
 """Seconds that a step waits for arrays that are being written, a small part of all, before it copies them itself."""
@@ -221,7 +225,7 @@ class Lease:
             self._array = self._copy = None
         self._returned.set()
         with _lending:
-            # Another one, if the variable was bound anew or lent to the user meanwhile.
+            # Another one, if the variable was bound again or lent to the user meanwhile.
             if _leases.get(self._key) is self:
                 del _leases[self._key]
                 lent.discard(self._key)

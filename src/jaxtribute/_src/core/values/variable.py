@@ -270,14 +270,20 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
 
     _operand = read_value
 
-    def sparse_read(self, indices: Numeric) -> jax.Array:
+    def sparse_read(self, indices: Numeric, *, mask: Numeric = None) -> jax.Array:
         """Returns the rows at `indices`, of shape `(*indices.shape, *shape[1:])`.
 
+        Args:
+          indices: the rows.
+          mask: of a `jd.nn.ShardedTable` the places, of the indices' shape, where rows are wanted and not zeros.
+
         Raises:
-          ArgumentError: an index that is known names no row.
+          ArgumentError: an index that is known names no row; a mask for another variable.
 
         Source: `tf.Variable.sparse_read`.
         """
+        if mask is not None:
+            raise ArgumentError(f"{self.name} was given a mask. HINT: it is for tables; use jnp.where.")
         ids = row_ids(indices, self.shape[0], self.name)
         return jax.numpy.take(self.read_value(), ids, axis=0)
 
@@ -298,7 +304,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
             self.bind(put(self.stored, policy.where))
 
     def distributed(self) -> PerReplica[jax.Array] | Mirrored | jax.Array:
-        """The variable as a `Mirrored` or `PerReplica` value, or as an array where there is one copy."""
+        """The variable as a `Mirrored` or `PerReplica` value, or as an array if there is one copy."""
         executor = self._context().executor
         return executor.standpoint.distributed(executor, self)
 
@@ -336,7 +342,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
                 f"{self.name} is copied in a function that is compiled, differentiated or run on replicas. "
                 "HINT: copy variables outside."
             )
-        # Past `_Creation`, by which the context in force would make it, and place it anew.
+        # Past `_Creation`, by which the context in force would make it, and place it again.
         made = object.__new__(type(self))
         vars(made).update(vars(self))
         made.bind(context.executor.get(self).copy())

@@ -12,18 +12,16 @@ from jaxtribute._src.core.devices import default_devices
 
 
 def initialize_tpu_system(cluster_resolver: object = None) -> Topology | None:
-    """Returns the topology of the TPUs, None where there is none: JAX initializes TPUs when it starts.
+    """Returns the topology of the TPUs, None if there is none: JAX initializes TPUs when it starts.
 
     Source: `tf.tpu.experimental.initialize_tpu_system`.
     """
-    del cluster_resolver
     found = [device for device in default_devices() if is_tpu(device)]
     return Topology(found) if found else None
 
 
 def shutdown_tpu_system(cluster_resolver: object = None) -> None:
     """Does nothing: the end of the process does it. Source: `tf.tpu.experimental.shutdown_tpu_system`."""
-    del cluster_resolver
 
 
 def __getattr__(name: str) -> Any:

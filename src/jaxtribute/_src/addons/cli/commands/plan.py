@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device-kind", metavar="KIND", help="what they are, such as h200 or tpu-v5e; see --list")
     add("--link", default="infiniband-ndr", metavar="LINK", help="between hosts: a name, or 50GB/s,5us; see --list")
     add("--batch", type=int, metavar="N", help="examples in the global batch (the script's)")
+    add("--shapes", action="store_true", help="give variables no memory: for models larger than this machine")
     add("--weak", action="store_true", help="keep the batch for each device, so that the global one grows with them")
     add("--examples", type=int, metavar="N", help="examples in an epoch, to tell how long one takes")
     add("--seconds", type=float, default=45.0, metavar="S", help="with --topology: begin no size later (45 s)")
@@ -102,7 +103,7 @@ def _compile(arguments: argparse.Namespace) -> int:
         "jaxtribute._src.addons.compiling.script", given, 1, settings=environment, deadline_s=COMPILING_S
     )
     mine = answer["compiled"]
-    # The table also where the step does not fit: other sizes may.
+    # The table also if the step does not fit: other sizes may.
     if arguments.json:
         sys.stdout.write(json.dumps(answer) + "\n")
     else:
@@ -168,7 +169,9 @@ def _known(arguments: argparse.Namespace) -> tuple[StepCost, list[Comparison]]:
         if arguments.workers > 1:
             found.append(calibrate_processes(arguments.step, arguments.arguments, arguments.workers))
         return cost, found
-    return (StepCost.load(arguments.step) if saved else script_cost(arguments.step, arguments.arguments)), []
+    if saved:
+        return StepCost.load(arguments.step), []
+    return script_cost(arguments.step, arguments.arguments, shapes=arguments.shapes), []
 
 
 def _predict(
@@ -198,6 +201,7 @@ def _predict(
     curve = list(map(on, map(cluster.with_size, counts)))
     mine = on(cluster)
     console.print("", report.table(cluster, curve))
+    console.print(f"\n{report.summary_text(curve)}", highlight=False)
     answer |= {"prediction": report.as_dict(mine), "curve": list(map(report.as_dict, curve))}
     if arguments.examples:
         whole = epoch(cost, cluster, mine, arguments.examples, measured)

@@ -41,7 +41,7 @@ def _serve(application: object, host: str, port: int, path: str) -> int:
     import uvicorn
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Before the server starts, so that the address can be told, also where the port was 0.
+    # Before the server starts, so that the address can be told, also if the port was 0.
     try:
         listener = socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:

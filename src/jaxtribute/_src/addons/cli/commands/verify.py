@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Options of the command stand before SCRIPT; what follows it is the script's own. Exit status: 0 if every step "
         "that was seen is right, 1 if one differs for batches that it has, "
         "2 if one could not be verified or the program fails, 3 if the program was ended before all of its functions "
-        "ran, or a step changes nothing that is trained."
+        "ran, or a step changes nothing that is trained, or makes it NaN."
     )
 
 
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         with contextlib.suppress(ConfigError):  # JAX runs already, in a program that calls this
             set_logical_cpu_devices(2)
     from jaxtribute._src.addons.verify.report import text
-    from jaxtribute._src.addons.verify.verifying import Verdict
+    from jaxtribute._src.addons.verify.verdict import Verdict
     from jaxtribute._src.addons.verify.watching import ScriptError, verify_script
 
     def report(verdict: Verdict) -> None:
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if not all(verdict.tried for verdict in verdicts):
         return NOTHING
-    return UNSEEN if unseen or any(verdict.still for verdict in verdicts) else 0
+    return UNSEEN if unseen or any(verdict.still or verdict.blank for verdict in verdicts) else 0
 
 
 def _show(error: BaseException | None, script: Path) -> None:

@@ -28,7 +28,7 @@ class Entry:
 
     Attributes:
       name: its full name, such as `tf.distribute.Strategy.run`.
-      here: the full name here, such as `jd.Strategy.run`; empty where there is none.
+      here: the full name here, such as `jd.Strategy.run`; empty if there is none.
       kind: how they relate.
       note: what differs and why, what to write instead, or why it is absent.
     """

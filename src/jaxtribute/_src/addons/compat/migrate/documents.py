@@ -101,11 +101,10 @@ class Script(Document):
         self.text = readable(data.decode(self._encoding), "")
 
     def place(self, line: int) -> str:
-        """The line's number."""
         return str(line)
 
     def rewritten(self, text: str, *parts: str) -> bytes:
-        """The text in the file's encoding, with a byte-order mark where there was one."""
+        """The text in the file's encoding, with a byte-order mark if there was one."""
         assert not parts
         return _restored(text).encode(self._encoding)
 

@@ -240,7 +240,7 @@ def _called_eagerly(tree: ast.Module, name: str) -> bool:
 def _is_dataset(node: ast.expr, names: Names) -> bool:
     if (names.of(node) or "").endswith("Dataset"):
         return True
-    # By its name alone, where nothing in the text says what it holds.
+    # By its name alone, if nothing in the text says what it holds.
     return isinstance(node, ast.Name) and node.id.endswith(("dataset", "iterator"))
 
 

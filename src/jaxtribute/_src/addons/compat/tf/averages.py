@@ -31,7 +31,6 @@ class ExponentialMovingAverage:
         zero_debias: bool = False,
         name: str = "ExponentialMovingAverage",
     ) -> None:
-        del zero_debias
         self._decay, self._num_updates, self._name = decay, num_updates, name
         self._averages: dict[int, tuple[Variable, Variable]] = {}
         """By identity, each variable with its average."""

@@ -13,7 +13,7 @@ from jaxtribute.typing import Leaf
 
 
 def latest_checkpoint(checkpoint_dir: str | PathLike[str], latest_filename: str | None = None) -> str | None:
-    """Returns the whole checkpoint of a folder that was saved last, or None where there is none.
+    """Returns the whole checkpoint of a folder that was saved last, or None if there is none.
 
     Args:
       checkpoint_dir: the folder.
@@ -24,7 +24,6 @@ def latest_checkpoint(checkpoint_dir: str | PathLike[str], latest_filename: str 
 
     Source: `tf.train.latest_checkpoint`.
     """
-    del latest_filename
     return latest_of_any_name(checkpoint_dir)
 
 
@@ -61,7 +60,6 @@ class Checkpoint(jd.Checkpoint):
         timeout_s: float | None = None,
     ) -> str:
         """Saves like `jd.Checkpoint.save`. Source: `tf.train.Checkpoint.save`."""
-        del options
         return super().save(file_prefix, block=block, timeout_s=timeout_s)
 
     def write(
@@ -75,7 +73,6 @@ class Checkpoint(jd.Checkpoint):
         owner: Any = None,
     ) -> str:
         """Writes like `jd.Checkpoint.write`. Source: `tf.train.Checkpoint.write`."""
-        del options
         # TensorFlow's programs give each worker another folder, and clean it up; here all write one checkpoint.
         return super().write(
             self._agreed_path(path), block=block, timeout_s=timeout_s, committed=committed, owner=owner
@@ -85,14 +82,12 @@ class Checkpoint(jd.Checkpoint):
         self, save_path: str | PathLike[str] | None, options: Leaf = None, *, strict: bool = False
     ) -> RestoreStatus:
         """Restores like `jd.Checkpoint.restore`. Source: `tf.train.Checkpoint.restore`."""
-        del options
         return super().restore(save_path, strict=strict)
 
     def read(
         self, save_path: str | PathLike[str] | None, options: Leaf = None, *, strict: bool = False
     ) -> RestoreStatus:
         """Reads like `jd.Checkpoint.read`. Source: `tf.train.Checkpoint.read`."""
-        del options
         return super().read(save_path, strict=strict)
 
 
@@ -128,5 +123,4 @@ class CheckpointManager(jd.CheckpointManager):
 
     def save(self, checkpoint_number: Leaf = None, check_interval: bool = True, options: Leaf = None) -> str | None:
         """Saves like `jd.CheckpointManager.save`. Source: `tf.train.CheckpointManager.save`."""
-        del options
         return super().save(checkpoint_number, check_interval)

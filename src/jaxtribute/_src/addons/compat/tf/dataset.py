@@ -55,7 +55,6 @@ class Sources:
     @staticmethod
     def range(*args: Leaf, output_type: DType = np.int64, name: str | None = None) -> Dataset:
         """Makes a dataset of numbers, by the arguments of Python's `range`. Source: `tf.data.Dataset.range`."""
-        del name
         return Dataset(Indexed(make_numpy_dataset(np.arange(*args, dtype=output_type))))
 
     @staticmethod
@@ -64,13 +63,11 @@ class Sources:
 
         Source: `tf.data.Dataset.from_tensor_slices`.
         """
-        del name
         return Dataset(Indexed(make_numpy_dataset(to_host(tensors))))
 
     @staticmethod
     def from_tensors(tensors: Nest, name: str | None = None) -> Dataset:
         """Makes a dataset of one element. Source: `tf.data.Dataset.from_tensors`."""
-        del name
         return Dataset(Indexed(make_numpy_dataset(jax.tree.map(lambda leaf: leaf[None], to_host(tensors)))))
 
     @staticmethod
@@ -82,7 +79,7 @@ class Sources:
         output_signature: Nest = None,
         name: str | None = None,
     ) -> Dataset:
-        """Makes a dataset of what a generator gives; each pass calls it anew.
+        """Makes a dataset of what a generator gives; each pass calls it again.
 
         Args:
           generator: a function that returns an iterable of elements.
@@ -94,14 +91,12 @@ class Sources:
 
         Source: `tf.data.Dataset.from_generator`.
         """
-        del output_shapes, name
         types = output_types
         if output_signature is not None:
             # Only types matter: shapes are those of what the generator gives.
             types = jax.tree.map(lambda spec: spec.dtype, output_signature, is_leaf=_is_spec)
 
         def elements(epoch: int) -> Iterator[Nest]:
-            del epoch
             for element in generator(*args):
                 host = to_host(element)
                 yield host if types is None else jax.tree.map(lambda kind, leaf: leaf.astype(kind), types, host)
@@ -111,7 +106,6 @@ class Sources:
     @staticmethod
     def zip(*datasets: Nest, name: str | None = None) -> Dataset:
         """Makes a dataset of tuples, one element of each dataset. Source: `tf.data.Dataset.zip`."""
-        del name
         # Given one by one or in a nest: TensorFlow takes both.
         parts: Any = datasets[0] if len(datasets) == 1 and not isinstance(datasets[0], Dataset) else datasets
         leaves, tree = jax.tree.flatten(parts, is_leaf=lambda node: isinstance(node, Dataset))
@@ -172,7 +166,6 @@ class Dataset(Sources, Transformations):
 
     def with_options(self, options: Options, name: str | None = None) -> Dataset:
         """Sets options; only the auto-shard policy has a meaning. Source: `tf.data.Dataset.with_options`."""
-        del name
         return Dataset(self._pipeline, options)
 
     def options(self) -> Options:
@@ -223,7 +216,6 @@ class Dataset(Sources, Transformations):
 
     def reduce(self, initial_state: Nest, reduce_func: Callable[[Any, Any], Any], name: str | None = None) -> Any:
         """Combines all elements: `state = reduce_func(state, element)`. Source: `tf.data.Dataset.reduce`."""
-        del name
         state = jax.tree.map(as_tensor, initial_state)
         for element in self:
             state = reduce_func(state, element)
@@ -256,7 +248,6 @@ class _IndexedSource(MapSource):
         self._policy = policy
 
     def policy(self) -> AutoShardPolicy | None:
-        """The policy that its options carry."""
         return self._policy
 
 
@@ -271,12 +262,10 @@ class _StreamedSource(IterableSource):
         self._policy = policy
 
     def at_epoch(self, epoch: int) -> Source:
-        """The stream of a later pass."""
         later = Streamed(lambda _: self._pipeline.open(epoch), self._pipeline.rows_vary)
         return _StreamedSource(later, self._policy)
 
     def policy(self) -> AutoShardPolicy | None:
-        """The policy that its options carry."""
         return self._policy
 
 

@@ -244,7 +244,6 @@ def decode_image(
 
     Source: `tf.io.decode_image`.
     """
-    del expand_animations
     try:
         from PIL import Image
     except ModuleNotFoundError as error:

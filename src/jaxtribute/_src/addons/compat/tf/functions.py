@@ -142,18 +142,15 @@ def device(device_name: str | Device | None) -> AbstractContextManager[Any]:
 
 def control_dependencies(control_inputs: Nest) -> AbstractContextManager[None]:
     """Does nothing: the order of a program's effects is that of its lines. Source: `tf.control_dependencies`."""
-    del control_inputs
     return nullcontext()
 
 
 def group(*inputs: Nest, **kwargs: Nest) -> None:
     """Does nothing: what has been called has happened. Source: `tf.group`."""
-    del inputs, kwargs
 
 
 def no_op(name: str | None = None) -> None:
     """Does nothing. Source: `tf.no_op`."""
-    del name
 
 
 def executing_eagerly() -> bool:
@@ -166,12 +163,10 @@ def enable_eager_execution(config: Nest = None, device_policy: Nest = None, exec
 
     Source: `tf.compat.v1.enable_eager_execution`.
     """
-    del config, device_policy, execution_mode
 
 
 def cond(pred: ArrayLike, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str | None = None) -> Any:
     """Calls one of two functions; in a compiled program both are compiled. Source: `tf.cond`."""
-    del name
     pred = operand(pred)
     # Otherwise the value is known, and one branch runs as Python, with its effects.
     if isinstance(pred, Tracer):

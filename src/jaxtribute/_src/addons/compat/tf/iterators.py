@@ -67,7 +67,6 @@ class Iterator(Feed, collections.abc.Iterator[Any]):
         Raises:
           OutOfRangeError: at the end of the data.
         """
-        del name
         try:
             return next(self)
         except StopIteration:

@@ -69,7 +69,6 @@ __all__ = [
 
 def _unary(function: Callable[[Any], Any], name: str) -> Callable[..., Any]:
     def call(x: TensorLike, name: str | None = None) -> Any:
-        del name
         return function(as_tensor(x))
 
     call.__name__ = call.__qualname__ = name
@@ -79,7 +78,6 @@ def _unary(function: Callable[[Any], Any], name: str) -> Callable[..., Any]:
 
 def _binary(function: Callable[[Any, Any], Any], name: str) -> Callable[..., Any]:
     def call(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-        del name
         x, y = number_or_tensor(x), number_or_tensor(y)
         # Of two numbers neither takes the other's type: both get TensorFlow's.
         if not isinstance(x, jax.Array) and not isinstance(y, jax.Array):
@@ -93,7 +91,6 @@ def _binary(function: Callable[[Any, Any], Any], name: str) -> Callable[..., Any
 
 def _reduction(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def call(input_tensor: TensorLike, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Any:
-        del name
         # JAX takes several axes in a tuple only.
         axes = tuple(axis) if isinstance(axis, (list, np.ndarray)) else axis
         return function(as_tensor(input_tensor), axis=axes, keepdims=keepdims)
@@ -194,19 +191,16 @@ reduce_variance: Callable[..., Any] = _reduction(jnp.var, "reduce_variance")
 
 def argmax(input: TensorLike, axis: int | None = None, output_type: DType = np.int64, name: str | None = None) -> Any:
     """Returns the place of the largest element along an axis, 0 by default. Source: `tf.math.argmax`."""
-    del name
     return as_tensor(jnp.argmax(as_tensor(input), 0 if axis is None else axis), output_type)
 
 
 def argmin(input: TensorLike, axis: int | None = None, output_type: DType = np.int32, name: str | None = None) -> Any:
     """Returns the place of the smallest element along an axis, 0 by default. Source: `tf.math.argmin`."""
-    del name
     return as_tensor(jnp.argmin(as_tensor(input), 0 if axis is None else axis), output_type)
 
 
 def add_n(inputs: TensorLike, name: str | None = None) -> Any:
     """Adds up arrays of one shape. Source: `tf.math.add_n`."""
-    del name
     first, *rest = map(as_tensor, inputs)
     for part in rest:
         first = first + part
@@ -217,13 +211,11 @@ def clip_by_value(
     t: TensorLike, clip_value_min: TensorLike, clip_value_max: TensorLike, name: str | None = None
 ) -> Any:
     """Limits each element. Source: `tf.clip_by_value`."""
-    del name
     return _minimum(_maximum(as_tensor(t), number_or_tensor(clip_value_min)), number_or_tensor(clip_value_max))
 
 
 def clip_by_norm(t: TensorLike, clip_norm: TensorLike, axes: Axis = None, name: str | None = None) -> Any:
     """Shrinks an array whose Euclidean norm is larger. Source: `tf.clip_by_norm`."""
-    del name
     array = as_tensor(t)
     total = jnp.sum(jnp.square(array), axes, keepdims=True)
     # The root of 1 where it is thrown away: the gradient at 0 would be NaN.
@@ -235,7 +227,6 @@ def clip_by_global_norm(
     t_list: TensorLike, clip_norm: TensorLike, use_norm: TensorLike = None, name: str | None = None
 ) -> Any:
     """Shrinks arrays whose norm together is larger. Returns them, and that norm. Source: `tf.clip_by_global_norm`."""
-    del name
     length = global_norm(t_list) if use_norm is None else as_tensor(use_norm)
     scale = clip_norm / jnp.maximum(length, clip_norm)
     # Infinite gradients become NaN, as in TensorFlow, so that nobody trains on.
@@ -245,7 +236,6 @@ def clip_by_global_norm(
 
 def sort(values: TensorLike, axis: int = -1, direction: str = "ASCENDING", name: str | None = None) -> Any:
     """Puts elements along an axis in order. Source: `tf.sort`."""
-    del name
     return jnp.sort(as_tensor(values), axis, descending=direction == "DESCENDING")
 
 
@@ -253,7 +243,6 @@ def argsort(
     values: TensorLike, axis: int = -1, direction: str = "ASCENDING", stable: bool = False, name: str | None = None
 ) -> Any:
     """Returns the places of elements along an axis, in their order. Source: `tf.argsort`."""
-    del stable, name
     return jnp.argsort(as_tensor(values), axis, descending=direction == "DESCENDING").astype(jnp.int32)
 
 
@@ -261,7 +250,6 @@ def cumsum(
     x: TensorLike, axis: int = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
 ) -> Any:
     """Adds up along an axis. Source: `tf.math.cumsum`."""
-    del name
     array = as_tensor(x)
     flipped = jnp.flip(array, axis) if reverse else array
     total = jnp.cumsum(flipped, axis, dtype=array.dtype) - (flipped if exclusive else 0)
@@ -270,7 +258,6 @@ def cumsum(
 
 def top_k(input: TensorLike, k: int = 1, sorted: bool = True, name: str | None = None) -> Any:
     """Returns the `k` largest elements of the last axis, and their places. Source: `tf.math.top_k`."""
-    del sorted, name
     return jax.lax.top_k(as_tensor(input), k)
 
 
@@ -278,7 +265,6 @@ def matvec(
     a: TensorLike, b: TensorLike, transpose_a: bool = False, adjoint_a: bool = False, name: str | None = None
 ) -> Any:
     """Multiplies a matrix by a vector, or stacks of them. Source: `tf.linalg.matvec`."""
-    del name
     matrix = as_tensor(a)
     matrix = jnp.swapaxes(matrix, -1, -2) if transpose_a or adjoint_a else matrix
     return jnp.squeeze(jnp.matmul(jnp.conj(matrix) if adjoint_a else matrix, as_tensor(b)[..., None]), -1)
@@ -288,14 +274,12 @@ def matmul(
     a: TensorLike, b: TensorLike, transpose_a: bool = False, transpose_b: bool = False, name: str | None = None
 ) -> Any:
     """Multiplies matrices, or stacks of them. Source: `tf.linalg.matmul`."""
-    del name
     a, b = as_tensor(a), as_tensor(b)
     return jnp.matmul(jnp.swapaxes(a, -1, -2) if transpose_a else a, jnp.swapaxes(b, -1, -2) if transpose_b else b)
 
 
 def tensordot(a: TensorLike, b: TensorLike, axes: Leaf, name: str | None = None) -> Any:
     """Multiplies and adds up over the axes given. Source: `tf.tensordot`."""
-    del name
     return jnp.tensordot(as_tensor(a), as_tensor(b), axes)
 
 
@@ -315,7 +299,6 @@ def norm(tensor: TensorLike, ord: Leaf = "euclidean", axis: Axis = None, keepdim
 
 def global_norm(t_list: TensorLike, name: str | None = None) -> Any:
     """Returns the Euclidean norm of all elements of several arrays. Source: `tf.linalg.global_norm`."""
-    del name
     # None stands for a variable that had no gradient.
     return jnp.sqrt(add_n([jnp.sum(jnp.square(as_tensor(part))) for part in t_list if part is not None]))
 

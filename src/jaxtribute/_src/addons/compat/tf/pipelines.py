@@ -20,7 +20,7 @@ _MOST_RECORDS = 2**31
 
 @dataclass(frozen=True)
 class Indexed:
-    """Records by number: a Grain dataset, read by whole batches where that is possible."""
+    """Records by number: a Grain dataset, read by whole batches if that is possible."""
 
     dataset: grain.MapDataset[Any]
     rows_vary: bool = False

@@ -84,7 +84,6 @@ class _FileDataset(Dataset):
         buffer_size: object = None,
         num_parallel_reads: object = None,
     ) -> None:
-        del buffer_size, num_parallel_reads
         names = _names(filenames)
         super().__init__(Indexed(self._opened(_unpacked(names, compression_type) if compression_type else names)))
 

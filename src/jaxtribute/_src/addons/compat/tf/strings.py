@@ -28,13 +28,11 @@ def _each(function: Callable[[str], Any], value: TensorLike, kind: Any = object)
 
 def lower(input: TensorLike, encoding: str = "") -> Any:
     """Makes letters small. Source: `tf.strings.lower`."""
-    del encoding
     return _each(str.lower, input)
 
 
 def upper(input: TensorLike, encoding: str = "") -> Any:
     """Makes letters large. Source: `tf.strings.upper`."""
-    del encoding
     return _each(str.upper, input)
 
 

@@ -56,13 +56,11 @@ class _State:
 
 def create_file_writer(logdir: str, max_queue: Any = None, flush_millis: Any = None, name: str | None = None) -> Any:
     """Makes a writer of events. Source: `tf.summary.create_file_writer`."""
-    del max_queue, flush_millis, name
     return SummaryWriter(str(logdir))
 
 
 def scalar(name: str, data: TensorLike, step: Any = None, description: str | None = None) -> bool:
     """Writes a number; False if there is no writer. Source: `tf.summary.scalar`."""
-    del description
     writer, step = _now("scalar", step)
     if writer is not None:
         writer.write({name: as_tensor(data)}, step=step)
@@ -73,7 +71,6 @@ def histogram(
     name: str, data: TensorLike, step: Any = None, buckets: int | None = None, description: str | None = None
 ) -> bool:
     """Writes the distribution of an array; False if there is no writer. Source: `tf.summary.histogram`."""
-    del buckets, description
     writer, step = _now("histogram", step)
     if writer is not None:
         writer.histogram(name, as_tensor(data), step=step)
@@ -82,7 +79,6 @@ def histogram(
 
 def text(name: str, data: TensorLike, step: Any = None, description: str | None = None) -> bool:
     """Writes a text; False if there is no writer. Source: `tf.summary.text`."""
-    del description
     writer, step = _now("text", step)
     if writer is not None:
         writer.text(name, data.decode() if isinstance(data, bytes) else str(data), step=step)

@@ -112,7 +112,7 @@ def as_tensor(value: TensorLike, dtype: DType = None) -> Any:
     if opened is not None:  # a variable of Keras, whose value may be traced
         value = opened()
     if dtype is not None and np.dtype(dtype).kind != "O":
-        # JAX warns where it is asked for a type of 64 bits that it does not have.
+        # JAX warns if it is asked for a type of 64 bits that it does not have.
         dtype = jax.dtypes.canonicalize_dtype(dtype)
     if isinstance(value, jax.Array):
         return value if dtype is None or value.dtype == dtype else value.astype(dtype)
@@ -147,7 +147,6 @@ def constant(value: TensorLike, dtype: DType = None, shape: ShapeLike = None, na
 
     Source: `tf.constant`.
     """
-    del name
     array = as_tensor(value, dtype)
     if shape is None:
         return array
@@ -159,7 +158,6 @@ def convert_to_tensor(
     value: TensorLike, dtype: DType = None, dtype_hint: object = None, name: str | None = None
 ) -> Any:
     """Returns `value` as an array; arrays are returned as they are. Source: `tf.convert_to_tensor`."""
-    del dtype_hint, name
     return as_tensor(value, dtype)
 
 
@@ -170,49 +168,41 @@ def is_tensor(x: TensorLike) -> bool:
 
 def identity(input: TensorLike, name: str | None = None) -> Any:
     """Returns the array itself, as arrays cannot change. Source: `tf.identity`."""
-    del name
     return as_tensor(input)
 
 
 def stop_gradient(input: TensorLike, name: str | None = None) -> Any:
     """Returns the array, whose gradient is zero. Source: `tf.stop_gradient`."""
-    del name
     return jax.lax.stop_gradient(as_tensor(input))
 
 
 def zeros(shape: ShapeLike, dtype: DType = np.float32, name: str | None = None) -> jax.Array:
     """Returns zeros. Source: `tf.zeros`."""
-    del name
     return jnp.zeros(shape, jax.dtypes.canonicalize_dtype(dtype))
 
 
 def ones(shape: ShapeLike, dtype: DType = np.float32, name: str | None = None) -> jax.Array:
     """Returns ones. Source: `tf.ones`."""
-    del name
     return jnp.ones(shape, jax.dtypes.canonicalize_dtype(dtype))
 
 
 def zeros_like(input: TensorLike, dtype: DType = None, name: str | None = None) -> jax.Array:
     """Returns zeros of the shape and type of `input`. Source: `tf.zeros_like`."""
-    del name
     return jnp.zeros_like(as_tensor(input), dtype)
 
 
 def ones_like(input: TensorLike, dtype: DType = None, name: str | None = None) -> jax.Array:
     """Returns ones of the shape and type of `input`. Source: `tf.ones_like`."""
-    del name
     return jnp.ones_like(as_tensor(input), dtype)
 
 
 def fill(dims: ShapeLike, value: TensorLike, name: str | None = None) -> jax.Array:
     """Returns an array of shape `dims` that holds `value` everywhere. Source: `tf.fill`."""
-    del name
     return jnp.full(dims, as_tensor(value))
 
 
 def eye(num_rows: int, num_columns: int | None = None, dtype: DType = np.float32, name: str | None = None) -> jax.Array:
     """Returns the unit matrix. Source: `tf.eye`."""
-    del name
     return jnp.eye(num_rows, num_columns, dtype=jax.dtypes.canonicalize_dtype(dtype))
 
 
@@ -220,7 +210,6 @@ def range(
     start: TensorLike, limit: TensorLike = None, delta: TensorLike = 1, dtype: DType = None, name: str | None = None
 ) -> jax.Array:
     """Returns evenly spaced numbers; int32 for Python ints, as in TensorFlow. Source: `tf.range`."""
-    del name
     # A single argument is the limit, as Python's own `range` has it.
     start, limit = (0, start) if limit is None else (start, limit)
     if dtype is None:
@@ -230,13 +219,11 @@ def range(
 
 def linspace(start: TensorLike, stop: TensorLike, num: int, name: str | None = None, axis: int = 0) -> jax.Array:
     """Returns `num` evenly spaced numbers, both ends included. Source: `tf.linspace`."""
-    del name
     return jnp.linspace(as_tensor(start), as_tensor(stop), num, axis=axis)
 
 
 def cast(x: TensorLike, dtype: DType, name: str | None = None) -> Any:
     """Returns `x` with another element type. Source: `tf.cast`."""
-    del name
     return as_tensor(as_tensor(x), dtype)
 
 
@@ -245,20 +232,17 @@ def shape(input: TensorLike, out_type: DType = np.int32, name: str | None = None
 
     Source: `tf.shape`, which is only known when a graph runs.
     """
-    del name
     return np.asarray(as_tensor(input).shape, out_type)
 
 
 def size(input: TensorLike, out_type: DType = np.int32, name: str | None = None) -> Any:
     """Returns the number of elements. Source: `tf.size`."""
-    del name
     # A scalar of NumPy's, which Python takes for a number.
     return np.asarray(as_tensor(input).size, out_type)[()]
 
 
 def rank(input: TensorLike, name: str | None = None) -> Any:
     """Returns the number of axes. Source: `tf.rank`."""
-    del name
     return np.int32(as_tensor(input).ndim)
 
 
@@ -269,41 +253,35 @@ def _arrays(*arrays: Any) -> Any:
 
 def reshape(tensor: TensorLike, shape: ShapeLike, name: str | None = None) -> Any:
     """Returns the array in another shape, of which one entry may be -1. Source: `tf.reshape`."""
-    del name
     return as_tensor(tensor).reshape(tuple(map(int, np.atleast_1d(shape))))
 
 
 def expand_dims(input: TensorLike, axis: int, name: str | None = None) -> Any:
     """Inserts an axis of length 1. Source: `tf.expand_dims`."""
-    del name
     array = as_tensor(input)
     return _arrays(array).expand_dims(array, axis)
 
 
 def squeeze(input: TensorLike, axis: Axis = None, name: str | None = None) -> Any:
     """Removes axes of length 1. Source: `tf.squeeze`."""
-    del name
     array = as_tensor(input)
     return _arrays(array).squeeze(array, tuple(axis) if isinstance(axis, list) else axis)
 
 
 def transpose(a: TensorLike, perm: Sequence[int] | None = None, name: str | None = None) -> Any:
     """Permutes the axes; reverses them by default. Source: `tf.transpose`."""
-    del name
     array = as_tensor(a)
     return _arrays(array).transpose(array, perm)
 
 
 def stack(values: TensorLike, axis: int = 0, name: str | None = None) -> Any:
     """Joins arrays along a new axis. Source: `tf.stack`."""
-    del name
     arrays = list(map(as_tensor, values))
     return _arrays(*arrays).stack(arrays, axis)
 
 
 def unstack(value: TensorLike, num: int | None = None, axis: int = 0, name: str | None = None) -> list[Any]:
     """Returns the slices along an axis. Source: `tf.unstack`."""
-    del name
     array = as_tensor(value)
     if num is not None and num != array.shape[axis]:
         raise ArgumentError(
@@ -314,14 +292,12 @@ def unstack(value: TensorLike, num: int | None = None, axis: int = 0, name: str 
 
 def concat(values: TensorLike, axis: int, name: str | None = None) -> Any:
     """Joins arrays along an axis. Source: `tf.concat`."""
-    del name
     arrays = list(map(as_tensor, values))
     return _arrays(*arrays).concatenate(arrays, axis)
 
 
 def split(value: TensorLike, num_or_size_splits: TensorLike, axis: int = 0, name: str | None = None) -> list[Any]:
     """Cuts an array along an axis: into a number of equal parts, or parts of given sizes. Source: `tf.split`."""
-    del name
     if isinstance(num_or_size_splits, int):
         return jnp.split(as_tensor(value), num_or_size_splits, axis)
     # TensorFlow is given the sizes of all parts, NumPy and JAX the places between them.
@@ -330,7 +306,6 @@ def split(value: TensorLike, num_or_size_splits: TensorLike, axis: int = 0, name
 
 def tile(input: TensorLike, multiples: ShapeLike, name: str | None = None) -> Any:
     """Repeats an array along its axes. Source: `tf.tile`."""
-    del name
     array = as_tensor(input)
     return _arrays(array).tile(array, tuple(np.atleast_1d(multiples).tolist()))
 
@@ -343,7 +318,6 @@ def pad(
     name: str | None = None,
 ) -> Any:
     """Pads with a constant, `"REFLECT"` or `"SYMMETRIC"`. Source: `tf.pad`."""
-    del name
     widths = [tuple(pair) for pair in np.asarray(paddings).tolist()]
     if mode.upper() == "CONSTANT":
         return jnp.pad(as_tensor(tensor), widths, constant_values=constant_values)
@@ -352,14 +326,12 @@ def pad(
 
 def gather(params: TensorLike, indices: TensorLike, axis: int = 0, name: str | None = None) -> Any:
     """Picks slices along an axis by their numbers. Source: `tf.gather`."""
-    del name
     array = as_tensor(params)
     return _arrays(array).take(array, as_tensor(indices), axis)
 
 
 def where(condition: TensorLike, x: TensorLike = None, y: TensorLike = None, name: str | None = None) -> Any:
     """Picks from `x` or `y`; with the condition alone returns the places where it holds. Source: `tf.where`."""
-    del name
     if x is None and y is None:
         return jnp.argwhere(as_tensor(condition))
     return jnp.where(as_tensor(condition), as_tensor(x), as_tensor(y))

@@ -49,12 +49,10 @@ class Transformations:
 
         Source: `tf.data.Dataset.map`.
         """
-        del num_parallel_calls, deterministic
         return self._derive(self._pipeline.map(lambda element: to_host(apply(map_func, element))))
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """Keeps the elements for which a function holds. Source: `tf.data.Dataset.filter`."""
-        del name
         # Which records are left is not known before they are read, so that they have no numbers any more.
         return self._derive(self._pipeline.stream().filter(lambda element: bool(apply(predicate, element))))
 
@@ -66,7 +64,6 @@ class Transformations:
         deterministic: object = None,
     ) -> Dataset:
         """Joins elements along a new first axis; the last batch may be smaller. Source: `tf.data.Dataset.batch`."""
-        del num_parallel_calls, deterministic
         size = _count("batch_size", batch_size, least=1)
         return self._derive(self._pipeline.batch(size, drop_remainder))
 
@@ -92,7 +89,6 @@ class Transformations:
 
         Source: `tf.data.Dataset.padded_batch`.
         """
-        del name
         size = _count("batch_size", batch_size, least=1)
         batches = self._pipeline.stream().gather(size, drop_remainder)
         return self._derive(batches.map(lambda rows: padded(rows, padded_shapes, padding_values)))
@@ -109,7 +105,6 @@ class Transformations:
 
         Source: `tf.data.Dataset.window`.
         """
-        del name
         width, step = _count("size", size, least=1), _count("stride", stride, least=1)
         move = width if shift is None else _count("shift", shift, least=1)
         pipeline = self._pipeline
@@ -142,18 +137,15 @@ class Transformations:
 
     def unbatch(self, name: str | None = None) -> Dataset:
         """Takes elements apart along their first axis. Source: `tf.data.Dataset.unbatch`."""
-        del name
         return self.flat_map(_slices)
 
     def repeat(self, count: Leaf = None, name: str | None = None) -> Dataset:
         """Gives all elements several times; by default, or for -1, for ever. Source: `tf.data.Dataset.repeat`."""
-        del name
         times = None if count is None else _count("count", count, least=-1)
         return self._derive(self._pipeline.repeat(None if times == -1 else times))
 
     def shard(self, num_shards: Leaf, index: Leaf, name: str | None = None) -> Dataset:
         """Keeps every `num_shards`-th element from number `index` on. Source: `tf.data.Dataset.shard`."""
-        del name
         shards, first = _count("num_shards", num_shards, least=1), _count("index", index, least=0)
         if first >= shards:
             raise ArgumentError(f"shard {first} of {shards} does not exist. HINT: number shards from 0.")
@@ -161,13 +153,11 @@ class Transformations:
 
     def take(self, count: Leaf, name: str | None = None) -> Dataset:
         """Keeps the first elements; all for -1. Source: `tf.data.Dataset.take`."""
-        del name
         number = _count("count", count, least=-1)
         return self._derive(self._pipeline.cut(0, None if number == -1 else number))
 
     def skip(self, count: Leaf, name: str | None = None) -> Dataset:
         """Leaves out the first elements; all for -1. Source: `tf.data.Dataset.skip`."""
-        del name
         number = _count("count", count, least=-1)
         return self._derive(self._pipeline.cut(0, 0) if number == -1 else self._pipeline.cut(number, None))
 
@@ -185,20 +175,17 @@ class Transformations:
 
         Source: `tf.data.Dataset.shuffle`.
         """
-        del name
         size = _count("buffer_size", buffer_size, least=1)
         seed = data_seed() if seed is None else int(seed)
         return self._derive(self._pipeline.shuffle(size, seed, anew=bool(reshuffle_each_iteration)))
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
         """Gives the elements of both, one dataset after the other. Source: `tf.data.Dataset.concatenate`."""
-        del name
         first, second = self._pipeline, dataset.pipeline
         return self._derive(Streamed(lambda epoch: itertools.chain(first.open(epoch), second.open(epoch))))
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
         """Pairs each element with its number, an int64. Source: `tf.data.Dataset.enumerate`."""
-        del name
         pipeline = self._pipeline
         return self._derive(
             Streamed(lambda epoch: ((np.int64(n), element) for n, element in enumerate(pipeline.open(epoch), start)))
@@ -229,7 +216,6 @@ class Transformations:
 
     def prefetch(self, buffer_size: Leaf, name: str | None = None) -> Dataset:
         """Changes nothing: distributed datasets prefetch by themselves. Source: `tf.data.Dataset.prefetch`."""
-        del buffer_size, name
         return self._derive(self._pipeline)
 
     def cache(self, filename: str = "", name: str | None = None) -> Dataset:
@@ -240,7 +226,6 @@ class Transformations:
 
         Source: `tf.data.Dataset.cache`.
         """
-        del name
         if filename:
             raise ArgumentError(f"cache({filename!r}): files are not supported. HINT: call cache() to use memory.")
         return self._derive(self._pipeline.cache())

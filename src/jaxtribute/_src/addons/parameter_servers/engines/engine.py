@@ -113,7 +113,6 @@ class ThreadEngine:
 
     def endpoint(self, role: str, index: int, timeout_s: float) -> Endpoint:
         """Address of a task."""
-        del timeout_s
         return self._tasks[role, index][0].endpoint
 
     def define(self, role: str, index: int, key: int, blob: bytes) -> None:
@@ -136,12 +135,10 @@ class ThreadEngine:
 
     def pid(self, role: str, index: int) -> int:
         """This process."""
-        del role, index
         return os.getpid()
 
     def watch(self, lost: Lost, back: Back, failed: Failed) -> None:
         """Remembers whom `crash` tells."""
-        del failed
         self._lost, self._back = lost, back
 
     def task(self, role: str, index: int) -> Any:

@@ -127,7 +127,7 @@ class Closure:
         """
         header: Header = {"t": "run", "c": self.key, "n": self.sent, "d": self.definition.key, "v": self.plain}
         header["f"] = floor
-        # Saying so first costs a message there and back. It is asked for only where the process that ran it before
+        # Saying so first costs a message there and back. It is asked for only if the process that ran it before
         # ended, to tell a function that ends processes from one that waited behind it.
         if self.ended:
             header["say"] = 1

@@ -93,7 +93,7 @@ class Dispatcher:
         self._hub.wake()
 
     def lost(self, index: int) -> None:
-        """Gives what a worker that has ended was running to the others; returns when that is done."""
+        """Hands the closures that a lost worker was running to the other workers; returns when that is done."""
         self._gone.append(index)
         if threading.current_thread() is self._thread:
             self._see_to_gone()

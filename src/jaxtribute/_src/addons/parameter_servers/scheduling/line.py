@@ -75,7 +75,7 @@ class Line:
             if attempt in self._replies:
                 self._link.send(self._replies[attempt])
                 return None
-            # Sent once more to a connection that was made anew, while this worker has it already.
+            # Sent once more to a connection that was made again, while this worker has it already.
             if attempt == self.attempt or any(attempt_of(other) == attempt for other, _ in self.inbox):
                 return None
         return header, arrays
@@ -97,5 +97,5 @@ class Line:
 
 
 def attempt_of(header: Header) -> tuple[int, int]:
-    """The number of the closure in a message, and of how many times it was handed out; zeros where there is none."""
+    """The number of the closure in a message, and of how many times it was handed out; zeros if there is none."""
     return (header["c"], header["n"]) if header["t"] == "run" else (0, 0)

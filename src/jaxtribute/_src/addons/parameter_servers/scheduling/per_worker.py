@@ -100,7 +100,7 @@ def check_dataset_fn(dataset_fn: Callable[[], Any] | Iterable[Nest]) -> Callable
     if isinstance(dataset_fn, Function):
         return dataset_fn.python_function
     if isinstance(dataset_fn, DistributedDataset):
-        # What it reads travels; the worker distributes it anew, as it has devices of its own.
+        # What it reads travels; the worker distributes it again, as it has devices of its own.
         source = dataset_fn.source
         return lambda: source
     if callable(dataset_fn):

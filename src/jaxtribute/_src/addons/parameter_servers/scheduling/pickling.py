@@ -163,7 +163,7 @@ def find_resource(key: int, blob: bytes) -> Any:
 
 
 class Watch:
-    """Tells that an object that was sent has changed: workers are to get it anew."""
+    """Tells that an object that was sent has changed: workers are to get it again."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
@@ -178,7 +178,6 @@ class Watch:
 
     def turn(self, change: Hashable) -> None:
         """Takes note of a change, as `Function.turn` does."""
-        del change
         self._changed = True
 
     def expect(self, has_come: Callable[[], bool]) -> None:

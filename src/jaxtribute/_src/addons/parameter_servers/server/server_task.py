@@ -23,7 +23,7 @@ from jaxtribute.typing import Json
 
 _LOG = logging.getLogger(__name__)
 _MIRROR_DEADLINE_S = 20.0
-# What the mirror has to follow, an exchange only where it holds operations.
+# What the mirror has to follow, an exchange only if it holds operations.
 _CHANGES = frozenset({"exchange", "create", "delete", "optimizer"})
 
 
@@ -168,7 +168,6 @@ class ServerTask:
         return Answer()
 
     def _on_state(self, header: Header, _: Sequence[Any]) -> Answer:
-        del header
         return Answer(*self._store.state())
 
     def _on_load(self, header: Header, arrays: Sequence[Any]) -> Answer:
@@ -187,7 +186,6 @@ class ServerTask:
 
     def _on_sizes(self, header: Header, _: Sequence[Any]) -> Answer:
         """Bytes of each shard."""
-        del header
         sizes = {str(key): int(np.asarray(entry.value).nbytes) for key, entry in self._store.entries.items()}
         return Answer({"sizes": sizes})
 

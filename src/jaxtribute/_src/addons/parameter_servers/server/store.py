@@ -23,7 +23,7 @@ _OPTIMIZER = ("params", "places", "slots", "leaves", "owners")
 
 @dataclass(slots=True)
 class Entry:
-    """One shard: its value, which `value` replaced anew is never written in place unless `by_rows`."""
+    """One shard. A write replaces its `value` by a new array; only with `by_rows` is the array itself changed."""
 
     value: Any
     version: int = 1
@@ -98,7 +98,7 @@ class Store:
         """Makes shards with the given values; those that exist already get them."""
         for key, value in zip(header["keys"], arrays, strict=True):
             if key in self.entries:
-                # A request that is repeated after a server came back must not fail, nor begin the versions anew.
+                # A request that is repeated after a server came back must not fail, nor begin the versions again.
                 self.entries[key].replace(np.array(value))
             else:
                 self.entries[key] = Entry(np.array(value))
@@ -279,7 +279,7 @@ _WHOLE = _Gradient(None)
 
 
 def _moved(now: Array, old: Array, new: Array) -> Array:
-    """The new value where nobody else has written since `old` was read; elsewhere the difference is added."""
+    """The new value if nobody else has written since `old` was read; otherwise the difference is added."""
     # An infinite value, or one much larger than the new one, has no difference that could be added.
     with np.errstate(all="ignore"):
         known = (now == old) | ((now != now) & (old != old))

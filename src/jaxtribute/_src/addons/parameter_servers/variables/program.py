@@ -36,7 +36,6 @@ class ServerProgram:
         given: Sequence[int] = (),
         name: str = "a compiled function",
     ) -> None:
-        del given
         self.name = name
         self._retrace, self._home = retrace, home or first.executor.home
         self._first: Capture | None = first
@@ -44,7 +43,6 @@ class ServerProgram:
 
     def __call__(self, leaves: Sequence[Any], within: object = None) -> Any:
         """Runs one step; what it sends to servers is no part of an eager step `within`."""
-        del within
         # Traced by shape: what a step pulls, such as how many rows, is part of its requests.
         shapes = tuple((np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves)
         step = self._steps.get(shapes)

@@ -16,7 +16,7 @@ from jaxtribute._src.addons.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.addons.parameter_servers.variables.indexing import wanted_rows, with_arrays
 from jaxtribute._src.addons.parameter_servers.variables.operations import Operation, changed_in, read_rows
 from jaxtribute._src.addons.parameter_servers.variables.program import ServerProgram
-from jaxtribute.errors import VariableError
+from jaxtribute.errors import ArgumentError, VariableError
 from jaxtribute.extending import (
     Context,
     Lease,
@@ -97,7 +97,6 @@ class ServerPolicy(Policy):
         return self._mesh
 
     def place(self, value: ArrayLike) -> jax.Array:
-        """The value, on its way to the servers."""
         return jnp.asarray(value)
 
 
@@ -161,14 +160,12 @@ class ServerVariable(Variable):
 
     @property
     def policy(self) -> ServerPolicy:
-        """Storage of the value."""
         policy = self._policy
         assert isinstance(policy, ServerPolicy)
         return policy
 
     @property
     def device(self) -> str:
-        """TensorFlow's name of the (first) server that holds it."""
         return f"/job:ps/replica:0/task:{self.layout.shards[0].server}/device:CPU:0"
 
     @property
@@ -177,11 +174,9 @@ class ServerVariable(Variable):
         return RemoteArrayInfo(self._shape, self._dtype)
 
     def peek(self) -> jax.Array:
-        """The value, fetched."""
         return jnp.asarray(self.policy.access.read([self.layout])[0])
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Returns the value as a NumPy array of its own memory."""
         if Context.current().executor.traced:
             return super().numpy()
         return np.array(self.policy.access.read([self.layout])[0])
@@ -297,8 +292,10 @@ class ServerVariable(Variable):
             self.policy.access.change(how.value, self, [ids, rows])
         return self
 
-    def sparse_read(self, indices: ArrayLike) -> Any:
+    def sparse_read(self, indices: ArrayLike, *, mask: ArrayLike | None = None) -> Any:
         """Returns the rows at `indices`; only they are fetched. Source: `tf.Variable.sparse_read`."""
+        if mask is not None:
+            raise ArgumentError(f"{self.name} was given a mask. HINT: it is for tables; use jnp.where.")
         executor = Context.current().executor
         if isinstance(executor, Overlay):
             return overlaid_rows(executor, self, indices, lambda below: self._rows_in(below, indices))

@@ -41,7 +41,7 @@ def known() -> list[type[ClusterResolver]]:
 
 
 def detect(environ: Mapping[str, str] | None = None) -> Detection | None:
-    """The resolver that fits the environment, and why; None where nothing says that there is a cluster.
+    """The resolver that fits the environment, and why; None if nothing says that there is a cluster.
 
     Args:
       environ: environment variables; this process's own by default.

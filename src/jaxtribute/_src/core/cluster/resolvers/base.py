@@ -29,7 +29,7 @@ class Detection:
 
 
 def counts_of(name: str, given: Mapping[str, int] | None) -> dict[str, int]:
-    """Checks an argument that counts something for each of some names; empty where there is none.
+    """Checks an argument that counts something for each of some names; empty if there is none.
 
     Raises:
       ArgumentTypeError: a count is no whole number.
@@ -63,7 +63,7 @@ class ClusterResolver(ABC):
     `detect` it is found by `jd.cluster_resolver.detect`.
 
     Args:
-      task_type: this process's job, such as `"worker"`; None where it is not known.
+      task_type: this process's job, such as `"worker"`; None if it is not known.
       task_id: its index in the job.
       rpc_layer: the protocol before the address that `master` returns; None for none.
       environ: the environment to read; this process's own by default.
@@ -75,7 +75,7 @@ class ClusterResolver(ABC):
     _counts_of = staticmethod(counts_of)
     _integer = staticmethod(integer)
     looks_for: ClassVar[str] = ""
-    """Description of the settings that `detect` looks for in an environment; empty where it finds nothing."""
+    """Description of the settings that `detect` looks for in an environment; empty if it finds nothing."""
 
     def __init__(
         self,
@@ -93,17 +93,16 @@ class ClusterResolver(ABC):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> Detection | None:
-        """Makes a resolver from an environment that is this class's; None where it is not.
+        """Makes a resolver from an environment that is this class's; None if it is not.
 
         Raises:
           ClusterSpecError: it is, and what it says is incomplete or malformed.
         """
-        del environ
         return None
 
     @abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster as it is now: asked anew at each call.
+        """The cluster as it is now; each call asks again.
 
         Raises:
           ClusterSpecError: the cluster is described wrongly.
@@ -111,7 +110,7 @@ class ClusterResolver(ABC):
         """
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of a task, this process's by default, as `"grpc://host:port"`; empty where no task is known.
+        """The address of a task, this process's by default, as `"grpc://host:port"`; empty if no task is known.
 
         Raises:
           ClusterSpecError: there is no such task.
@@ -181,7 +180,7 @@ class ClusterResolver(ABC):
 
     @property
     def task_type(self) -> str | None:
-        """This process's job: `chief`, `worker`, `ps` or `evaluator`; None where it is not known."""
+        """This process's job: `chief`, `worker`, `ps` or `evaluator`; None if it is not known."""
         return self._task_type
 
     @task_type.setter
@@ -191,7 +190,7 @@ class ClusterResolver(ABC):
 
     @property
     def task_id(self) -> int | None:
-        """This process's index in its job; None where it is not known."""
+        """This process's index in its job; None if it is not known."""
         return self._task_id
 
     @task_id.setter

@@ -18,7 +18,7 @@ _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type
 
 @register(rank=0)
 class TFConfigClusterResolver(ClusterResolver):
-    """Reads the cluster from the environment variable `TF_CONFIG`, at each question anew.
+    """Reads the cluster from the environment variable `TF_CONFIG`, again at each question.
 
     Its value is JSON: `{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}`.
 
@@ -63,7 +63,7 @@ class TFConfigClusterResolver(ClusterResolver):
             raise ClusterSpecError(f"the cluster in {_NAME}={shown(self._text())} is malformed: {error}") from error
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of a task, this process's by default; empty where the cluster is one task 0, or none.
+        """The address of a task, this process's by default; empty if the cluster is one task 0, or none.
 
         Raises:
           ClusterSpecError: there is no such task.

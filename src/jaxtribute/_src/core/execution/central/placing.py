@@ -118,7 +118,7 @@ class _Places:
             sinks = [var not in wanted and var not in self._split for var in eqn.outvars]
             if eqn.primitive.name == "shard_map" and any(sinks):
                 eqn, rest = sink(eqn, sinks)
-                chosen.extend((one, False) for one in reversed(rest))
+                chosen.extend((later, False) for later in reversed(rest))
             inputs = variables(eqn.invars)
             tied = bound or bool(eqn.effects) or not self._split.isdisjoint(inputs)
             # The mark says that the value belongs on the parameter device, wherever it was computed.
@@ -201,7 +201,7 @@ def sink(eqn: JaxprEqn, sinks: Sequence[bool]) -> tuple[JaxprEqn, list[JaxprEqn]
     # The rest leaves the `shard_map`: what it called by inner names it finds around it.
     names: dict[Any, Any] = dict(zip(jaxpr.invars, eqn.invars, strict=True))
     names.update(zip(inner_sunk, sunk, strict=True))
-    rest = [one.replace(invars=_named(one.invars, names), outvars=_named(one.outvars, names)) for one in below]
+    rest = [low.replace(invars=_named(low.invars, names), outvars=_named(low.outvars, names)) for low in below]
     outputs = [*inner_kept, *cut]
     needed = used_by(above, outputs)
     takes = [var in needed for var in jaxpr.invars]
@@ -238,15 +238,15 @@ def _divide(eqn: JaxprEqn, jaxpr: Jaxpr, sinks: list[bool]) -> tuple[list[JaxprE
     above: list[JaxprEqn] = []
     below: list[JaxprEqn] = []
     # Backwards: an operation stays where one that stays uses what it makes, else it goes with those that do.
-    for one in reversed(jaxpr.eqns):
-        asked = not stay.isdisjoint(one.outvars)
-        sunk = not go.isdisjoint(one.outvars)
-        if asked or one.effects or (sunk and _meets(one, varies)):
-            above.append(one)
-            stay.update(variables(one.invars))
+    for equation in reversed(jaxpr.eqns):
+        asked = not stay.isdisjoint(equation.outvars)
+        sunk = not go.isdisjoint(equation.outvars)
+        if asked or equation.effects or (sunk and _meets(equation, varies)):
+            above.append(equation)
+            stay.update(variables(equation.invars))
         elif sunk:
-            below.append(one)
-            go.update(variables(one.invars))
+            below.append(equation)
+            go.update(variables(equation.invars))
     above.reverse()
     below.reverse()
     made = set(made_by(below))

@@ -128,7 +128,7 @@ class Plan:
         self._outputs = list(starmap(self._output, enumerate(wanted)))
 
     def __call__(self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        """The variables' new arrays, and behind them the results."""
+        """The variables' new arrays, then the results."""
         inputs = (*donated, *kept, *leaves)
         values: dict[Any, Any] = dict(zip(self._inputs, inputs, strict=True))
         for upload in self._uploads:
@@ -156,8 +156,8 @@ class Plan:
             if not on_mesh and var in needed:
                 (written if number < self._count else only_read)[number] = var
         uploads: list[_Upload] = []
-        for found in (written, only_read):
-            places, sources = list(found), list(found.values())
+        for inputs in (written, only_read):
+            places, sources = list(inputs), list(inputs.values())
             shapes: list[Any] = list(map(aval, sources))
             for group in groups(shapes, PACKED_BYTES):
                 upload = _Upload(at(sources, group), at(places, group), self._mesh)
@@ -228,9 +228,9 @@ class Plan:
             new = dict(zip(fresh, results, strict=True))
             return [*results, *(pack(at(new, upload.places)) for upload in packed)]
 
-        given = {self._inputs[i] for i in fresh if i < self._count}
+        sent = {self._inputs[i] for i in fresh if i < self._count}
         # Only the last stage may take over the old values' memory: earlier ones are not the last to read them.
-        places = tuple(i for i, key in enumerate(keys) if key in given)
+        places = tuple(i for i, key in enumerate(keys) if key in sent)
         jitted = jax.jit(run, donate_argnums=places, out_shardings=SingleDeviceSharding(self._device))
         return _Step(jitted, False, moves, keys, [*_keys(fresh, _OUTPUT), *_keys(packed, _PACKED)])
 
@@ -290,7 +290,7 @@ class CentralProgram:
         self._plans: dict[Any, Plan] = {}
 
     def __call__(self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any], guard: Guard) -> list[Any]:
-        """The variables' new arrays, and behind them the results, as `body` gives them."""
+        """The variables' new arrays, then the results, as `body` gives them."""
         guard.tell()  # several programs, with Python between them
         key = tuple((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), _is_split(leaf)) for leaf in leaves)
         # By shapes, as `jax.jit` would; and by what is split, for a split argument binds operations to the mesh.

@@ -22,7 +22,7 @@ class Stream(Protocol):
         ...
 
     def get_state(self) -> Any:
-        """The position, as values that JSON can hold, or None where the source cannot say it."""
+        """The position, as values that JSON can hold, or None if the source cannot say it."""
         ...
 
     def set_state(self, state: Json) -> None:
@@ -52,7 +52,6 @@ class Source(ABC):
 
     def at_epoch(self, epoch: int) -> Source:
         """The dataset as pass number `epoch` sees it, counted from 0: the same unless it shuffles by that number."""
-        del epoch
         return self
 
     def first(self) -> Nest | None:
@@ -97,12 +96,10 @@ class Source(ABC):
 
     def by_file(self, shard: Shard) -> Source:
         """The dataset over this worker's files only."""
-        del shard
         raise _cannot(self, AutoShardPolicy.FILE, "it reads no files that can be told apart")
 
     def by_hint(self, shard: Shard) -> Source:
         """The dataset with its placeholder replaced by this worker's share."""
-        del shard
         raise _cannot(self, AutoShardPolicy.HINT, "it has no `shard_hint` placeholder")
 
     def policy(self) -> AutoShardPolicy | None:

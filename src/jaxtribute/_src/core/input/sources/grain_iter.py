@@ -30,29 +30,24 @@ class IterSource(Source):
 
     def open(self, shard: Shard) -> GrainStream:
         """Starts a pass; a worker reads all of it, and its share is cut from each batch."""
-        del shard
         return GrainStream(iter(self._dataset))
 
     def static_rows(self) -> bool:
         """True if the pipeline drops its remainder."""
-        found = grain_tree.stacking(self._dataset)
-        return found is not None and found.drops_remainder
+        stacking = grain_tree.stacking(self._dataset)
+        return stacking is not None and stacking.drops_remainder
 
     def batch_size(self) -> int | None:
-        """Examples in a full batch."""
-        found = grain_tree.stacking(self._dataset)
-        return None if found is None else found.size
+        stacking = grain_tree.stacking(self._dataset)
+        return None if stacking is None else stacking.size
 
     def files(self) -> tuple[str, ...]:
-        """The files that the dataset reads."""
         return grain_files.files(self._dataset)
 
     def by_file(self, shard: Shard) -> Source:
-        """The dataset over this worker's files."""
         return IterSource(grain_files.keep(self._dataset, shard))
 
     def by_hint(self, shard: Shard) -> Source:
-        """The dataset with its mark replaced by this worker's share."""
         return IterSource(grain_files.at_hint(self._dataset, shard))
 
 
@@ -98,7 +93,6 @@ class LoaderSource(Source):
         self._loader = loader
 
     def open(self, shard: Shard) -> _LoaderStream:
-        """Starts a pass."""
         shards = internals.loader_shards(self._loader)
         if shard.workers > 1 and shards > 1:
             raise InputError(
@@ -113,15 +107,12 @@ class _LoaderStream(GrainStream):
     """A Grain loader's iterator, which gives its position as JSON in bytes."""
 
     def get_state(self) -> Any:
-        """The position."""
         return json.loads(self._iterator.get_state())
 
     def set_state(self, state: Json) -> None:
-        """Goes to a position."""
         self._iterator.set_state(json.dumps(state).encode())
 
     def close(self) -> None:
-        """Closes what is read from."""
         internals.close_loader(self._iterator)
 
 

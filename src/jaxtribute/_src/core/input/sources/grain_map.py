@@ -30,7 +30,7 @@ _THREADS = 16
 _ENDLESS = sys.maxsize // 2
 """Grain repeats without end by a length near the largest int."""
 _THREADS_IN_MEMORY = 4
-"""Threads that read batches. More than a few only contend for the interpreter where nothing waits for a disk."""
+"""Threads that read batches. More than a few only contend for the interpreter if nothing waits for a disk."""
 
 
 class MapSource(Source):

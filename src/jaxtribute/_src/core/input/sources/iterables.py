@@ -29,7 +29,6 @@ class IterableSource(Source):
 
     def open(self, shard: Shard) -> CountingStream:
         """Starts a pass; a worker reads all of it, and its share is cut from each batch."""
-        del shard
         if isinstance(self._iterable, Sequence):
             return CountingStream(iter(self._iterable), self._iterable)
         if isinstance(self._iterable, Iterator):
@@ -82,7 +81,7 @@ def _unless_ended(iterator: Iterator[Nest]) -> Iterator[Nest]:
 
 
 class CountingStream:
-    """Counts the batches that an iterator gives, and goes back to a count where it can.
+    """Counts the batches that an iterator gives, and goes back to a count if it can.
 
     Args:
       iterator: the batches.
@@ -121,7 +120,7 @@ class CountingStream:
         if self._sequence is not None:
             self._iterator = iter(self._sequence[count:])
         elif self._reiterable and count >= self._count:
-            # Read and dropped: there is no other way into the midst of an iterable.
+            # Read and dropped: there is no other way into the middle of an iterable.
             skipped = sum(1 for _ in itertools.islice(self._iterator, count - self._count))
             if skipped < count - self._count:
                 raise InputError(

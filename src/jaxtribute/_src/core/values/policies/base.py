@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,21 @@ class Update(Enum):
         return old + value if self is Update.ADD else old - value
 
 
+@dataclass(frozen=True)
+class Rows:
+    """The way in which the replicas' rows of a gradient come together.
+
+    Attributes:
+      local: True if each replica has rows of its own, which are exchanged.
+      finish: makes the result of the sum.
+      idle: the replicas that got no data, whose rows do not count.
+    """
+
+    local: bool
+    finish: Callable[[Any], Any]
+    idle: tuple[int, ...] = ()
+
+
 class Writes(Enum):
     """Treatment of what several replicas write."""
 
@@ -68,6 +84,10 @@ class Policy(ABC):
     """Runner of compiled functions over such variables, where `execution.program.Program` cannot be it."""
     parameter_device: Device | None = None
     """The one device that stores the value and computes its updates, where replicas run on others."""
+    by_rows: bool = False
+    """True if gradients are `IndexedSlices` and an update changes some rows alone; see `touched`."""
+    stripes: int = 1
+    """Number of runs in which the stored array has rows that follow each other in the value: see `checkpoint/forms`."""
     regathers: bool = False
     """True if the backward pass puts the value together again from its slices rather than keep it."""
 
@@ -96,8 +116,7 @@ class Policy(ABC):
         return PartitionSpec(AXIS) if self.split else PartitionSpec()
 
     def laid_out(self, layout: Layout) -> Policy:
-        """The policy for a variable that is split over axes within a replica, where it can be: see `Variable`."""
-        del layout
+        """The policy for a variable that is split over axes within a replica, if it can be: see `Variable`."""
         return self
 
     @property
@@ -153,7 +172,6 @@ class Policy(ABC):
         Raises:
           VariableError: the variable has no such value.
         """
-        del variable
         return self.value(array)
 
     def read_by_python(self, array: Numeric, variable: Variable) -> Any:
@@ -162,20 +180,18 @@ class Policy(ABC):
 
     def component(self, part: Numeric, variable: Variable) -> Any:
         """The value that a replica sees, from its part of the stored array or from what `join` gave."""
-        del variable
         return part
 
     @property
     def join(self) -> Callable[..., Any] | None:
         """The function of a replica's part, in a program, that gives the value of all parts; see `Cut.whole`.
 
-        None where a replica needs nothing of the others to read.
+        None if a replica needs nothing of the others to read.
         """
         return None
 
     def own_piece(self, value: Numeric, variable: Variable) -> Any:
         """One replica's part, in a program, of a value that is the same on all of them."""
-        del variable
         return value
 
     def written_by_all(self, value: Numeric, update: Update, variable: Variable, shape: tuple[int, ...]) -> Any:
@@ -187,7 +203,6 @@ class Policy(ABC):
           variable: the variable.
           shape: that of the stored array, as far as the code has it.
         """
-        del update, shape
         return self.admit(coerce(variable, value))
 
     def written_by_one(self, value: Numeric, variable: Variable) -> Any:
@@ -196,7 +211,6 @@ class Policy(ABC):
 
     def gradient(self, gradient: Numeric, variable: Variable) -> Any:
         """The gradient for the value that code of all replicas sees, from that for the stored array."""
-        del variable
         return gradient
 
     @property
@@ -205,8 +219,22 @@ class Policy(ABC):
         return False
 
     def components(self, array: Numeric, variable: Variable) -> tuple[Any, bool]:
-        """The components, behind each other along axis 0, in the stored array; and whether each is a scalar."""
+        """The components, one after another along axis 0, in the stored array; and whether each is a scalar."""
         return array, not variable.shape
+
+    def touched(self, rows: Any, variable: Variable, reduction: Rows) -> tuple[Any, Any]:
+        """The rows of one replica's part that a step changes, where `by_rows` holds.
+
+        Args:
+          rows: the replica's gradient, `IndexedSlices`.
+          variable: the variable.
+          reduction: how the replicas' rows come together.
+
+        Returns:
+          The places in the part, each once and in order, of shape `(n,)`, with places behind its end that name none;
+          and the gradients there, summed up over the replicas.
+        """
+        raise NotImplementedError
 
     def accumulated(self) -> Policy:
         """The policy of sums of gradients of such a variable, which no device should hold more of than it must."""
@@ -260,8 +288,8 @@ def check_aggregation(variable: Variable, value: Numeric, update: Update, replic
     check_arithmetic(variable, f"{update.value} with aggregation SUM")
     if isinstance(value, (bool, int, float, complex)):
         raise VariableError(
-            f"{variable.name}.{update.value}({value!r}): the same Python number from every replica cannot be summed "
-            "without doubt about what is meant. HINT: pass an array, or create the variable with "
+            f"{variable.name}.{update.value}({value!r}): a Python number is the same on every replica, and may be "
+            "meant once or once per replica. HINT: pass an array, or create the variable with "
             "aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA."
         )
 

@@ -34,15 +34,12 @@ class CentralPolicy(Policy):
 
     @property
     def mesh(self) -> ReplicaMesh:
-        """The replicas' devices."""
         return self._mesh
 
     def place(self, value: Numeric) -> jax.Array:
-        """One array on the parameter device."""
         return own(value, self.parameter_device)
 
     def spread(self, array: jax.Array) -> jax.Array:
-        """A copy on each replica's device."""
         return jax.device_put(array, self.mesh.replicated)
 
     def admit(self, value: Numeric) -> Any:

@@ -127,7 +127,7 @@ class OnReadPolicy(Policy):
         replicas = self.mesh.size
         if jnp.issubdtype(total.dtype, jnp.inexact):
             return jnp.broadcast_to(total / jnp.asarray(replicas, total.dtype), shape)
-        # Whole numbers in whole parts: the first replicas have one more where it does not come out even. In 32 bits at
+        # Whole numbers in whole parts: the first replicas have one more if it does not come out even. In 32 bits at
         # least, which hold the number of replicas.
         whole = total.astype(jnp.int32) if total.dtype.itemsize < np.dtype(np.int32).itemsize else total
         count = jnp.full_like(whole, replicas)

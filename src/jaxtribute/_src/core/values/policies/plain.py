@@ -21,7 +21,7 @@ class PlainPolicy(Policy):
     and of assignments the last replica's stays. There is nothing to aggregate.
 
     Args:
-      mesh: the devices of the strategy's one replica, or None where JAX's default device is meant.
+      mesh: the devices of the strategy's one replica, or None if JAX's default device is meant.
       layout: the axes within the replica that the array is split over.
     """
 
@@ -33,14 +33,11 @@ class PlainPolicy(Policy):
         self._mesh, self.layout = mesh, layout
 
     def laid_out(self, layout: Layout) -> Policy:
-        """The array, split over the devices of the replica."""
         return PlainPolicy(self._mesh, layout)
 
     @property
     def mesh(self) -> ReplicaMesh | None:
-        """The replicas' devices, if a strategy placed the variable."""
         return self._mesh
 
     def place(self, value: Numeric) -> jax.Array:
-        """One array on its device or devices."""
         return own(value, self.where)

@@ -62,7 +62,6 @@ class ShardedPolicy(PiecesPolicy):
 
     @property
     def shared(self) -> bool:
-        """All replicas see the whole value."""
         return True
 
     def fitted(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Policy:
@@ -79,7 +78,6 @@ class ShardedPolicy(PiecesPolicy):
         return ShardedPolicy(self.mesh, min_bytes=self._min_bytes, regather=self.regathers, layout=self.layout, cut=cut)
 
     def place(self, value: Numeric) -> jax.Array:
-        """A piece of the value in each replica."""
         if isinstance(value, jax.Array):
             return self.collected(value)
         host = np.asarray(value)  # goes piece by piece: no device ever holds the whole
@@ -89,7 +87,6 @@ class ShardedPolicy(PiecesPolicy):
 
     @property
     def join(self) -> Callable[..., Any]:
-        """Gathers the pieces of all replicas."""
         return self.cut.whole
 
     def own_piece(self, value: Numeric, variable: Variable) -> Any:
@@ -97,7 +94,6 @@ class ShardedPolicy(PiecesPolicy):
         return self.cut.piece_of(alike(jnp.asarray(value), variable.name))
 
     def read_by_python(self, array: Numeric, variable: Variable) -> Any:
-        """The value, gathered."""
         return self.gathered(array)
 
     def gradient(self, gradient: Numeric, variable: Variable) -> Any:
@@ -109,7 +105,6 @@ class ShardedPolicy(PiecesPolicy):
         return SlicedPolicy(self.mesh, self.cut, self.layout)
 
     def spread(self, array: jax.Array) -> jax.Array:
-        """A copy of the whole value in each replica."""
         return self.gathered(array)
 
     def collected(self, array: jax.Array) -> jax.Array:

@@ -38,12 +38,10 @@ class PiecesPolicy(Policy):
 
     @property
     def mesh(self) -> ReplicaMesh:
-        """The replicas' devices."""
         return self._mesh
 
     @property
     def cut(self) -> Cut:
-        """The way in which the value is cut."""
         return self._cut
 
     @property
@@ -58,19 +56,16 @@ class PiecesPolicy(Policy):
 
     @property
     def spec(self) -> PartitionSpec:
-        """The axis that is cut."""
         return self.cut.spec
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """That of all pieces together."""
         return self.cut.stored_shape
 
     def local_shape(self, variable: Variable) -> tuple[int, ...]:
-        """One piece, which is padded where they are uneven."""
+        """One piece, which is padded if they are uneven."""
         return self.cut.piece_shape
 
     def value(self, array: Numeric) -> Any:
-        """The value that the pieces form."""
         return self.cut.value(array)
 
     def gathered(self, array: jax.Array) -> jax.Array:
@@ -80,7 +75,6 @@ class PiecesPolicy(Policy):
             return _gathered(array, self.cut, self.mesh.laid_out(self.layout))
 
     def pieces(self, value: Numeric) -> Any:
-        """The array that the value's pieces form."""
         return self.cut.stored(jnp.asarray(value))
 
 
@@ -99,24 +93,20 @@ class SlicedPolicy(PiecesPolicy):
         return self.value(array) if self.mesh.peers is None else self.gathered(array)
 
     def written_by_all(self, value: Numeric, update: Update, variable: Variable, shape: tuple[int, ...]) -> Any:
-        """The whole value."""
         return coerce(variable, value)
 
     def written_by_one(self, value: Numeric, variable: Variable) -> Any:
-        """A replica's piece."""
         return value
 
     @property
     def by_component(self) -> bool:
-        """True if the pieces lie behind each other along axis 0."""
+        """True if the pieces follow each other along axis 0."""
         return not self.cut.axis
 
     def components(self, array: Numeric, variable: Variable) -> tuple[Any, bool]:
-        """The pieces."""
         return array, False
 
     def contributed(self, array: Numeric) -> Any:
-        """The replica's piece of the sum of all replicas' arrays."""
         return self.cut.scattered(array)
 
 

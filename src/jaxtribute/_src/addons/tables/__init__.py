@@ -1,0 +1,1 @@
+"""Tables of embeddings whose rows lie over the replicas."""

@@ -1,0 +1,125 @@
+"""Storage of a table: an equal part of its rows in each replica."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import jaxtribute as jd
+from jaxtribute._src.addons.tables.exchange import Exchange, summed
+from jaxtribute._src.addons.tables.rows import Places
+from jaxtribute.errors import VariableError
+from jaxtribute.extending import Policy, ReplicaMesh, own
+
+if TYPE_CHECKING:
+    from jaxtribute import IndexedSlices, Variable
+
+
+class TablePolicy(Policy):
+    """Rows that lie over the replicas, and slots of an optimizer beside them.
+
+    Args:
+      mesh: the devices of each replica; None outside of every strategy.
+      places: where the rows are.
+    """
+
+    label = "ShardedTable"
+    by_rows = True
+
+    stripes: int
+    split: bool
+
+    def __init__(self, mesh: ReplicaMesh | None, places: Places) -> None:
+        self._mesh, self.places = mesh, places
+        self.stripes, self.split = places.stripes, places.replicas > 1
+        self.writes = type(self.writes).OWN
+
+    @property
+    def mesh(self) -> ReplicaMesh | None:
+        """The replicas' devices, if a strategy placed the table."""
+        return self._mesh
+
+    @property
+    def form(self) -> str:
+        """Striped, unless the stored array is the table."""
+        return "striped" if self.split else "value"
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """That of all parts together."""
+        return (self.places.stored, *shape[1:])
+
+    def local_shape(self, variable: Variable) -> tuple[int, ...]:
+        """One replica's part."""
+        return (self.places.part, *variable.shape[1:])
+
+    def place(self, value: Any) -> jax.Array:
+        """A part of the rows on each replica; of a table on the host no device ever holds more."""
+        if not self.split:
+            return own(value, self.where)
+        host = not isinstance(value, jax.Array)
+        return own(self.places.stored_of(np.asarray(value), np) if host else self.pieces(value), self.where)
+
+    def value(self, array: Any) -> Any:
+        """The table whose rows are stored."""
+        return self.places.value_of(array) if self.split else array
+
+    def pieces(self, value: Any) -> Any:
+        """The stored array of a table."""
+        return self.places.stored_of(jnp.asarray(value)) if self.split else value
+
+    def read_by_python(self, array: Any, variable: Variable) -> Any:
+        """The whole table, on each replica's device."""
+        del variable
+        mesh = self._mesh
+        if mesh is None or not self.split:
+            return array
+        with jax.disable_jit(False):
+            return jax.jit(self.places.value_of, out_shardings=mesh.replicated)(array)
+
+    def component(self, part: Any, variable: Variable) -> Any:
+        """The gradient of a replica, which is rows; a part is none that user code sees.
+
+        Raises:
+          VariableError: the table is read in a replica function.
+        """
+        if isinstance(part, jd.IndexedSlices) or not self.split:
+            return part
+        raise VariableError(
+            f"{variable.name} is a table whose rows lie over {self.places.replicas} replicas: a replica function reads "
+            f"it by ids. HINT: jd.nn.embedding_lookup({variable.name.removesuffix(':0')}, ids)."
+        )
+
+    def written_by_one(self, value: Any, variable: Variable) -> Any:
+        """Refuses a write by a replica.
+
+        Raises:
+          VariableError: always.
+        """
+        raise VariableError(
+            f"{variable.name} is a table, which a replica function cannot assign. HINT: update it by jd.Optimizer, or "
+            "assign it outside of strategy.run."
+        )
+
+    def touched(self, rows: IndexedSlices, variable: Variable, reduction: Any) -> tuple[Any, Any]:
+        """The places in this replica's part, and the sums of all replicas' gradients there."""
+        places = self.places
+        values = jnp.asarray(rows.values, variable.dtype)
+        ids = jnp.asarray(rows.indices, np.int32)
+        if not ids.shape[0]:
+            # A program has no arrays of no rows to sort.
+            ids, values = jnp.full(1, places.rows, np.int32), jnp.zeros((1, *values.shape[1:]), values.dtype)
+        if not reduction.local:
+            where, total = summed(places.of_ids(ids), values, places.stored)
+            return where, reduction.finish(total)
+        where = places.of_ids(ids)
+        if reduction.idle:
+            own_id = lax.axis_index(jd.REPLICA_AXIS)
+            where = jnp.where(jnp.isin(own_id, np.asarray(reduction.idle, np.int32)), np.int32(places.stored), where)
+        distinct, own_rows = summed(where, values, places.stored)
+        handed = Exchange(places, distinct).handed_over(own_rows)
+        where, total = summed(*handed, places.part)
+        return where, reduction.finish(total)

@@ -1,0 +1,275 @@
+"""`ShardedTable`: a table of embeddings whose rows lie over the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+import jaxtribute as jd
+from jaxtribute import Variable, VariableAggregation, VariableSynchronization
+from jaxtribute._src.addons.tables.exchange import Exchange, unique
+from jaxtribute._src.addons.tables.policy import TablePolicy
+from jaxtribute._src.addons.tables.rows import MOST_STRIPES, Places
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, StrategyMixError
+from jaxtribute.extending import Context, Overlay, overlaid_rows, own, row_ids, settings
+from jaxtribute.typing import ArrayLike, DType
+
+_CHUNK = 1 << 16
+"""Rows that are initialized at a time: what is needed beside them stays small."""
+
+Initializer = Callable[[jax.Array], jax.Array]
+"""A function of the ids of some rows, of shape `(n,)`, that gives them, of shape `(n, width)`."""
+
+
+class ShardedTable(Variable):
+    """A table of embeddings whose rows lie over the replicas of the strategy in whose scope it is made.
+
+    Each replica has a part of the rows, of the table as of an optimizer's slots: a table may be larger than a device.
+    Look rows up with `jd.nn.embedding_lookup` in a replica function: the replicas ask each other for the rows that
+    they need, each once. Gradients by the table are `jd.IndexedSlices`, which go the same way back when `jd.Optimizer`
+    applies them to the touched rows alone.
+
+    Args:
+      rows: the number of rows.
+      width: the number of columns.
+      initializer: a function of the ids of some rows, an int32 array of shape `(n,)`, that gives them as an array of
+        shape `(n, width)`: so no whole table is ever made, and rows do not depend on the number of replicas. Or an
+        array of shape `(rows, width)`. By default uniform numbers between -0.05 and 0.05, drawn from `seed`.
+      name: a name for messages and checkpoints.
+      dtype: the element type.
+      trainable: whether optimizers should update it.
+      partition: `"striped"` deals the rows out, so that rows that follow each other, which are often those that are
+        looked up most, lie on different replicas; `"range"` keeps them together.
+      seed: of the default initializer.
+
+    Raises:
+      ArgumentError: sizes below 1, or an unknown partition; an initializer that gives other shapes.
+      StrategyMixError: under a strategy that keeps variables elsewhere than on its replicas.
+
+    Examples:
+      >>> with jd.MirroredStrategy(2).scope():
+      ...     table = jd.nn.ShardedTable(1000, 4, lambda ids: jnp.ones((len(ids), 4)))
+      >>> table.shape
+      (1000, 4)
+
+    Source: the tables of `tf.tpu.experimental.embedding`.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        width: int,
+        initializer: Initializer | ArrayLike | None = None,
+        *,
+        name: str | None = None,
+        dtype: DType = "float32",
+        trainable: bool = True,
+        partition: Literal["striped", "range"] = "striped",
+        seed: int = 0,
+    ) -> None:
+        settings.whole("rows", rows, 1)
+        settings.whole("width", width, 1)
+        settings.text("name", name, optional=True)
+        settings.flag("trainable", trainable)
+        if partition not in ("striped", "range"):
+            raise ArgumentError(f"partition is {partition!r}. HINT: pass 'striped' or 'range'.")
+        strategy = Context.current().strategy
+        usual = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
+        if usual.remote or usual.parameter_device is not None:
+            raise StrategyMixError(
+                f"jd.nn.ShardedTable under {strategy!r}, which does not keep variables on its replicas. HINT: use "
+                "jd.Variable there, which jd.nn.embedding_lookup takes as well."
+            )
+        mesh = usual.mesh
+        replicas = 1 if mesh is None else mesh.size
+        stripes = min(MOST_STRIPES, rows) if replicas > 1 and partition == "striped" else 1
+        policy = TablePolicy(mesh, Places(rows, replicas, stripes))
+        self._name, self._trainable = name or "ShardedTable", trainable
+        self._synchronization, self._aggregation = VariableSynchronization.ON_WRITE, VariableAggregation.NONE
+        self._strategy, self._policy = strategy, policy
+        self._shape, self._dtype = (rows, width), np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+        if not jnp.issubdtype(self._dtype, jnp.inexact):
+            raise ArgumentError(f"dtype is {self._dtype}. HINT: a table is trained; pass a floating dtype.")
+        with jax.ensure_compile_time_eval():
+            self._data = self._first(initializer, policy, seed)
+
+    @property
+    def policy(self) -> TablePolicy:
+        """Storage of the rows; for strategies and optimizers."""
+        policy = self._policy
+        assert isinstance(policy, TablePolicy)
+        return policy
+
+    def _first(self, initializer: Initializer | ArrayLike | None, policy: TablePolicy, seed: int) -> jax.Array:
+        """The stored array of the first rows, made part by part."""
+        if policy.mesh is not None and policy.mesh.described:
+            return policy.stored(jax.ShapeDtypeStruct(self._shape, self._dtype))
+        if initializer is not None and not callable(initializer):
+            value = np.asarray(initializer, self._dtype)
+            if value.shape != self._shape:
+                raise ArgumentError(
+                    f"{self._name} has shape {self._shape}, the array of first rows {value.shape}. HINT: pass an array "
+                    "of that shape, or a function of ids."
+                )
+            return policy.place(value)
+        make = initializer or partial(_uniform, width=self._shape[1], seed=seed)
+        found = jax.eval_shape(make, jax.ShapeDtypeStruct((3,), np.int32))
+        if getattr(found, "shape", None) != (3, self._shape[1]):
+            raise ArgumentError(
+                f"the initializer of {self._name} gives {found} for 3 ids. HINT: give an array of shape (3, "
+                f"{self._shape[1]}): a row for each id."
+            )
+        part = partial(_part, make, policy.places, self._dtype)
+        if policy.mesh is None or not policy.split:
+            return own(jax.jit(lambda: part(np.int32(0)))(), policy.where)
+        spec = PartitionSpec(jd.REPLICA_AXIS)
+        # Each gets its number: the axis of the mesh has no name here, where operations run at once.
+        mapped = policy.mesh.map_replicas(lambda number: part(number[0]), in_specs=(spec,), out_specs=spec)
+        return jax.jit(mapped)(np.arange(policy.places.replicas, dtype=np.int32))
+
+    def sparse_read(self, indices: ArrayLike, *, mask: Any = None) -> jax.Array:
+        """Returns the rows at `indices`, of shape `(*indices.shape, width)`.
+
+        Args:
+          indices: ids of any shape.
+          mask: booleans of the same shape: where they are False no row is looked up, and zeros are returned.
+
+        Raises:
+          ArgumentError: an id that is known names no row. In a compiled function it gives a row of NaN.
+        """
+        indices = jnp.asarray(indices) if not isinstance(indices, (np.ndarray, jax.Array)) else indices
+        if not jnp.issubdtype(indices.dtype, jnp.integer):
+            raise ArgumentTypeError(f"ids have dtype {indices.dtype}. HINT: pass integers, ids.astype('int32').")
+        if mask is not None:
+            # Ids that are known stay so, and are checked.
+            known = isinstance(indices, np.ndarray) and isinstance(mask, np.ndarray)
+            indices = (np if known else jnp).where(mask, indices, np.zeros((), indices.dtype))
+        ids = jnp.asarray(row_ids(indices, self.shape[0], self.name), np.int32).reshape(-1)
+        shape = (*np.shape(indices), *self.shape[1:])
+        if not ids.shape[0]:
+            ids = jnp.full(1, self.shape[0], np.int32)
+            return self._looked_up(ids, None)[:0].reshape(shape)
+        left_out = None if mask is None else ~jnp.asarray(mask).reshape(-1)
+        return self._looked_up(ids, left_out).reshape(shape)
+
+    def _looked_up(self, ids: jax.Array, left_out: Any) -> jax.Array:
+        """Rows, of which those that are left out are zeros, and those that are none of the table's NaN."""
+        wanted = _wanted(self.policy.places, ids, left_out)
+        executor = self._context().executor
+
+        def read(executor: Any) -> jax.Array:
+            return self._fetched(executor, wanted.places)
+
+        overlaid = isinstance(executor, Overlay)
+        rows = overlaid_rows(executor, self, wanted.ids, read) if overlaid else read(executor)
+        return _dealt_out(rows, wanted, left_out)
+
+    def _fetched(self, executor: Any, places: jax.Array) -> jax.Array:
+        """The rows at distinct places, as an executor sees them."""
+        policy, context = self.policy, self._context()
+        context.strategy.extended.check_variable(self)
+        if not policy.split:
+            return executor.get(self).at[places].get(mode="fill", fill_value=0)
+        if executor.local and executor.traced:
+            return Exchange(policy.places, places).fetched(executor.get(self))
+        if executor.local:
+            return self._met(executor, places)
+        # Code of all replicas, which has the rows of all.
+        whole = executor.get(self)
+        assert policy.mesh is not None
+        take = jax.jit(
+            lambda rows, places: rows.at[places].get(mode="fill", fill_value=0), out_shardings=policy.mesh.replicated
+        )
+        return take(whole, places)
+
+    def _met(self, executor: Any, places: jax.Array) -> jax.Array:
+        """The rows for one of the replicas that run as Python: they meet, and the exchange is a program of them all."""
+        count = places.shape[0]
+        most = int(np.asarray(executor.all_gather([jnp.full(1, count, np.int32)], 0)[0]).max())
+        padded = jnp.pad(places, (0, most - count), constant_values=self.policy.places.stored)
+
+        def fetch(strategy: Any, places: Any) -> Any:
+            del strategy
+            mesh = self.policy.mesh
+            assert mesh is not None
+            rows = _exchanged(self.policy, Context.current().executor.get(self), places.data)
+            return jd.PerReplica(rows, mesh)
+
+        return executor.merge(fetch, (padded,), {})[:count]
+
+
+class _Wanted(NamedTuple):
+    """The rows of a lookup.
+
+    Attributes:
+      ids: the distinct ids.
+      places: their places.
+      inverse: for each id that was given the index of its row among them.
+      missing: True for each id that names no row.
+    """
+
+    ids: jax.Array
+    places: jax.Array
+    inverse: jax.Array
+    missing: jax.Array
+
+
+@partial(jax.jit, static_argnums=0)
+def _wanted(places: Places, ids: jax.Array, left_out: jax.Array | None) -> _Wanted:
+    where = places.of_ids(ids)
+    missing = where == np.int32(places.stored)
+    if left_out is not None:
+        where = jnp.where(left_out, np.int32(places.stored), where)
+    found = unique(where, places.stored)
+    return _Wanted(places.ids_at(found.places), found.places, found.inverse, missing)
+
+
+@jax.jit
+def _dealt_out(rows: jax.Array, wanted: _Wanted, left_out: jax.Array | None) -> jax.Array:
+    """The row of each id; zeros for those that are left out, NaN for those that name none."""
+    rows = rows[wanted.inverse]
+    if left_out is not None:
+        rows = jnp.where(left_out[:, None], jnp.zeros_like(rows), rows)
+    return jnp.where(wanted.missing[:, None], jnp.full_like(rows, jnp.nan), rows)
+
+
+@partial(jax.jit, static_argnums=0)
+def _exchanged(policy: TablePolicy, stored: jax.Array, places: jax.Array) -> jax.Array:
+    """The rows of all replicas, behind each other, for the places of each."""
+    assert policy.mesh is not None
+    spec = PartitionSpec(jd.REPLICA_AXIS)
+    fetch = policy.mesh.map_replicas(
+        lambda part, places: Exchange(policy.places, places).fetched(part), in_specs=(spec, spec), out_specs=spec
+    )
+    return fetch(stored, places)
+
+
+def _part(make: Initializer, places: Places, dtype: Any, replica: Any) -> jax.Array:
+    """The first rows of one replica, some at a time; zeros where there is padding."""
+
+    def rows(start: Any, count: int) -> jax.Array:
+        ids = places.ids_at(start + lax.iota(np.int32, count))
+        known = ids < np.int32(places.rows)
+        made = make(jnp.where(known, ids, np.int32(0))).astype(dtype)
+        return jnp.where(known[:, None], made, jnp.zeros_like(made))
+
+    first = replica * np.int32(places.part)
+    if places.part <= _CHUNK:
+        return rows(first, places.part)
+    starts = first + lax.iota(np.int32, -(-places.part // _CHUNK)) * np.int32(_CHUNK)
+    chunks = lax.map(lambda start: rows(start, _CHUNK), starts)
+    return chunks.reshape(-1, chunks.shape[-1])[: places.part]
+
+
+def _uniform(ids: jax.Array, width: int, seed: int) -> jax.Array:
+    """Uniform numbers between -0.05 and 0.05, each row's from its id."""
+    key = jax.random.key(seed)
+    draw = partial(jax.random.uniform, shape=(width,), minval=-0.05, maxval=0.05)
+    return jax.vmap(lambda number: draw(jax.random.fold_in(key, number)))(ids)

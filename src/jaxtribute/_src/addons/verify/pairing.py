@@ -1,0 +1,295 @@
+"""Both runs of a step, on one device and on replicas, with their operations paired.
+
+Both come from one Python function, so that their operations pair up in order.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from jaxtribute._src.addons.verify.machine import Record, Tape
+from jaxtribute._src.addons.verify.operations import is_key
+from jaxtribute._src.addons.verify.relations import NONE, SKIPPED, Kind, Relation, relate
+from jaxtribute._src.addons.verify.stage import Outcome
+
+SUMS = frozenset({"psum", "psum_invariant", "jd_sum", "pmean"})
+ADDS = frozenset({"add", "sub", "add_any"})
+HANDED = frozenset({"convert_element_type", "reshape", "transpose", "broadcast_in_dim", "squeeze"})
+_LINEAR = frozenset({*ADDS, *HANDED, "mul", "div", "neg", "select_n"})
+STEPS_BACK = 50
+"""Operations that are asked for the line of a key, or whether a value is a gradient."""
+
+
+class Runs:
+    """Both runs.
+
+    Operations go by their numbers in the run on one device.
+
+    Args:
+      one: the run on one device.
+      found: that on replicas; both have kept what they computed.
+
+    Attributes:
+      tape: what one device has computed.
+      arrangement: the replicas.
+    """
+
+    def __init__(self, one: Outcome, found: Outcome) -> None:
+        self.arrangement = found.arrangement
+        self.tape = one.tapes[0]
+        self._close = 1e-4 if one.rounded or found.rounded else 1e-7
+        self._pairs = [_paired(self.tape, tape) for tape in found.tapes]
+        self._found = found
+        self._known: dict[int, Relation] = {}
+
+    def record(self, number: int) -> Record:
+        """The operation."""
+        return self.tape.records[number]
+
+    def makers(self, value: Any) -> tuple[int, ...]:
+        """The operations that a value comes from."""
+        return self.tape.makers.get(id(value), ())
+
+    def upstream(self, numbers: Sequence[int], *, truths: bool = True) -> set[int]:
+        """All operations that some come from, these too.
+
+        Args:
+          numbers: the operations.
+          truths: whether to go on from what is true or false, of which other numbers can be the reason.
+        """
+        seen: set[int] = set()
+        todo = list(numbers)
+        while todo:
+            number = todo.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            if truths or getattr(self.record(number).results[0], "dtype", None) != np.bool_:
+                todo.extend(self.all_makers(number))
+        return seen
+
+    def forwards(self, number: int, name: str) -> bool:
+        """True if an operation of that name, which is not made to differentiate, is in the same place."""
+        place = self.record(number).place
+        return any(not one.backwards and (one.name, one.place) == (name, place) for one in self.tape.records)
+
+    def differentiated(self, number: int) -> bool:
+        """True if JAX has made an operation in the same place to differentiate."""
+        place = self.record(number).place
+        return any(one.backwards and one.place == place for one in self.tape.records)
+
+    def makers_of(self, number: int, place: int) -> tuple[int, ...]:
+        """The makers of an operand."""
+        return self.makers(self.record(number).operands[place])
+
+    def all_makers(self, number: int) -> list[int]:
+        """The makers of all operands."""
+        count = len(self.record(number).operands)
+        return [maker for place in range(count) for maker in self.makers_of(number, place)]
+
+    def other(self, replica: int, number: int) -> Record | None:
+        """The same operation on a replica; None if it has none."""
+        place = self._pairs[replica].get(number)
+        return None if place is None else self._found.tapes[replica].records[place]
+
+    def others(self, number: int) -> list[Record | None]:
+        """The same operation on each replica."""
+        return [self.other(replica, number) for replica in range(len(self._pairs))]
+
+    def relation(self, number: int) -> Relation:
+        """The way in which replicas make up the results of an operation: the worst of them."""
+        if number not in self._known:
+            self._known[number] = self._related(number)
+        return self._known[number]
+
+    def _related(self, number: int) -> Relation:
+        record = self.record(number)
+        others = self.others(number)
+        if any(other is None for other in others) or record.name == "axis_index":
+            return NONE if record.name != "axis_index" else SKIPPED
+        worst = SKIPPED
+        for place, value in enumerate(record.results):
+            parts = [other.results[place] for other in others if other is not None and place < len(other.results)]
+            relation = relate(value, parts, self.arrangement, _scale(record), self._close)
+            if worst is SKIPPED or not relation.good:
+                worst = relation
+        by_chance = worst.alike and not self.is_sum(number)
+        given = [self.operand(number, place) for place in range(len(record.operands))] if by_chance else []
+        if any(one.kind is Kind.ROWS or (one.kind is Kind.SUM and not one.alike) for one in given):
+            return replace(worst, alike=False)  # sums over each replica's rows, and equal by chance
+        return worst
+
+    def operand(self, number: int, place: int) -> Relation:
+        """The way in which replicas make up an operand."""
+        makers = self.makers_of(number, place)
+        record = self.record(number)
+        others = self.others(number)
+        if any(other is None or place >= len(other.operands) for other in others):
+            return self.relation(makers[0]) if makers else SKIPPED
+        relation = relate(
+            record.operands[place],
+            [other.operands[place] for other in others if other is not None],
+            self.arrangement,
+            self._scale_before(makers),
+            self._close,
+        )
+        if relation.alike and makers and not self.is_between(number, place):
+            return replace(relation, alike=self.relation(makers[0]).alike)
+        return relation
+
+    def _scale_before(self, makers: Sequence[int]) -> float:
+        return max((_scale(self.record(maker)) for maker in makers[:1]), default=0.0)
+
+    def is_between(self, number: int, place: int) -> bool:
+        """True if replicas have made something else of an operand on its way from where one device has it from."""
+        makers, other = self.makers_of(number, place), self.other(0, number)
+        if not makers or other is None or place >= len(other.operands):
+            return False
+        return self._pairs[0].get(makers[0]) not in self._found.tapes[0].makers.get(id(other.operands[place]), ())
+
+    def is_sum(self, number: int) -> bool:
+        """True if an operation reduces over the replicas, or is the division of a mean over them."""
+        record = self.record(number)
+        if record.name in SUMS or record.name.startswith("strategy.reduce"):
+            return True
+        return record.name in ("div", "convert_element_type") and self.after_sum(number)
+
+    def after_sum(self, number: int) -> bool:
+        """True if an operation is the division of a mean over the replicas."""
+        record = self.record(number)
+        makers = self.makers_of(number, 0) if record.operands else ()
+        return bool(makers) and self.is_sum(makers[0])
+
+    def reduces(self, number: int) -> bool:
+        """True if an operation reduces over the replicas."""
+        name = self.record(number).name
+        return name in SUMS or name.startswith("strategy.reduce")
+
+    def divides(self, number: int, place: int) -> bool:
+        """True for what a quotient is divided by."""
+        return place == 1 and self.record(number).name == "div"
+
+    def is_mean(self, leaf: int) -> bool:
+        """True if an operation makes a mean over the replicas."""
+        record = self.record(leaf)
+        if record.name.startswith("strategy.reduce MEAN"):
+            return True
+        if record.name != "div" or not self.after_sum(leaf):
+            return False
+        other = self.other(0, leaf)
+        return other is not None and bool(np.all(np.asarray(other.operands[-1]) == self.arrangement.replicas))
+
+    def counts_replicas(self, leaf: int) -> bool:
+        """True if an operation scales by a number that is 1 on one device and the number of replicas elsewhere."""
+        record, other = self.record(leaf), self.other(0, leaf)
+        if other is None or record.name not in ("mul", "div"):
+            return False
+        factors = float(self.arrangement.replicas), 1.0 / self.arrangement.replicas
+        return any(
+            np.ndim(mine) == np.ndim(theirs) == 0 and not is_key(mine) and mine == 1 and float(theirs) in factors
+            for mine, theirs in zip(record.operands, other.operands, strict=True)
+        )
+
+    def counts_rows(self, leaf: int) -> bool:
+        """True if an operation adds or multiplies by a constant that is a number of rows: the replica's own."""
+        record, other = self.record(leaf), self.other(0, leaf)
+        if other is None or record.name not in (*ADDS, "mul"):
+            return False
+        rows = self.arrangement.rows, self.arrangement.sizes[0]
+        both = enumerate(zip(record.operands, other.operands, strict=True))
+        return any(
+            not is_key(mine) and not np.ndim(mine) and (abs(float(mine)), abs(float(theirs))) == rows
+            for place, (mine, theirs) in both
+            if not self.makers_of(leaf, place)
+        )
+
+    def from_backward(self, number: int) -> bool:
+        """True if a value is a gradient that is not reduced: made backwards, or of such by what changes no numbers."""
+        todo = [number]
+        for _ in range(STEPS_BACK):
+            if not todo:
+                break
+            number = todo.pop(0)
+            record = self.record(number)
+            if record.backwards:
+                return True
+            if any(self.is_between(number, place) for place in range(len(record.operands))):
+                break
+            todo += self.all_makers(number) if record.name in _LINEAR else ()
+        return False
+
+    def scaled_axes(self, leaf: int) -> list[int]:
+        """The axes that have other lengths on replicas."""
+        value, other = self.record(leaf).results[0], self.other(0, leaf)
+        theirs = np.shape(other.results[0]) if other is not None else ()
+        if len(theirs) != np.ndim(value):
+            return []
+        return [axis for axis, pair in enumerate(zip(np.shape(value), theirs, strict=True)) if pair[0] != pair[1]]
+
+    def picks_replica(self, number: int) -> bool:
+        """True if an operation depends on which replica it is."""
+        return any(self.record(each).name == "axis_index" for each in self.upstream(self.all_makers(number)))
+
+    def is_counted(self, makers: Sequence[int]) -> bool:
+        """True if a number is a sum over a replica's own rows."""
+        return self.count_of(makers) is not None and not any(map(self.is_sum, self.upstream(makers)))
+
+    def count_of(self, makers: Sequence[int]) -> int | None:
+        """The last sum over a replica's own rows that a number is made of."""
+        sums = (number for number in self.upstream(makers) if self.record(number).name == "reduce_sum")
+        return max(sums, default=None)
+
+    def last_made_of_gathered(self, leaf: int) -> int:
+        """The last single number that is made of gathered rows before anything is differentiated: a loss."""
+        after: set[int] = set()
+        last = leaf
+        for number, record in enumerate(self.tape.records[:leaf]):
+            if record.name.startswith("all_gather") or after.intersection(self.all_makers(number)):
+                after.add(number)
+                if not record.backwards and not np.ndim(record.results[0]):
+                    last = number
+        return last
+
+    def on_line(self, leaf: int, name: str, chain: set[int]) -> bool:
+        """True if an operation of that name, among those of `chain`, is on the same line."""
+        place = self.record(leaf).place
+        return any((self.record(number).name, self.record(number).place) == (name, place) for number in chain)
+
+    def other_line(self, number: int) -> int | None:
+        """The maker of what an operation scales, if it is on another line."""
+        record = self.record(number)
+        if record.name not in ("mul", "neg", "div", "convert_element_type") or record.place is None:
+            return None
+        for maker in self.all_makers(number):
+            place = self.record(maker).place
+            if place is not None and place.line != record.place.line:
+                return maker
+        return None
+
+
+def _scale(record: Record) -> float:
+    largest = 0.0
+    for value in record.operands:
+        if not is_key(value):
+            array = np.asarray(value)
+            if array.dtype.kind == "f":
+                finite = array[np.isfinite(array)]
+                largest = max(largest, float(np.max(np.abs(finite), initial=0.0)))
+    return largest
+
+
+def _paired(one: Tape, other: Tape) -> dict[int, int]:
+    """By the number of an operation on one device, that of the same one on a replica."""
+    keys = [[(record.name, record.place) for record in tape.records] for tape in (one, other)]
+    if keys[0] == keys[1]:
+        return {number: number for number in range(len(keys[0]))}
+    matcher = difflib.SequenceMatcher(None, *keys, autojunk=False)
+    pairs: dict[int, int] = {}
+    for start, first, length in matcher.get_matching_blocks():
+        pairs.update((start + offset, first + offset) for offset in range(length))
+    return pairs

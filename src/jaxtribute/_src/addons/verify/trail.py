@@ -1,0 +1,87 @@
+"""The way back from what is wrong, through wrong values, to the operations that make them of what is right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxtribute._src.addons.verify.pairing import Runs
+from jaxtribute._src.addons.verify.relations import Relation
+
+
+class Trail:
+    """The wrong values.
+
+    Args:
+      runs: both runs.
+      wrong: the operations that made what differs.
+
+    Attributes:
+      between: by operations what replicas reduce before them, and one device does not: its maker, and what came of it.
+      leaves: the operations that make something wrong of what is right, in order.
+      chain: all that are wrong on the way.
+    """
+
+    def __init__(self, runs: Runs, wrong: Sequence[int]) -> None:
+        self._runs, self._wrong = runs, wrong
+        self.between: dict[int, tuple[int, Relation]] = {}
+        self.leaves, self.chain = self._leaves()
+
+    def _leaves(self) -> tuple[list[int], set[int]]:
+        """Goes back."""
+        chain: set[int] = set()
+        leaves: list[int] = []
+        # What has been reduced is to be the same on all replicas; what is still to be may be a part of a sum.
+        todo = [(number, True) for number in self._wrong] or self._last()
+        seen: set[tuple[int, bool]] = set()
+        while todo:
+            number, whole = todo.pop()
+            if (number, whole) in seen:
+                continue
+            seen.add((number, whole))
+            if self._is_right(self._runs.relation(number), whole):
+                continue
+            chain.add(number)
+            inner = whole and not self._runs.reduces(number)
+            wrong = [
+                (maker, of_whole)
+                for place, of_whole in self._wrong_operands(number, whole=inner)
+                for maker in self._runs.makers_of(number, place)
+            ]
+            todo.extend(wrong)
+            if not wrong:
+                leaves.append(number)
+        return sorted(set(leaves)), chain
+
+    @staticmethod
+    def _is_right(relation: Relation, whole: bool) -> bool:
+        return relation.good and not (whole and relation.alike)
+
+    def _last(self) -> list[tuple[int, bool]]:
+        """Suspects all operations if code around the replicas computed what is wrong: reductions first."""
+        numbers = range(len(self._runs.tape.records))
+        reductions = [number for number in numbers if self._runs.is_sum(number)]
+        # Of a mean its division, which makes of a sum of means what it should be.
+        inner = {
+            maker for number in reductions if not self._runs.reduces(number) for maker in self._runs.all_makers(number)
+        }
+        wrong = [
+            number
+            for number in reductions
+            if number not in inner and not self._is_right(self._runs.relation(number), True)
+        ]
+        return [(number, True) for number in wrong] or [(number, False) for number in numbers]
+
+    def _wrong_operands(self, number: int, *, whole: bool) -> list[tuple[int, bool]]:
+        """The operands of an operation that are made up wrongly, and that some operation has made.
+
+        With each, whether it is to be the same on all replicas: what something is divided by always is.
+        """
+        found: list[tuple[int, bool]] = []
+        for place in range(len(self._runs.record(number).operands)):
+            makers, of_whole = self._runs.makers_of(number, place), whole or self._runs.divides(number, place)
+            relation = self._runs.operand(number, place)
+            if makers and not self._is_right(relation, of_whole):
+                found.append((place, of_whole))
+                if self._runs.is_between(number, place) and self._runs.relation(makers[0]).good:
+                    self.between[number] = makers[0], relation
+        return found

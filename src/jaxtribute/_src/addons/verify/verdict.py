@@ -1,0 +1,85 @@
+"""`Verdict`: what came of the verification of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jaxtribute._src.addons.verify.arrangements import Arrangement
+from jaxtribute._src.addons.verify.blame import Culprit
+from jaxtribute._src.addons.verify.comparing import Difference
+from jaxtribute._src.addons.verify.sources import Place
+
+
+@dataclass(slots=True, eq=False)
+class Finding:
+    """A mistake.
+
+    Attributes:
+      culprit: where it is, as far as it is known, and what to write instead.
+      differences: what it makes differ, in the first arrangement that shows it.
+      arrangement: that arrangement.
+      failing: all arrangements that differ.
+      right: those that do not.
+    """
+
+    culprit: Culprit
+    differences: list[Difference]
+    arrangement: Arrangement
+    failing: list[Arrangement] = field(default_factory=list)
+    right: list[Arrangement] = field(default_factory=list)
+
+    @property
+    def conditional(self) -> bool:
+        """True if batches that the replicas share evenly are right."""
+        return all(one.kind != "divides" for one in self.failing)
+
+
+@dataclass(slots=True, eq=False)
+class Verdict:
+    """The result of the verification of one step.
+
+    Attributes:
+      name: the step's function.
+      findings: its mistakes.
+      tried: the arrangements that were compared.
+      refused: the arrangements in which the step raises, with what.
+      unverified: what could not be verified, in words.
+      outputs: how many variables and results were compared.
+      pending: results that differ on each replica, and look like the state of the next call.
+      untaken: conditions of which not all branches could be run.
+      still: True if nothing that is trained has changed.
+      blank: what is trained, and is no number (NaN) after the step on one device: all replicas agree on that.
+      seconds: how long it took.
+      uneven: True if the program has batches that its replicas share unevenly.
+      asynchronous: True for a function of a coordinator, whose workers have one replica each: what differs on several
+        replicas does no harm there.
+    """
+
+    name: str
+    findings: list[Finding] = field(default_factory=list)
+    tried: list[Arrangement] = field(default_factory=list)
+    refused: list[tuple[Arrangement, str]] = field(default_factory=list)
+    unverified: list[str] = field(default_factory=list)
+    outputs: int = 0
+    pending: list[str] = field(default_factory=list)
+    untaken: list[Place] = field(default_factory=list)
+    still: bool = False
+    blank: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    uneven: bool = False
+    asynchronous: bool = False
+
+    @property
+    def right(self) -> bool:
+        """True if nothing was found that concerns the program's own batches and replicas."""
+        return self.asynchronous or all(one.conditional and not self.uneven for one in self.findings)
+
+    @property
+    def complete(self) -> bool:
+        """True if the step was compared, and nothing hides what it trains."""
+        return bool(self.tried) and not self.pending and not self.still and not self.blank
+
+    def __str__(self) -> str:
+        from jaxtribute._src.addons.verify.report import text  # which imports this module
+
+        return text(self)

@@ -1,0 +1,223 @@
+"""Updates of variables whose gradients are rows: of them and of their slots only those rows are read and written.
+
+The transformation is handed the touched rows of such a variable in place of the whole array, and of its slots the rows
+beside them. That is its update of these rows if no row's result depends on another row; `row_proof` proves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtribute._src.core.execution.function import Function
+from jaxtribute._src.core.optimizer.parameters import Parameters
+from jaxtribute._src.core.optimizer.row_proof import check_row_wise
+from jaxtribute._src.core.optimizer.slots import Slots
+from jaxtribute._src.core.optimizer.updates import Slice, Update, as_cut, reduce_to_slices, replaced_at, sliced_update
+from jaxtribute._src.core.types import Nest, Numeric
+from jaxtribute._src.core.values.distributed import PerReplica
+from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike, reduction_of
+from jaxtribute._src.core.values.policies.base import Rows
+from jaxtribute._src.core.values.scatter import IndexedSlices
+from jaxtribute._src.core.values.slices import Cut
+from jaxtribute.errors import ArgumentError, ContextError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.core.context import Context
+    from jaxtribute._src.core.execution.replica_context import ReplicaContext
+    from jaxtribute._src.core.optimizer.optimizer import Optimizer
+
+
+class RowUpdates:
+    """The updates of an optimizer some of whose variables are tables.
+
+    Args:
+      optimizer: the optimizer.
+      update: its update, as a function of flat lists.
+      parameters: the nest of its variables.
+      slots: its state.
+
+    Raises:
+      ArgumentError: the transformation makes a row's update of other rows.
+    """
+
+    def __init__(self, optimizer: Optimizer, update: Update, parameters: Parameters, slots: Slots) -> None:
+        self._optimizer = optimizer
+        self._variables = optimizer.trainable_variables
+        tables = [place for place, variable in enumerate(self._variables) if variable.policy.by_rows]
+        self._tables: dict[int, list[int]] = {place: [] for place in tables}
+        """For each table, by its place among the variables, the places of its slots behind the variables."""
+        for place, owner in enumerate(slots.owners):
+            if owner in self._tables:
+                self._tables[owner].append(len(self._variables) + place)
+        check_row_wise(optimizer.transform, update, parameters, slots, self._variables, tables)
+        self._compiled: Function[..., None] = Function(self._run)
+
+    def updated(
+        self,
+        update: Callable[..., list[Any]],
+        grads: Sequence[Any],
+        op: ReduceOp | None,
+        held: Sequence[Any],
+        sliced: Mapping[int, Cut],
+        context: Context,
+    ) -> list[Any]:
+        """The new arrays of the variables and their slots, in a program.
+
+        Args:
+          update: the update of gradients, slots and parameters.
+          grads: the gradients, `IndexedSlices` for tables.
+          op: how they are reduced; None for one replica.
+          held: the arrays of the variables and their slots as they are stored.
+          sliced: the variables that are updated in slices.
+          context: the context of the code.
+
+        Raises:
+          ContextError: the code is of several replicas, and has no replica's rows.
+        """
+        mesh, executor = self._optimizer.trainable_variables[0].policy.mesh, context.executor
+        replicas = 1 if mesh is None else mesh.size
+        local = replicas > 1
+        if local and (not executor.local or context.replica is None):
+            raise ContextError(
+                f"{self._optimizer!r} has tables, whose gradients are each replica's rows. HINT: call apply_gradients "
+                "in the function passed to strategy.run."
+            )
+        # Counted once: what is reduced already would be exchanged as rows all the same.
+        idle = executor.idle
+        finish = _finish(op, replicas - len(idle))
+        rows = Rows(local, finish, idle)
+        grads, arrays = list(grads), list(held)
+        touched: dict[int, Any] = {}
+        for place, slots in self._tables.items():
+            variable = self._variables[place]
+            where, values = variable.policy.touched(_as_slices(grads[place], variable), variable, rows)
+            touched[place] = where
+            grads[place] = _piece(values, replicas)
+            for one in (place, *slots):
+                arrays[one] = _piece(held[one].at[where].get(mode="fill", fill_value=0), replicas)
+        results = (
+            self._results(update, grads, op, arrays, sliced, context)
+            if local
+            else update(grads, arrays[len(self._variables) :], arrays[: len(self._variables)])
+        )
+        for place, slots in self._tables.items():
+            for one in (place, *slots):
+                new = jnp.asarray(results[one], held[one].dtype)
+                # Sorted, and each once but for those behind the end, which are dropped.
+                results[one] = held[one].at[touched[place]].set(new, mode="drop", indices_are_sorted=True)
+        return results
+
+    def _results(
+        self,
+        update: Callable[..., list[Any]],
+        grads: list[Any],
+        op: ReduceOp | None,
+        arrays: Sequence[Any],
+        sliced: Mapping[int, Cut],
+        context: Context,
+    ) -> list[Any]:
+        """The results of `update` for one replica's rows and all other variables."""
+        count, executor = len(self._variables), context.executor
+        replicas = context.strategy.extended.mesh.size
+        pieces: list[Any] = []
+        for one, owner in zip(arrays, (*self._variables, *self._optimizer.variables), strict=False):
+            pieces.append(one if isinstance(one, Slice) else as_cut(one, owner.policy.cut))
+        cuts = {place: cut for place, cut in sliced.items() if place not in self._tables}
+        if op is not None:
+            whole = [k for k, grad in enumerate(grads) if k not in cuts and not isinstance(grad, Slice)]
+            summation = context.strategy.extended.summation(None)
+            reduce = partial(executor.reduce_gradients, op=op, replicas=replicas, summation=summation)
+            totals = replaced_at(whole, grads, reduce)
+            cut = reduce_to_slices(grads, cuts, replicas, op, executor.idle) if cuts else grads
+            grads = [totals[k] if k in whole else one for k, one in enumerate(cut)]
+        all_cuts = {**cuts, **{place: pieces[place].cut for place in self._tables}}
+        return sliced_update(update, all_cuts, grads, pieces[count:], pieces[:count])
+
+    def apply_eagerly(
+        self, grads: Sequence[Any], op: ReduceOpLike | None, extra: Mapping[str, Any], context: Context
+    ) -> None:
+        """Applies gradients in code that runs as Python, by a compiled program of all replicas.
+
+        Raises:
+          ContextError: gradients of several replicas outside a replica function.
+          ArgumentError: more arguments than gradients.
+        """
+        if extra:
+            raise ArgumentError(
+                f"apply_gradients of tables was given {', '.join(extra)} outside of a jd.function. HINT: compile the "
+                "step, @jd.function."
+            )
+        slices = [_as_slices(grads[place], self._variables[place]) for place in self._tables]
+        dense = [grad for place, grad in enumerate(grads) if place not in self._tables]
+        replica, several = context.replica, context.strategy.num_replicas_in_sync > 1
+        padded = [(one.values, one.indices) for one in slices]
+        if replica is None and not several:
+            self._compiled(padded, dense, op)
+            return
+        if replica is None or (several and not context.executor.local):
+            raise ContextError(
+                f"{self._optimizer!r} has tables, whose gradients are each replica's rows. HINT: call apply_gradients "
+                "in the function passed to strategy.run."
+            )
+        if several:
+            padded = self._padded(slices, replica)
+
+        def merged(strategy: Any, *args: Nest) -> None:
+            del strategy
+            self._compiled(*args, op)
+
+        context.executor.merge(merged, (padded, dense), {})
+
+    def _padded(self, slices: Sequence[IndexedSlices], replica: ReplicaContext) -> list[tuple[Any, Any]]:
+        """Values and indices of rows, as many on each replica: they may have looked up different numbers of rows."""
+        counts = jnp.asarray([[len(one.indices) for one in slices]])
+        sizes = np.asarray(replica.all_gather(counts, axis=0)).max(axis=0)
+        padded: list[tuple[Any, Any]] = []
+        for one, place, size in zip(slices, self._tables, sizes, strict=True):
+            more = int(size) - len(one.indices)
+            indices = jnp.pad(one.indices, (0, more), constant_values=self._variables[place].shape[0])
+            padded.append((jnp.pad(one.values, [(0, more), *[(0, 0)] * (one.values.ndim - 1)]), indices))
+        return padded
+
+    def _run(self, slices: Any, dense: Any, op: ReduceOpLike | None) -> None:
+        """Applies gradients of all replicas, in a program."""
+        strategy = self._variables[0].distribute_strategy
+
+        def apply(slices: Any, dense: Any) -> None:
+            rest, rows = iter(dense), iter(slices)
+            pairs: list[Any] = []
+            for place, variable in enumerate(self._variables):
+                pairs.append((IndexedSlices(*next(rows)) if place in self._tables else next(rest), variable))
+            self._optimizer.apply_gradients(pairs, op)
+
+        strategy.run(apply, (slices, dense))
+
+
+def _as_slices(grad: Any, variable: Any) -> IndexedSlices:
+    """A table's gradient, which must be of rows."""
+    if isinstance(grad, IndexedSlices):
+        return grad
+    kind = "a PerReplica" if isinstance(grad, PerReplica) else f"an array of shape {jnp.shape(grad)}"
+    raise ArgumentError(
+        f"the gradient of the table {variable.name} is {kind}, and not jd.IndexedSlices of its rows. HINT: take it by "
+        "jd.value_and_grad or jd.grad, of a function that looks rows up."
+    )
+
+
+def _finish(op: ReduceOp | None, count: int) -> Callable[[Any], Any]:
+    """The function that makes the reduced rows of their sum over the replicas."""
+    if op is None:
+        return lambda rows: rows
+    return lambda rows: reduction_of(op).finish(rows, count, rows.dtype)
+
+
+def _piece(rows: Numeric, replicas: int) -> Any:
+    """Rows of one replica of several, as a piece of the rows of all."""
+    if replicas == 1:
+        return rows
+    return Slice(rows, Cut((replicas * rows.shape[0], *rows.shape[1:]), replicas, axis=0))

@@ -1,0 +1,200 @@
+"""Tables over the replicas do what dense gradients do on one device; only rows travel, and only rows are written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxtribute as jd
+import table_programs as programs
+from jaxtribute._src.addons.tables.rows import Places
+from jaxtribute._src.addons.testing.shared import SharedRunners
+from jaxtribute.errors import ArgumentError, ContextError, StrategyMixError, VariableError
+from samples import ALL_CASES
+
+STRATEGIES = {
+    "default": jd.get_strategy,
+    "one": lambda: jd.OneDeviceStrategy("cpu:0"),
+    "two": lambda: jd.MirroredStrategy(2),
+    "four": lambda: jd.MirroredStrategy(4),
+    "sharded": lambda: jd.FullyShardedStrategy(2),
+    "groups": lambda: jd.MirroredStrategy(4, replica_shape={"model": 2}),
+}
+SEEDS = range(200) if ALL_CASES else range(4)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_programs_do_what_dense_gradients_do(name: str) -> None:
+    """Each seed under one strategy or another, and compiled or not, with all cases; a few without."""
+    place = list(STRATEGIES).index(name)
+    for seed in SEEDS if ALL_CASES else (place,):
+        strategy = STRATEGIES[name]()
+        program = programs.random_program(seed, strategy.num_replicas_in_sync)
+        programs.check(program, strategy, compiled=(seed + place) % 4 != 0)
+
+
+@pytest.mark.slow
+def test_two_workers(multi_process: SharedRunners) -> None:
+    for found in multi_process(workers=2, devices=1).run(programs.on_worker, args=([5, 8],), timeout_s=400):
+        assert found == []
+
+
+def table_of(first: Any, **options: Any) -> Any:
+    rows, width = first.shape
+    return jd.nn.ShardedTable(rows, width, first, **options)
+
+
+def test_no_array_of_the_tables_size_is_made_in_a_step() -> None:
+    """A step's program takes the table and its slot, and changes rows in place: nothing else is as large."""
+    strategy = jd.MirroredStrategy(2)
+    with strategy.scope():
+        table = jd.nn.ShardedTable(100_003, 4)
+        optimizer = jd.Optimizer(optax.adagrad(0.1), [table])
+    part = table.policy.places.part
+
+    def replica(ids: Any) -> None:
+        def loss() -> Any:
+            return (jd.nn.embedding_lookup(table, ids) ** 2).sum()
+
+        optimizer.apply_gradients(jd.grad(loss, [table])())
+
+    client = jax.devices()[0].client
+    before = client.live_executables()
+    jd.function(lambda ids: strategy.run(replica, (ids,)))(jnp.arange(6))
+    known = set(map(id, before))
+    texts = [one.hlo_modules()[0].to_string() for one in client.live_executables() if id(one) not in known]
+    (text,) = (text for text in texts if "all-to-all" in text)
+    made = re.findall(rf"= f32\[{part},4\]\S* ([a-z-]+)\(", text)
+    assert set(made) <= {"parameter", "get-tuple-element", "scatter", "fusion"}
+    # A fusion is of that scatter alone.
+    assert made.count("fusion") <= made.count("scatter") == 2
+    assert len(re.findall(r"may-alias|must-alias", text.partition("entry")[0])) == 2
+
+
+def test_the_first_rows_do_not_depend_on_the_number_of_replicas() -> None:
+    whole = jd.nn.ShardedTable(70, 3, seed=4).numpy()
+    for partition in ("striped", "range"):
+        with jd.MirroredStrategy(4).scope():
+            table = jd.nn.ShardedTable(70, 3, seed=4, partition=partition)
+        np.testing.assert_array_equal(table.numpy(), whole)
+        assert table.stored.addressable_shards[0].data.shape[0] < 70
+
+
+@pytest.mark.parametrize(("rows", "replicas", "stripes"), [(1, 2, 1), (7, 2, 3), (40, 4, 40), (300, 3, 256)])
+def test_places_are_one_to_one(rows: int, replicas: int, stripes: int) -> None:
+    places = Places(rows, replicas, stripes)
+    found = np.asarray(places.of_ids(jnp.arange(-2, rows + 2)))
+    assert found[0] == found[-1] == places.stored
+    np.testing.assert_array_equal(places.ids_at(jnp.asarray(found[2:-2])), np.arange(rows))
+    value = np.arange(rows * 2).reshape(rows, 2)
+    np.testing.assert_array_equal(places.stored_of(value, np)[found[2:-2]], value)
+    np.testing.assert_array_equal(places.value_of(places.stored_of(value, np)), value)
+
+
+def test_a_lazy_update_leaves_other_rows_alone() -> None:
+    first = np.ones((8, 2), np.float32)
+    strategy = jd.MirroredStrategy(2)
+    with strategy.scope():
+        table = table_of(first)
+        optimizer = jd.Optimizer(optax.adam(0.1), [table])
+
+    def replica(ids: Any) -> None:
+        optimizer.apply_gradients(jd.grad(lambda: jd.nn.embedding_lookup(table, ids).sum(), [table])())
+
+    step = jd.function(lambda ids: strategy.run(replica, (ids,)))
+    step(jnp.asarray([1, 1]))
+    step(jnp.asarray([2]))
+    changed = (table.numpy() != first).any(axis=1)
+    np.testing.assert_array_equal(changed, [False, True, True, *[False] * 5])
+    # The same as Optax on these rows alone.
+    with jax.numpy_dtype_promotion("standard"):
+        state, params = optax.adam(0.1).init(jnp.ones(2)), jnp.ones(2)
+        updates, _ = optax.adam(0.1).update(jnp.full(2, 4.0), state, params)
+        expected: Any = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(table.numpy()[1], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [optax.lamb(0.1), optax.adafactor(0.1, min_dim_size_to_factor=2), optax.clip_by_block_rms(1.0)],
+    ids=["lamb", "adafactor", "block_rms"],
+)
+def test_what_mixes_rows_is_refused_by_name(transform: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"cannot update items:0 by rows alone.*HINT"):
+        jd.Optimizer(transform, [jd.nn.ShardedTable(40, 40, name="items")])
+
+
+def test_ids_that_name_no_row() -> None:
+    strategy = jd.MirroredStrategy(2)
+    with strategy.scope():
+        table = table_of(np.ones((5, 2), np.float32), name="items")
+    with pytest.raises(ArgumentError, match="no row 5 in items:0, which has 5"):
+        strategy.run(lambda: jd.nn.embedding_lookup(table, jnp.asarray([1, 5])))
+    compiled = jd.function(lambda ids: strategy.run(lambda ids: jd.nn.embedding_lookup(table, ids), (ids,)))
+    rows = np.asarray(strategy.experimental_local_results(compiled(jnp.asarray([1, 5, -3])))[0])
+    np.testing.assert_array_equal(np.isnan(rows).all(axis=1), [False, True, True])
+    padded = jd.nn.embedding_lookup(jd.nn.ShardedTable(3, 2), np.asarray([[-1, -1]]), combiner="mean")
+    np.testing.assert_array_equal(padded, np.zeros((1, 2)))
+
+
+def test_what_a_table_is_not_for() -> None:
+    strategy = jd.MirroredStrategy(2)
+    with strategy.scope():
+        table = jd.nn.ShardedTable(5, 2, name="items")
+        optimizer = jd.Optimizer(optax.sgd(0.1), [table])
+        with pytest.raises(ArgumentError, match="accumulate_steps=2"):
+            jd.Optimizer(optax.sgd(0.1), [table], accumulate_steps=2)
+    with pytest.raises(VariableError, match="embedding_lookup"):
+        jd.function(lambda: strategy.run(lambda: table + 1.0))()
+    with pytest.raises(ContextError, match=r"strategy\.run"):
+        optimizer.apply_gradients([jd.IndexedSlices(jnp.ones((1, 2)), jnp.zeros(1, jnp.int32))])
+    with pytest.raises(ArgumentError, match="gives"):
+        jd.nn.ShardedTable(5, 2, lambda ids: jnp.ones((len(ids), 3)))
+    with jd.experimental.CentralStorageStrategy(["cpu:0", "cpu:1"]).scope(), pytest.raises(StrategyMixError):
+        jd.nn.ShardedTable(5, 2)
+
+
+@pytest.mark.parametrize("before", [1, 2])
+def test_checkpoints_by_rows_onto_any_number_of_replicas(before: int, tmp_path: Path) -> None:
+    first = np.random.default_rng(0).normal(size=(301, 3)).astype(np.float32)
+
+    def made(replicas: int) -> tuple[Any, Any]:
+        with jd.MirroredStrategy(replicas).scope():
+            table = table_of(first, name="t")
+            return table, jd.Optimizer(optax.adagrad(0.1), [table])
+
+    table, optimizer = made(before)
+    value = first[::-1].copy()
+    table.assign(value)
+    slot = optimizer.variables[0]
+    slot.assign(value * 2)
+    path = jd.Checkpoint(table=table, optimizer=optimizer).save(tmp_path / "c")
+    for replicas in (1, 2, 4):
+        again, other = made(replicas)
+        jd.Checkpoint(table=again, optimizer=other).restore(path)
+        np.testing.assert_array_equal(again.numpy(), value)
+        np.testing.assert_array_equal(other.variables[0].numpy(), value * 2)
+    with jd.MirroredStrategy(2).scope():
+        usual = jd.Optimizer(optax.adagrad(0.1), [plain := jd.Variable(first, name="t")])
+    jd.Checkpoint(table=plain, optimizer=usual).restore(path)
+    np.testing.assert_array_equal(plain.numpy(), value)
+    plain.assign(first)
+    path_of_plain = jd.Checkpoint(table=plain, optimizer=usual).save(tmp_path / "d")
+    jd.Checkpoint(table=again, optimizer=other).restore(path_of_plain)
+    np.testing.assert_array_equal(again.numpy(), first)
+
+
+def test_a_combiner_of_a_plain_variable_is_that_of_a_table() -> None:
+    first = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
+    ids, weights = np.asarray([[0, 5, -1], [-1, -1, -1]]), np.asarray([[1.0, 2.0, 3.0]], np.float32)
+    for combiner in ("sum", "mean", "sqrtn"):
+        plain = jd.nn.embedding_lookup(jd.Variable(first), ids, weights, combiner)
+        np.testing.assert_allclose(plain, jd.nn.embedding_lookup(table_of(first), ids, weights, combiner), rtol=1e-6)
+        np.testing.assert_array_equal(plain[1], 0)

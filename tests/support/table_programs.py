@@ -1,0 +1,189 @@
+"""Random programs of lookups in tables, and what plain JAX and Optax make of them on one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxtribute as jd
+
+TRANSFORMS = {
+    "sgd": lambda: optax.sgd(0.3),
+    "adagrad": lambda: optax.adagrad(0.1),
+    "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.2), optax.sgd(0.5)),
+    "scheduled": lambda: optax.sgd(optax.exponential_decay(0.5, 2, 0.5)),
+}
+"""Transformations that leave a row as it is where its gradient is zero: by rows they do what they do to all."""
+STEPS = 2
+
+
+@dataclass
+class Feature:
+    """One lookup: ids of shape `(steps, batch, hot)`."""
+
+    table: int
+    combiner: Any
+    ids: np.ndarray
+    weights: np.ndarray | None
+
+
+@dataclass
+class Program:
+    """A model of some lookups and a dense layer."""
+
+    tables: list[np.ndarray]
+    features: list[Feature]
+    dense: np.ndarray
+    targets: np.ndarray
+    sizes: list[int]
+    transform: str
+    partition: Any
+
+    @property
+    def batch(self) -> int:
+        """Examples of all replicas."""
+        return sum(self.sizes)
+
+
+def random_program(seed: int, replicas: int) -> Program:
+    """A program of a seed, for batches over some replicas."""
+    rng = np.random.default_rng(seed)
+    width = int(rng.integers(1, 5))
+    tables = [
+        rng.normal(size=(int(rng.choice([1, 2, 7, 40, 300])), width)).astype("float32")
+        for _ in range(rng.integers(1, 4))
+    ]
+    sizes = [int(size) for size in rng.integers(0, 5, replicas)] if rng.random() < 0.4 else [4] * replicas
+    sizes[0] = max(sizes[0], 1)
+    batch, features = sum(sizes), []
+    for _ in range(int(rng.integers(1, 5))):
+        table = int(rng.integers(len(tables)))
+        rows, hot = len(tables[table]), int(rng.integers(1, 5))
+        combiner = [None, "sum", "mean", "sqrtn"][int(rng.integers(4))]
+        # Some ids come often; or all are on one replica, so that an exchange overflows.
+        spread = int(rng.choice([rows, max(1, rows // 4)]))
+        ids = np.minimum(rng.zipf(1.4, size=(STEPS, batch, hot)) - 1, spread - 1)
+        ids = rng.integers(0, spread, ids.shape) if rng.random() < 0.5 else ids
+        weights = None
+        if combiner is not None:
+            ids = np.where(rng.random(ids.shape) < 0.2, -1, ids)
+            if rng.random() < 0.5:
+                weights = rng.uniform(0.5, 1.5, ids.shape).astype("float32")
+        features.append(Feature(table, combiner, ids.astype("int32"), weights))
+    return Program(
+        tables,
+        features,
+        rng.normal(size=(width, 2)).astype("float32"),
+        rng.normal(size=(STEPS, batch, 2)).astype("float32"),
+        sizes,
+        str(rng.choice(list(TRANSFORMS))),
+        str(rng.choice(["striped", "range"])),
+    )
+
+
+def reference(program: Program) -> tuple[list[float], list[np.ndarray]]:
+    """Losses and last values by dense gradients, written apart from the library."""
+
+    def combined(table: Any, feature: Feature, step: int) -> Any:
+        ids = feature.ids[step]
+        rows = table[np.maximum(ids, 0)]
+        if feature.combiner is None:
+            return rows.sum(1)
+        by = np.where(ids < 0, 0, 1).astype("float32")
+        by = by if feature.weights is None else by * feature.weights[step]
+        total = (rows * by[..., None]).sum(1)
+        if feature.combiner == "sum":
+            return total
+        divisor = by.sum(1) if feature.combiner == "mean" else np.sqrt((by**2).sum(1))
+        return total / np.where(divisor == 0, 1, divisor).astype("float32")[:, None]
+
+    def loss(params: Any, step: int) -> Any:
+        dense, tables = params
+        hidden = sum(combined(tables[one.table], one, step) for one in program.features)
+        return ((hidden @ dense - program.targets[step]) ** 2).sum() / program.batch
+
+    params: Any = (jnp.asarray(program.dense), list(map(jnp.asarray, program.tables)))
+    transform = TRANSFORMS[program.transform]()
+    state, losses = transform.init(params), []
+    for step in range(STEPS):
+        value, grads = jax.value_and_grad(loss)(params, step)
+        updates, state = transform.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        losses.append(float(value))
+    return losses, [np.asarray(params[0]), *map(np.asarray, params[1])]
+
+
+def trained(program: Program, strategy: Any, *, compiled: bool) -> tuple[list[float], list[np.ndarray]]:
+    """The same by tables under a strategy."""
+    with strategy.scope():
+        dense = jd.Variable(program.dense, name="dense")
+        tables = [
+            jd.nn.ShardedTable(len(first), first.shape[1], first, name=f"table{i}", partition=program.partition)
+            for i, first in enumerate(program.tables)
+        ]
+        optimizer = jd.Optimizer(TRANSFORMS[program.transform](), (dense, tables))
+
+    def replica(ids: Any, weights: Any, targets: Any) -> Any:
+        def loss() -> Any:
+            hidden = jnp.zeros((targets.shape[0], program.dense.shape[0]), jnp.float32)
+            for one, own_ids, own_weights in zip(program.features, ids, weights, strict=True):
+                rows = jd.nn.embedding_lookup(tables[one.table], own_ids, own_weights, one.combiner)
+                hidden = hidden + (rows.sum(1) if one.combiner is None else rows)
+            return ((hidden @ dense - targets) ** 2).sum() / jnp.float32(program.batch)
+
+        value, grads = jd.value_and_grad(loss, (dense, tables))()
+        optimizer.apply_gradients(grads)
+        return value
+
+    def step(*batch: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica, batch), axis=None)
+
+    call = jd.function(step) if compiled else step
+    ends = np.cumsum(program.sizes)
+
+    def split(array: Any) -> Any:
+        if array is None or strategy.num_replicas_in_sync == 1:
+            return array if array is None else jnp.asarray(array)
+
+        def part(context: Any) -> Any:
+            replica = context.replica_id_in_sync_group
+            return jnp.asarray(array[ends[replica] - program.sizes[replica] : ends[replica]])
+
+        return strategy.experimental_distribute_values_from_function(part)
+
+    losses = [
+        float(
+            call(
+                [split(one.ids[step]) for one in program.features],
+                [split(None if one.weights is None else one.weights[step]) for one in program.features],
+                split(program.targets[step]),
+            )
+        )
+        for step in range(STEPS)
+    ]
+    return losses, [np.asarray(one.read_value()) for one in (dense, *tables)]
+
+
+def check(program: Program, strategy: Any, *, compiled: bool) -> None:
+    """Compares both to 1e-6 of what the numbers come to."""
+    losses, values = reference(program)
+    own_losses, own_values = trained(program, strategy, compiled=compiled)
+    np.testing.assert_allclose(own_losses, losses, rtol=5e-6, atol=1e-6)
+    for value, own_value in zip(values, own_values, strict=True):
+        np.testing.assert_allclose(own_value, value, rtol=5e-6, atol=3e-6)
+
+
+def on_worker(seeds: list[int]) -> list[str]:
+    """Checks programs on a worker of a cluster; returns what is wrong."""
+    strategy, wrong = jd.MultiWorkerMirroredStrategy(), []
+    for seed in seeds:
+        try:
+            check(random_program(seed, strategy.num_replicas_in_sync), strategy, compiled=seed % 2 == 1)
+        except AssertionError as error:
+            wrong.append(f"{seed}: {error}")
+    return wrong
