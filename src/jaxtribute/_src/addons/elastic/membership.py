@@ -1,11 +1,11 @@
 """Who trains together: one state machine for each island, without sockets and without a clock of its own.
 
-Islands agree on *views*. A view has a number, its members, and its *exiles*: members of earlier views that were left out
-without proof that they are dead. The members of a view are the acceptors of the next number (Paxos): a proposal is
-decided once a quorum of them has accepted it, so that no number has two views. A quorum is more than half of the
-members, or half of them with the lowest, or all that are not proved dead. The last makes the two ends meet: of islands
-that die one after the other, the last one goes on alone, while an island that is merely silent is never overtaken by
-fewer than half.
+Islands agree on *views*. A view has a number, its members, and its *exiles*: members of earlier views that were left
+out without proof that they are dead. The members of a view are the acceptors of the next number (Paxos): a proposal is
+decided once a quorum of them has accepted it, so that no number has two views with living members. A quorum is more
+than half of the members, or half of them with the lowest, or all that are not proved dead. The last makes the two ends
+meet: of islands that die one after the other, the last one goes on alone, while an island that is merely silent is
+never overtaken by fewer than half.
 
 Two rules keep the last kind of quorum safe. A view with exiles takes in nobody: if all its members die, no newcomer is
 left who would go on while the exiles, who have proof that all others are dead, go on as well. And a process that has
@@ -70,6 +70,7 @@ class Kind(Enum):
     ACCEPTED = "accepted"
     DECIDED = "decided"
     JOIN = "join"
+    ALIVE = "alive"
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,13 @@ class Membership:
         """Takes note of a sign of life."""
         self.suspected.discard(island)
 
+    def signs(self) -> list[Send]:
+        """Signs of life for the other members, who answer with a newer view if there is one."""
+        if self.view is None or self.fenced:
+            return []
+        alive = Message(Kind.ALIVE, self.view.number)
+        return [(member, alive) for member in self.view.members if member != self.me]
+
     def tick(self, now: float) -> list[Send]:
         """Proposes a new view if one is wanted and it falls to this island; to be called from time to time."""
         view = self.view
@@ -188,6 +196,9 @@ class Membership:
         view = self.view
         if view is None or message.number > view.number + 1:
             return []
+        if message.kind is Kind.ALIVE:
+            late = message.number < view.number
+            return [(sender, Message(Kind.DECIDED, view.number, view=view))] if late else []
         if message.number <= view.number:
             # Whoever proposes what is decided already has missed it.
             if message.kind in (Kind.PREPARE, Kind.ACCEPT):
@@ -205,8 +216,13 @@ class Membership:
         view = self.view
         if view is None:
             return []
-        if sender in view.members:
+        if sender in view.members or sender in view.exiles:
             return [(sender, Message(Kind.DECIDED, view.number, view=view))]
+        # Nobody starts a process anew before the old one has ended.
+        known = (*view.members, *view.exiles, *self._joining)
+        older = [island for island in known if island.rank == sender.rank and island < sender]
+        self.dead.update(older)
+        self._joining.difference_update(older)
         self._joining.add(sender)
         return self.tick(now)
 
@@ -227,10 +243,24 @@ class Membership:
         awaited = set(view.members) - self._doubted
         if not awaited <= proposal.promises.keys() or not self.is_quorum(proposal.promises):
             return []
-        before = max(proposal.promises.values(), key=lambda promise: promise.earlier)
-        proposal.value = before.view if before.view is not None else self._wanted(view, proposal.promises)
+        proposal.value = self._bound_to(proposal) or self._wanted(view, proposal.promises)
         accept = Message(Kind.ACCEPT, message.number, proposal.ballot, proposal.value)
         return self._to(list(proposal.promises), accept, now)
+
+    def _bound_to(self, proposal: _Proposal) -> View | None:
+        """The view that may have been decided already, and must be proposed again."""
+        before = max(proposal.promises.values(), key=lambda promise: promise.earlier)
+        value = before.view
+        if value is None or not self._takes_in(value):
+            return value
+        # Every member that goes on has to accept such a view: if one has not, it is not decided, nor will be.
+        accepted = {member for member, promise in proposal.promises.items() if promise.view == value}
+        return value if proposal.promises.keys() & set(value.members) <= accepted else None
+
+    def _takes_in(self, value: View) -> bool:
+        """True if a proposal has members that the view before has not."""
+        assert self.view is not None
+        return not set(value.members) <= set(self.view.members)
 
     def _wanted(self, view: View, promised: Iterable[Island]) -> View:
         """The view after `view`, as this island proposes it."""
@@ -255,11 +285,16 @@ class Membership:
         if proposal is None or proposal.ballot != message.ballot or proposal.value is None:
             return []
         proposal.accepted.add(sender)
+        decided = proposal.value
         if not self.is_quorum(proposal.accepted):
             return []
-        decided = proposal.value
+        # Newcomers hear of the decision from the proposer alone. If a member that goes on had not accepted, and all
+        # others died, it would decide on this number again, without them.
+        going_on = set(view.members).intersection(decided.members) - self.dead
+        if self._takes_in(decided) and not going_on <= proposal.accepted:
+            return []
         everyone = dict.fromkeys((*view.members, *decided.members))
-        sends = self._to([one for one in everyone if one != self.me], _decision(decided), now)
+        sends = self._to([other for other in everyone if other != self.me], _decision(decided), now)
         return [*sends, *self._install(decided, now)]
 
     def is_quorum(self, islands: Iterable[Island]) -> bool:
@@ -275,7 +310,9 @@ class Membership:
         if self.view is not None and view.number <= self.view.number:
             return []
         if self.view is None and self.me not in view.members:
-            return []  # decided before this island had asked
+            # Decided before this island had asked; or it was taken in and left out again before it heard of it.
+            self.fenced = self.me in view.exiles
+            return []
         self.view, self._proposal = view, None
         self._promised, self._accepted = _NO_BALLOT, None
         self._joining.difference_update(view.members)
@@ -290,10 +327,7 @@ class Membership:
 
     def _to(self, receivers: Sequence[Island], message: Message, now: float) -> list[Send]:
         """Messages to others; what goes to this island itself is dealt with at once."""
-        sends: list[Send] = []
-        for receiver in receivers:
-            if receiver != self.me:
-                sends.append((receiver, message))
+        sends = [(receiver, message) for receiver in receivers if receiver != self.me]
         if self.me in receivers:
             sends += self.receive(self.me, message, now)
         return sends
