@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from jaxtribute._src.addons.elastic.membership import Island, Kind, Membership, Message, Send, State, View
+from jaxtribute._src.addons.elastic.membership import Ballot, Island, Kind, Membership, Message, Send, State, View
 
 TICK_S = 0.25
 SILENT_S = 1.0
@@ -205,12 +205,13 @@ def settle(network: Network, seconds: float = 30.0) -> None:
 def history(seed: int) -> Network:
     """A network that some disturbances came over, at random moments."""
     chance = random.Random(seed)
-    islands = chance.randint(1, 5)
+    islands = chance.choice((1, 2, 3, 3, 4, 5))
     network = Network(seed, islands)
-    for _ in range(chance.randint(1, 8)):
-        ranks = chance.sample(range(islands), chance.randint(1, max(1, islands - 1)))
+    for _ in range(chance.randint(1, 12)):
+        ranks = chance.sample(range(islands), chance.randint(1, max(1, (islands + 1) // 2)))
         disturb(network, chance.choice(KINDS), ranks)
-        network.run(chance.choice((0.01, 0.1, 0.5, 2.5)))
+        # Mostly in the middle of what the disturbance before has set off.
+        network.run(chance.choice((0.02, 0.05, 0.05, 0.1, 0.2, 0.5, 1.5)))
     return network
 
 
@@ -290,3 +291,15 @@ def test_of_two_halves_that_with_the_first_island_goes_on() -> None:
     disturb(network, "cut", [0])
     network.run(4.0)
     assert views(network) == {0: (0,), 1: (0, 1)}
+
+
+def test_what_may_have_been_decided_is_proposed_again() -> None:
+    islands = tuple(Island(rank) for rank in range(3))
+    membership = Membership(islands[0], View(0, islands))
+    ((receiver, prepare),) = [send for send in membership.suspect(islands[2], 0.0) if send[0] != islands[2]]
+    assert receiver == islands[1]
+    assert prepare.kind is Kind.PREPARE
+    before = View(1, islands[1:], (islands[0],))
+    promise = Message(Kind.PROMISE, 1, prepare.ballot, before, Ballot(0, islands[1]))
+    accepts = [message for _, message in membership.receive(islands[1], promise, 0.1)]
+    assert {message.view for message in accepts} == {before}
