@@ -108,8 +108,8 @@ class Links:
             connection = self._outgoing.get((rank, lane)) or self._connected(rank, lane)
             if connection is None:
                 return False
-            connection.settimeout(max(end - time.monotonic(), 0.001))
             try:
+                connection.settimeout(max(end - time.monotonic(), 0.001))
                 size = sum(map(len, parts))
                 connection.sendall(_HEAD.pack(*head, size))
                 for part in parts:
