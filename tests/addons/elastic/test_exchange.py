@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.processes import free_ports
 
 from jaxtribute._src.addons.elastic.exchange import Islands
 from jaxtribute._src.addons.elastic.membership import Island, View
 from jaxtribute._src.addons.elastic.packing import Parcel
 from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
-from tests.support.processes import free_ports
 
 
 @contextmanager

@@ -1,0 +1,116 @@
+"""`IslandProgram`: compiled steps that can be done again. Nothing is donated, and nothing kept before the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxtribute._src.addons.elastic.membership import View
+from jaxtribute._src.addons.elastic.runtime import PLACE, IslandMesh
+from jaxtribute._src.addons.elastic.values import IslandValue
+from jaxtribute.extending import Capture, EagerStep, Programs, slice_sizes, updating
+
+
+class IslandProgram:
+    """A function compiled for one structure of arguments; what `Program` is elsewhere.
+
+    Args:
+      first: the function as traced for the first shapes.
+      retrace: traces it for others, and for other views.
+      home: accepted; the device is the one that the function runs on.
+      donated_leaves: accepted; nothing is donated.
+      name: the function's, for messages.
+      repeatable: accepted.
+    """
+
+    def __init__(
+        self,
+        first: Capture,
+        retrace: Callable[[Sequence[Any]], Capture],
+        home: object = None,
+        donated_leaves: Sequence[int] = (),
+        name: str = "",
+        repeatable: tuple[type, ...] = (),
+    ) -> None:
+        mesh = first.executor.home
+        assert isinstance(mesh, IslandMesh)
+        self.name, self._mesh, self._retrace = name, mesh, retrace
+        self._first: Capture | None = first
+        self._compiled: dict[Any, _Compiled] = {}
+
+    def __call__(self, leaves: Sequence[Any], within: EagerStep | None = None) -> Any:
+        """Takes one step with the other islands."""
+        mesh = self._mesh
+
+        def body(view: View) -> tuple[_Compiled, list[Any]]:
+            compiled = self._for(leaves, view)
+            # Before it is told that this island holds the step, all of it must be there.
+            return compiled, jax.block_until_ready(compiled(leaves, within, mesh.place_in(view)))
+
+        compiled, outputs = mesh.step(body)
+        return compiled.kept(outputs, within, mesh.islands.view.number)
+
+    def _for(self, leaves: Sequence[Any], view: View) -> _Compiled:
+        """The program for arguments of such shapes in a view of such a size."""
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        count, place = len(view.members), self._mesh.place_in(view)
+        # Which of the arguments are batches is known to the trace alone: the shares of all are asked.
+        shares = tuple(slice_sizes(leaf.shape[0], count)[place] if leaf.ndim else 0 for leaf in leaves)
+        key = shapes, count, shares
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            capture, self._first = self._first, None
+            if capture is None or self._mesh.view_of(capture.executor) != view:
+                capture = self._retrace(leaves)
+            compiled = self._compiled[key] = _Compiled(capture, self._mesh)
+        return compiled
+
+
+class _Compiled:
+    """A traced function, compiled for shapes and for the size of a view."""
+
+    def __init__(self, capture: Capture, mesh: IslandMesh) -> None:
+        self._capture, self._mesh = capture, mesh
+        self._inputs: list[Any] = list(capture.executor.inputs)
+        self._written: list[Any] = list(capture.executor.written)
+        self._count = capture.tree.num_leaves
+        self._fed = capture.executor.fed
+        run = Programs.as_function(capture.closed)
+
+        def program(leaves: list[Any], inputs: list[Any]) -> list[Any]:
+            own = len(leaves) - self._fed
+            outputs = run(*leaves[:own], *inputs, *leaves[own:])
+            # JAX would hand an input that is also an output back as it is: the caller's own memory, as a variable's.
+            passed = {id(value) for value in (*leaves, *inputs)}
+            return [jnp.copy(value) if id(value) in passed else value for value in outputs]
+
+        self._jitted: Any = jax.jit(program)
+
+    def __call__(self, leaves: Sequence[Any], within: EagerStep | None, place: int) -> list[Any]:
+        """Computes the results and the variables' new values."""
+        inputs: list[Any] = []
+        for entry in self._inputs:
+            if entry is PLACE:
+                inputs.append(jnp.int32(place))
+            else:
+                inputs.append(entry.peek() if within is None else within.get(entry))
+        with jax.default_device(self._mesh.devices[0]):
+            return self._jitted(list(leaves), inputs)
+
+    def kept(self, outputs: Sequence[Any], within: EagerStep | None, view: int) -> Any:
+        """Gives the variables their new values, and returns the function's results."""
+        new = list(zip(self._written, outputs[self._count :], strict=True))
+        if within is None:
+            with updating:
+                for variable, array in new:
+                    variable.bind(array)
+        else:
+            within.operate(lambda: [within.bind(variable, array) for variable, array in new])
+        result = self._capture.result(outputs[: self._count])
+        for leaf in jax.tree.leaves(result, is_leaf=lambda leaf: isinstance(leaf, IslandValue)):
+            if isinstance(leaf, IslandValue):
+                leaf.view = view
+        return result

@@ -1,0 +1,132 @@
+"""`IslandMesh`: one device, and the other islands behind it; what programs and eager steps ask of them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import io_callback
+
+from jaxtribute._src.addons.elastic.exchange import Islands
+from jaxtribute._src.addons.elastic.membership import View
+from jaxtribute.extending import Context, Overlay, ReplicaMesh, TracedProgram, Tracer, slice_sizes
+from jaxtribute.typing import Array, Device, HostArray
+
+R = TypeVar("R")
+
+
+class Place:
+    """Stands for this island's number in the view, among the inputs of a program."""
+
+
+PLACE = Place()
+
+
+class IslandMesh(ReplicaMesh):
+    """The device of this island's replica, and the other islands.
+
+    Args:
+      device: the device.
+      islands: this island among the others.
+    """
+
+    def __init__(self, device: Device, islands: Islands) -> None:
+        super().__init__([device])
+        self.islands = islands
+        self._pinned: View | None = None
+        self._traced: weakref.WeakKeyDictionary[Any, View] = weakref.WeakKeyDictionary()
+        """The view that each function is traced for."""
+        from jaxtribute._src.addons.elastic.program import IslandProgram  # it needs this module
+
+        self.program = IslandProgram
+
+    def step(self, body: Callable[[View], R]) -> R:
+        """Takes a step with the other islands; see `Islands.step`. Within a step, `body` is a part of it."""
+        if self._pinned is not None:
+            return body(self._pinned)
+
+        def within(view: View) -> R:
+            self._pinned = view
+            try:
+                return body(view)
+            finally:
+                self._pinned = None
+
+        return self.islands.step(within)
+
+    @staticmethod
+    def executor() -> Any:
+        """The executor of the program or step that the calling code is part of."""
+        executor: Any = Context.current().executor
+        while isinstance(executor, Overlay):
+            executor = executor.below
+        return executor
+
+    @property
+    def view(self) -> View:
+        """The view that the code which asks is run or traced for."""
+        executor = self.executor()
+        if isinstance(executor, TracedProgram):
+            return self._traced.setdefault(executor, self._pinned or self.islands.view)
+        return self._pinned or self.islands.view
+
+    def view_of(self, executor: Any) -> View | None:
+        """The view that a function was traced for; None if it has not asked."""
+        return self._traced.get(executor)
+
+    @property
+    def place(self) -> Any:
+        """This island's number in the view: an int32 scalar, which programs take as an input."""
+        executor = self.executor()
+        if isinstance(executor, TracedProgram):
+            _ = self.view  # which it is traced for from now on
+            return executor.take(PLACE, (), jnp.dtype("int32"))
+        return jnp.int32(self.place_in(self.view))
+
+    def place_in(self, view: View) -> int:
+        """This island's number in a view."""
+        return view.members.index(self.islands.me)
+
+    def own_rows(self, array: Array) -> Array:
+        """This island's rows of an array that has those of all."""
+        view, total = self.view, array.shape[0]
+        sizes = slice_sizes(total, len(view.members))
+        size = sizes[self.place_in(view)]
+        start = jnp.minimum(self.place * np.int32(sizes[0]), np.int32(total - size))
+        return lax.dynamic_slice_in_dim(array, start, size)
+
+    # Exchanges. Traced, they become calls out of the program; failed ones give zeros, and the step is done again.
+
+    def total(self, arrays: Sequence[Array], what: str) -> list[Any]:
+        """The sums of all islands' arrays. Differentiable: backwards it is the same sum of the cotangents."""
+        call = jax.custom_vjp(lambda leaves: self._summed(leaves, what))
+        call.defvjp(
+            lambda leaves: (self._summed(leaves, what), None),
+            lambda _, cotangents: (self._summed(cotangents, f"gradient of {what}"),),
+        )
+        return call(list(arrays))
+
+    def _summed(self, arrays: Sequence[Array], what: str) -> list[Any]:
+        def exchange(*given: Any) -> list[HostArray]:
+            return self.islands.sum(list(map(np.asarray, given)), what)
+
+        if not any(isinstance(array, Tracer) for array in arrays):
+            sums = self.step(lambda _: exchange(*arrays))
+            return list(map(jnp.asarray, sums))
+        shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+        return io_callback(exchange, shapes, *arrays, ordered=True)
+
+    def agreed(self, value: Any, what: str, settings: str) -> Any:
+        """The first island's `value`; all must call it."""
+        array = np.asarray(value)
+
+        def body(view: View) -> Any:
+            own = array if self.place_in(view) == 0 else np.zeros_like(array)
+            return self.islands.sum([own], f"{what}, {settings}")[0]
+
+        return self.step(body)
