@@ -73,13 +73,13 @@ package: $(READY)  ## build wheel and sdist into dist/, and try the wheel in an 
 	build/smoke/bin/jaxtribute --help >/dev/null
 	cd build/smoke && JAXTRIBUTE_CPU_DEVICES=2 bin/python $(CURDIR)/tests/support/smoke.py
 
-lowest:  ## two cases of each test of the core on the oldest Python, at the lowest versions that pyproject.toml allows
+lowest:  ## a case of each test of the core on the oldest Python, at the lowest versions that pyproject.toml allows
 	@test -n "$(OLDEST)" || { echo "the oldest leg needs Python 3.11. HINT: install it, or run make lowest OLDEST=/path/to/python3.11"; exit 1; }
 	$(OLDEST) -m venv build/lowest
 	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check uv
 	VIRTUAL_ENV=build/lowest build/lowest/bin/uv pip install --quiet --resolution lowest-direct --editable '.[test]'
 	build/lowest/bin/python -m pytest --numprocesses=3 --dist=worksteal -m "not slow" \
-		--cases=2 tests/core
+		--cases=1 tests/core
 
 # Beside the compilers JAX would look for their accelerators, in every test: so they have environments of their own.
 tpu-compiler: COMPILERS = tpu-compiler

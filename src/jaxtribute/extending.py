@@ -10,7 +10,7 @@ Names that have no documentation of their own:
 
 - `points`: the module with the points at which add-ons register: `points.PICTURES.register(...)`.
 - `settings`: the module with the checks of arguments: `settings.whole("limit", limit, 1)`.
-- `Jaxpr`, `ClosedJaxpr`, `JaxprEqn`, `Var`, `Literal`, `Tracer`: JAX's classes, the same names for all its versions.
+- `Jaxpr`, `JaxprEqn`, `Var`, `Literal`, `Tracer`: JAX's classes, the same names for all its versions.
 - `updating`: the lock that is held while a step gives up variables' arrays and puts new ones in place.
 """
 
@@ -85,7 +85,6 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.input.sources.iterables import IterableSource as IterableSource
     from jaxtribute._src.core.input.splitting import Shard as Shard
     from jaxtribute._src.core.input.splitting import slice_sizes as slice_sizes
-    from jaxtribute._src.core.jaxprs.core import ClosedJaxpr as ClosedJaxpr
     from jaxtribute._src.core.jaxprs.core import Jaxpr as Jaxpr
     from jaxtribute._src.core.jaxprs.core import JaxprEqn as JaxprEqn
     from jaxtribute._src.core.jaxprs.core import Literal as Literal
@@ -100,6 +99,7 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.optimizer.parameters import Parameters as Parameters
     from jaxtribute._src.core.optimizer.slots import Slots as Slots
     from jaxtribute._src.core.optimizer.slots import optax_rules as optax_rules
+    from jaxtribute._src.core.optimizer.updates import Slicing as Slicing
     from jaxtribute._src.core.strategies.groups import Groups as Groups
     from jaxtribute._src.core.strategies.groups import ProgramLayout as ProgramLayout
     from jaxtribute._src.core.strategies.multi_worker import MultiWorkerExtended as MultiWorkerExtended

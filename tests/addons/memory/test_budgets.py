@@ -1,6 +1,7 @@
 """`memory=`: gradients are those of plain JAX, what is kept stays within the budget, and what cannot be is refused."""
 
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
+from jaxtribute.errors import ArgumentError
 from jaxtribute.experimental import Event, Observer, observe
 
 ALL = os.environ.get("JAXTRIBUTE_ALL_CASES") == "1"
@@ -190,3 +192,22 @@ def test_gradients_are_those_of_plain_jax(name: str, kind: str, rows: int, wide:
     np.testing.assert_allclose(value_again, value, rtol=1e-12)
     np.testing.assert_allclose(own, grads, rtol=1e-9, atol=1e-14)
     np.testing.assert_allclose(grads_again, grads, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_refusal_names_the_least_budget(name: str, wide: None) -> None:
+    weights, x = _data(rows=ROWS)
+
+    def traced(memory: int) -> None:
+        w = jd.Variable(weights)
+        gradient = jd.grad(lambda: jnp.mean(MODELS[name](w.read_value(), jnp.asarray(x))), w, memory=memory)
+        jd.function(gradient)()
+
+    with pytest.raises(ArgumentError, match="needs") as refused:
+        traced(1)
+    figure = re.search(r"needs ([\d.]+) KiB", str(refused.value))
+    assert figure is not None
+    least = float(figure[1]) * 1024
+    traced(int(least * 1.01))
+    with pytest.raises(ArgumentError, match=r"needs"):
+        traced(int(least * 0.8))

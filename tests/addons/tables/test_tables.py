@@ -198,3 +198,34 @@ def test_a_combiner_of_a_plain_variable_is_that_of_a_table() -> None:
         plain = jd.nn.embedding_lookup(jd.Variable(first), ids, weights, combiner)
         np.testing.assert_allclose(plain, jd.nn.embedding_lookup(table_of(first), ids, weights, combiner), rtol=1e-6)
         np.testing.assert_array_equal(plain[1], 0)
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("combiner", [None, "mean"])
+def test_the_last_batch_leaves_replicas_fewer_rows_or_none(combiner: Any, compiled: bool) -> None:
+    """Such a step runs as Python, within which the update of all replicas is compiled all the same."""
+    first = np.random.default_rng(0).normal(size=(7, 2)).astype(np.float32)
+    ids = np.random.default_rng(1).integers(0, 7, size=(10, 3)).astype(np.int32)
+
+    def trained(strategy: jd.Strategy) -> Any:
+        with strategy.scope():
+            table = table_of(first)
+            optimizer = jd.Optimizer(optax.adagrad(0.1), [table])
+
+        def replica(ids: Any) -> None:
+            def loss() -> Any:
+                return (jd.nn.embedding_lookup(table, ids, combiner=combiner) ** 2).sum()
+
+            optimizer.apply_gradients(jd.grad(loss, [table])())
+
+        def step(ids: Any) -> None:
+            strategy.run(replica, (ids,))
+
+        run = jd.function(step) if compiled else step
+        examples = strategy.experimental_make_numpy_dataset(ids)
+        for batch in strategy.experimental_distribute_dataset(examples.batch(6)):  # the last has 2, 2 and 0 of its 4
+            run(batch)
+        return table.numpy()
+
+    np.testing.assert_allclose(trained(jd.MirroredStrategy(3)), trained(jd.OneDeviceStrategy("CPU:0")), atol=1e-6)

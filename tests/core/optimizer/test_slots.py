@@ -12,7 +12,7 @@ import pytest
 import jaxtribute as jd
 from grouped_programs import grouped
 from jaxtribute._src.core.optimizer.parameters import Parameters
-from jaxtribute._src.core.optimizer.slots import leaves_of
+from jaxtribute._src.core.optimizer.slots import Slots
 from jaxtribute._src.core.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.core.values.policies.sliced import SlicedPolicy
 from jaxtribute.errors import ArgumentTypeError, ShapeError
@@ -163,7 +163,7 @@ def test_random_keys_are_kept_as_data() -> None:
         (3, 5), transform=optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(1)), optax.sgd(0.1))
     )
     assert [slot.dtype for slot in optimizer.variables] == [np.int32, np.uint32]
-    (data,) = leaves_of(jax.random.key(1))
+    (data,) = Slots.arrays_of(jax.random.key(1))
     assert data.tolist() == [0, 1]
 
 

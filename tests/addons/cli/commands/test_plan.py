@@ -95,6 +95,9 @@ def test_calibration(monkeypatch: pytest.MonkeyPatch, saved: str, capsys: pytest
         (["--device-kind", "abacus"], "no device is called 'abacus'"),
         (["--device-kind", "h200", "--link", "string"], "no link is called 'string'"),
         (["--calibrate"], "runs a script, which"),
+        (["--shapes"], "--shapes was given with"),
+        (["--shapes", "--calibrate"], "--shapes was given with --calibrate"),
+        (["--shapes", "--topology", "v5e:2x2"], "--shapes was given with --topology"),
     ],
 )
 def test_errors(saved: str, capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:

@@ -108,8 +108,16 @@ class Search:
         plan = self.everything()
         if plan.peak <= budget:
             return plan
-        least, fastest = plan, None
-        for limit in self._limits(budget):
+        fastest, _ = self._searched(budget, budget)
+        if fastest is not None:
+            return fastest
+        # A piece that needs more than the budget may be a part of the plan that needs least, which no budget changes.
+        return self._searched(plan.peak, budget)[1]
+
+    def _searched(self, most: int, budget: int) -> tuple[Plan | None, Plan]:
+        """The fastest plan that fits, and the one that needs least, of pieces that need at most `most` bytes."""
+        least, fastest = self.everything(), None
+        for limit in self._limits(most):
             low, high = -12.0, 6.0
             for _ in range(_PRICES):
                 middle = (low + high) / 2
@@ -121,14 +129,14 @@ class Search:
                         fastest = plan
                 else:
                     low = middle
-        return fastest or least
+        return fastest, least
 
-    def _limits(self, budget: int) -> Iterator[float]:
+    def _limits(self, most: int) -> Iterator[float]:
         """Bytes that may be needed besides what is kept."""
         works = sorted({option.work for option in self.all_options()})
         yield math.inf
         if works:
-            limit, least = float(min(works[-1], budget)), max(works[0], 1)
+            limit, least = float(min(works[-1], most)), max(works[0], 1)
             while limit > least:
                 yield limit
                 limit *= 0.7

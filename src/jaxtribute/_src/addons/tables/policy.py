@@ -12,6 +12,7 @@ from jax import lax
 import jaxtribute as jd
 from jaxtribute._src.addons.tables.exchange import Exchange, summed
 from jaxtribute._src.addons.tables.rows import Places
+from jaxtribute._src.addons.tables.updates import Reduction, RowUpdates
 from jaxtribute.errors import VariableError
 from jaxtribute.extending import Policy, ReplicaMesh, own
 
@@ -104,8 +105,17 @@ class TablePolicy(Policy):
             "assign it outside of strategy.run."
         )
 
-    def touched(self, rows: IndexedSlices, variable: Variable, reduction: Any) -> tuple[Any, Any]:
-        """The places in this replica's part, and the sums of all replicas' gradients there."""
+    def row_updates(self, optimizer: Any, update: Any, parameters: Any, slots: Any, options: Any) -> RowUpdates:
+        """The updates of touched rows, of this table and of all others of the optimizer."""
+        return RowUpdates(optimizer, update, parameters, slots, options)
+
+    def touched(self, rows: IndexedSlices, variable: Variable, reduction: Reduction) -> tuple[Any, Any]:
+        """The rows of this replica's part that a step changes.
+
+        Returns:
+          The places in the part, each once and in order, of shape `(n,)`, with places behind its end that name none;
+          and the gradients there, summed up over the replicas.
+        """
         places = self.places
         values = jnp.asarray(rows.values, variable.dtype)
         ids = jnp.asarray(rows.indices, np.int32)

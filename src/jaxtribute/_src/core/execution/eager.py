@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
@@ -119,6 +120,15 @@ class EagerStep(Viewed, Eager):
     def view(self) -> Hashable:
         """The step's own, or as long as no kept function has read what it writes that of the stored values."""
         return self._view
+
+    @contextmanager
+    def compiling(self) -> Generator[None]:
+        """Within it a `jd.function` is compiled, also in a step that runs as Python."""
+        uncompiled, self.uncompiled = self.uncompiled, False
+        try:
+            yield
+        finally:
+            self.uncompiled = uncompiled
 
     def get(self, variable: Variable) -> Any:
         """The array as the step has written it, else the stored one."""

@@ -4,7 +4,7 @@
     LockstepReplica       one replica that runs as Python, and meets the others           lockstep.py
     TracedFunction        a `jd.function` that is being traced                            traced.py
     TracedReplica         one replica of such a function                                  traced.py
-    MergedReplicas        a `merge_call` of such replicas                                 traced.py
+    MergedReplicas        a `merge_call` of such replicas                                 merged.py
     Overlay               any of these, while `jd.grad` differentiates by variables       overlay.py
 
 A context (`context.py`) is a strategy and an executor. What a replica asks of the others (`ReplicaContext`), what a
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -83,6 +84,10 @@ class Executor(ABC):
     def placement(self, value: jax.Array) -> Sharding | None:
         """The placement on devices of an array that all replicas are given; None if it is not known."""
         return None if isinstance(value, Tracer) else value.sharding
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """Within it a `jd.function` is compiled, also where that of the user runs as Python."""
+        return nullcontext()
 
     # Variables.
 

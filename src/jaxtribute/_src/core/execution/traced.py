@@ -1,4 +1,4 @@
-"""Executors of code that is being traced: a whole function, one replica of it, a `merge_call` among replicas."""
+"""Executors of code that is being traced: a whole function, and one replica of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.collectives import in_replica
-from jaxtribute._src.core.collectives.cross_replica import check_axes
 from jaxtribute._src.core.collectives.in_replica import guarded
 from jaxtribute._src.core.collectives.products import PutOff
 from jaxtribute._src.core.collectives.summation import Summation
@@ -33,7 +32,6 @@ from jaxtribute.errors import StrategyMixError, TraceError
 
 if TYPE_CHECKING:
     from jaxtribute._src.core.execution.gathers import Gathers
-    from jaxtribute._src.core.strategies.base import Strategy
 
 variable_p = placeholder("jd_variable")
 """Stands for a variable's value in a traced program, until `lift` turns it into an input."""
@@ -397,6 +395,9 @@ class TracedReplica(TracedProgram):
 
     def merge(self, fn: Function, args: Nest, kwargs: Nest) -> Any:
         """Runs `fn(strategy, ...)` once for all replicas: here, the same program on each of them."""
+        # Imported where it is used: few programs merge.
+        from jaxtribute._src.core.execution.merged import MergedReplicas
+
         strategy = contexts.current().strategy
         merged = MergedReplicas(self)
         # Every array counts as this replica's own, also those that are the same on all: it cannot be known here which
@@ -437,62 +438,6 @@ class TracedReplica(TracedProgram):
 def _part(value: Leaf) -> Any:
     """The part of a distributed value that one replica has; all else as it is."""
     return value.data if isinstance(value, (PerReplica, Mirrored)) else value
-
-
-class MergedReplicas(Executor):
-    """A `merge_call` in a program that is being traced: code of all replicas, which each of them computes.
-
-    Args:
-      replica: the executor of the replica function; variables are read and written there.
-    """
-
-    local = True
-    traced = True
-    standpoint = standpoints.IN_MERGE_CALL
-
-    def __init__(self, replica: TracedReplica) -> None:
-        self.replica = replica
-
-    @property
-    def view(self) -> Hashable:
-        return self.replica.view
-
-    def get(self, variable: Variable) -> Any:
-        """Returns what the replica holds of the variable."""
-        return self.replica.get(variable)
-
-    def set(self, variable: Variable, value: Numeric) -> None:
-        """Sets what the replica holds of the variable."""
-        self.replica.set(variable, value)
-
-    def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
-        """Returns `make` of what the replica holds of the variable."""
-        return self.replica.derive(variable, make)
-
-    def create(self, make: Making) -> Variable:
-        """Makes the variable, outside the traced program."""
-        return self.replica.create(make)
-
-    def reduce(
-        self, strategy: Strategy, values: Sequence[Any], op: ReduceOp, axis: int | tuple[int, ...] | None
-    ) -> list[Any]:
-        """Returns each value reduced, of which this replica has its component."""
-        return [self._reduced(strategy, value, op, axis) for value in values]
-
-    def _reduced(self, strategy: Strategy, value: Numeric, op: ReduceOp, axis: int | tuple[int, ...] | None) -> Any:
-        if not isinstance(value, LocalPerReplica):
-            return super().reduce(strategy, [value], op, axis)[0]
-        axes = check_axes(axis, value.data.ndim)
-        return in_replica.reduce_local(value.data, op, axes, value.mesh.size, value.idle, value.uneven)
-
-    def gather(self, value: Numeric, axis: int) -> Any:
-        """Returns a value concatenated over the replicas, of which this one has its component."""
-        if isinstance(value, LocalPerReplica):
-            return self.replica.all_gather([value.data], axis)[0]
-        return super().gather(value, axis)
-
-    def constrain(self, value: Array, layout: Layout, mesh: ReplicaMesh) -> Array:
-        return self.replica.constrain(value, layout, mesh)
 
 
 def lift(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -8,6 +8,8 @@ from jaxtribute._src.core.jaxprs import core, flow, kinds, walking
 class Programs:
     """Questions about programs (jaxprs) and their operations (equations)."""
 
+    Closed = core.ClosedJaxpr
+    """JAX's class of programs with their constants."""
     ELEMENTWISE = kinds.ELEMENTWISE
     """Names of the operations that compute each element from the elements in its place."""
     STRUCTURES = walking.STRUCTURES
@@ -22,6 +24,7 @@ class Programs:
     mentions = staticmethod(kinds.mentions)
     names_axis = staticmethod(kinds.names_axis)
     opened = staticmethod(core.opened)
+    operations_in = staticmethod(walking.operations_in)
     programs_in = staticmethod(walking.programs_in)
     pruned = staticmethod(core.pruned)
     repeatable = staticmethod(kinds.repeatable)

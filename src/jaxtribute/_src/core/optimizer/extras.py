@@ -18,7 +18,7 @@ from jaxtribute._src.core.jaxprs.core import JaxprEqn, opened
 from jaxtribute._src.core.jaxprs.flow import Flow
 from jaxtribute._src.core.optimizer.gradients import shape_of
 from jaxtribute._src.core.optimizer.parameters import Parameters
-from jaxtribute._src.core.optimizer.slots import leaves_of, optax_rules
+from jaxtribute._src.core.optimizer.slots import Slots, optax_rules
 from jaxtribute._src.core.values.operators import operand
 from jaxtribute.errors import ArgumentError
 
@@ -113,7 +113,7 @@ def uses_value(transform: Any, parameters: Parameters, gradients: Any) -> bool:
     """
 
     def update(value: Any, grads: Any, state: Any, params: Any) -> Any:
-        return leaves_of(transform.update(grads, state, params, value=value))
+        return Slots.arrays_of(transform.update(grads, state, params, value=value))
 
     value = jax.ShapeDtypeStruct((), jnp.result_type(float))
     try:

@@ -22,8 +22,7 @@ from jaxtribute._src.core.optimizer.extras import Extras, check_cycle, check_tak
 from jaxtribute._src.core.optimizer.gradients import Targets, for_examples, listed, names_of
 from jaxtribute._src.core.optimizer.hyperparameters import plain, settable
 from jaxtribute._src.core.optimizer.parameters import Parameters
-from jaxtribute._src.core.optimizer.row_updates import RowUpdates
-from jaxtribute._src.core.optimizer.slots import Slots, leaves_of, make_slots, optax_rules
+from jaxtribute._src.core.optimizer.slots import Slots, make_slots, optax_rules
 from jaxtribute._src.core.optimizer.updates import (
     LossScale,
     Update,
@@ -122,7 +121,7 @@ class Optimizer:
         self._slots: Slots
         self._sliced: dict[int, Cut]
         self._accumulation: Accumulation | None = None
-        self._rows: RowUpdates | None = None
+        self._rows: Any = None
         cycle, op = _checked_cycle(accumulate_steps, accumulate_op)
         self.remote: Any = self._strategy.extended.remote_optimizer(transform, self.nest)
         """The updater of variables of other processes; None if this object updates the variables."""
@@ -145,10 +144,10 @@ class Optimizer:
         of_grads = enumerate(places[variable] for variable in self._wrt)
         self._sliced_grads = {k: self._sliced[i] for k, i in of_grads if i in self._sliced}
         self._update = _whole_update(transform, self._slots, self._parameters, gradients)
-        tables = [variable for variable in self._variables if variable.policy.by_rows]
-        if tables:
-            _check_tables(tables, accumulate_steps=cycle if cycle > 1 else None, wrt=wrt)
-            self._rows = RowUpdates(self, self._update, self._parameters, self._slots)
+        table = next((variable for variable in self._variables if variable.policy.by_rows), None)
+        if table is not None:
+            options = {"accumulate_steps": cycle if cycle > 1 else None, "wrt": wrt}
+            self._rows = table.policy.row_updates(self, self._update, self._parameters, self._slots, options)
         self._state = self._slots.variables
         if loss_scale is not None:
             self._update = guarded_update(self._update, loss_scale)
@@ -412,16 +411,6 @@ def _checked_cycle(steps: Any, op: Any) -> tuple[int, ReduceOp]:
     return settings.whole("accumulate_steps", steps, 1), op
 
 
-def _check_tables(tables: Sequence[Variable], **options: Any) -> None:
-    given = {name: value for name, value in options.items() if value is not None}
-    if given:
-        raise ArgumentError(
-            f"an optimizer of tables, {', '.join(names_of(tables))}, updates the rows of each call: "
-            f"{', '.join(f'{name}={value!r}' for name, value in given.items())} is not for it. HINT: leave it out, or "
-            "make an optimizer of its own for the other variables."
-        )
-
-
 def _check_remote(strategy: Strategy, **options: Any) -> None:
     refused = {name: value for name, value in options.items() if value is not None}
     if refused:
@@ -477,6 +466,6 @@ def _whole_update(
             # Under these rules as well: an update may have another dtype than its parameter.
             fresh = parameters.tree.flatten_up_to(optax.apply_updates(nest, updates))
         parameters.check_shapes(fresh, params)
-        return [*fresh, *leaves_of(state)]
+        return [*fresh, *Slots.arrays_of(state)]
 
     return update

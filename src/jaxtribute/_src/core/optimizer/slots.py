@@ -42,7 +42,7 @@ class Slots:
     @staticmethod
     def arrays_of(state: Any) -> list[Any]:
         """A state's arrays; of random keys their data."""
-        return leaves_of(state)
+        return list(map(_data, jax.tree.leaves(state)))
 
     @staticmethod
     def names(paths: Sequence[Any], owners: Sequence[str | None]) -> list[str]:
@@ -68,11 +68,6 @@ class Slots:
                 "optimizer.state gave, e.g. by optax.tree.set."
             ) from None
         return [leaf if isinstance(leaf, Variable) else _data(leaf) for leaf in leaves]
-
-
-def leaves_of(state: Any) -> list[Any]:
-    """The state's arrays; of random keys their data."""
-    return list(map(_data, jax.tree.leaves(state)))
 
 
 def _data(leaf: Leaf) -> Any:
@@ -168,7 +163,9 @@ def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], p
 
     def laid_out(stored: Sequence[Any]) -> list[Any]:
         # As steps will return them, without Python's weak types: a step would be compiled again for each.
-        leaves = [lax.convert_element_type(leaf, leaf.dtype) for leaf in map(jnp.asarray, leaves_of(init(stored)))]
+        leaves = [
+            lax.convert_element_type(leaf, leaf.dtype) for leaf in map(jnp.asarray, Slots.arrays_of(init(stored)))
+        ]
         return [policy.pieces(leaf) for policy, leaf in zip(policies, leaves, strict=True)]
 
     places = [policy.where for policy in policies]
@@ -187,7 +184,7 @@ def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], p
 
 
 def _with_key_data(state: Any) -> Any:
-    return jax.tree.unflatten(jax.tree.structure(state), leaves_of(state))
+    return jax.tree.unflatten(jax.tree.structure(state), Slots.arrays_of(state))
 
 
 def slot_names(paths: Sequence[Any], owners: Sequence[str | None]) -> list[str]:

@@ -312,3 +312,14 @@ def reduce_to_slices(
         piece = sliced[i].scattered(array)
         results[i] = Slice(reduction_of(op).finish(piece, count, _dtype(grads[i])), sliced[i])
     return results
+
+
+class Slicing:
+    """Updates of arrays of which each replica has a piece."""
+
+    Piece = Slice
+    as_cut = staticmethod(as_cut)
+    reduction_of = staticmethod(reduction_of)
+    reduced = staticmethod(reduce_to_slices)
+    replaced_at = staticmethod(replaced_at)
+    update = staticmethod(sliced_update)

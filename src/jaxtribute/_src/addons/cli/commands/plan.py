@@ -77,10 +77,29 @@ def run(arguments: argparse.Namespace) -> int:
     from jaxtribute.errors import JaxtributeError
 
     try:
+        _check_shapes(arguments)
         return _compile(arguments) if arguments.topology else _plan(arguments)
     except JaxtributeError as error:
         sys.stderr.write(f"jaxtribute plan: {error}\n")
         return 2
+
+
+def _check_shapes(arguments: argparse.Namespace) -> None:
+    """Refuses --shapes where it would say nothing.
+
+    Raises:
+      ArgumentError: the command runs steps, compiles for described devices, or reads what was saved.
+    """
+    from jaxtribute.errors import ArgumentError
+
+    others = {
+        "--calibrate, which runs the step": arguments.calibrate,
+        "--topology, which gives variables no memory anyway": arguments.topology,
+        f"{arguments.step}, which was saved": arguments.step.suffix == ".json",
+    }
+    present = [other for other, there in others.items() if there]
+    if arguments.shapes and present:
+        raise ArgumentError(f"--shapes was given with {present[0]}. HINT: leave out one of the two.")
 
 
 def _compile(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from jaxtribute._src.addons.parameter_servers.server.client import Exchange, pul
 from jaxtribute._src.addons.parameter_servers.variables.access import Access, Gather
 from jaxtribute._src.addons.parameter_servers.variables.operations import Rows
 from jaxtribute.errors import TraceError
-from jaxtribute.extending import Capture, ClosedJaxpr, Literal, Programs, ReplicaMesh, Var
+from jaxtribute.extending import Capture, Literal, Programs, ReplicaMesh, Var
 
 
 class ServerProgram:
@@ -211,7 +211,7 @@ class _IdProgram:
       TraceError: ids depend on variables.
     """
 
-    def __init__(self, closed: ClosedJaxpr, leaves: Sequence[Any], ids: Sequence[Any]) -> None:
+    def __init__(self, closed: Programs.Closed, leaves: Sequence[Any], ids: Sequence[Any]) -> None:
         places = {id(var): i for i, var in enumerate(leaves)}
         self._direct = [None if isinstance(var, Literal) else places.get(id(var)) for var in ids]
         self._jitted: Any = None

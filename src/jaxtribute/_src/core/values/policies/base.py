@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -41,21 +40,6 @@ class Update(Enum):
         return old + value if self is Update.ADD else old - value
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The way in which the replicas' rows of a gradient come together.
-
-    Attributes:
-      local: True if each replica has rows of its own, which are exchanged.
-      finish: makes the result of the sum.
-      idle: the replicas that got no data, whose rows do not count.
-    """
-
-    local: bool
-    finish: Callable[[Any], Any]
-    idle: tuple[int, ...] = ()
-
-
 class Writes(Enum):
     """Treatment of what several replicas write."""
 
@@ -85,7 +69,7 @@ class Policy(ABC):
     parameter_device: Device | None = None
     """The one device that stores the value and computes its updates, where replicas run on others."""
     by_rows: bool = False
-    """True if gradients are `IndexedSlices` and an update changes some rows alone; see `touched`."""
+    """True if gradients are `IndexedSlices` and an update changes some rows alone; see `row_updates`."""
     stripes: int = 1
     """Number of runs in which the stored array has rows that follow each other in the value: see `checkpoint/forms`."""
     regathers: bool = False
@@ -222,17 +206,19 @@ class Policy(ABC):
         """The components, one after another along axis 0, in the stored array; and whether each is a scalar."""
         return array, not variable.shape
 
-    def touched(self, rows: Any, variable: Variable, reduction: Rows) -> tuple[Any, Any]:
-        """The rows of one replica's part that a step changes, where `by_rows` holds.
+    def row_updates(self, optimizer: Any, update: Any, parameters: Any, slots: Any, options: Any) -> Any:
+        """The updates of an optimizer whose gradients of such a variable are rows, if `by_rows` holds.
 
         Args:
-          rows: the replica's gradient, `IndexedSlices`.
-          variable: the variable.
-          reduction: how the replicas' rows come together.
+          optimizer: the optimizer.
+          update: its update, as a function of flat lists.
+          parameters: the nest of its variables.
+          slots: its state.
+          options: what it was asked for besides, by name; None for what it was not.
 
         Returns:
-          The places in the part, each once and in order, of shape `(n,)`, with places behind its end that name none;
-          and the gradients there, summed up over the replicas.
+          An object with the methods `updated`, for a program, and `apply_eagerly`; both are given gradients as
+          `IndexedSlices`, and read and write those rows alone.
         """
         raise NotImplementedError
 

@@ -7,26 +7,19 @@ A sum over all rows is known from the touched ones if the others are zero, as in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 import optax
 
-from jaxtribute._src.core.jaxprs.core import JaxprEqn, Literal, aval, opened
-from jaxtribute._src.core.jaxprs.flow import Flow
-from jaxtribute._src.core.jaxprs.kinds import ELEMENTWISE
-from jaxtribute._src.core.jaxprs.walking import operations_in
-from jaxtribute._src.core.optimizer.parameters import Parameters
-from jaxtribute._src.core.optimizer.slots import Slots, leaves_of, optax_rules
-from jaxtribute._src.core.values.variable import Variable
+from jaxtribute import Variable
 from jaxtribute.errors import ArgumentError
+from jaxtribute.extending import Flow, JaxprEqn, Literal, Parameters, Programs, Slots, optax_rules
 
-if TYPE_CHECKING:
-    from jaxtribute._src.core.optimizer.updates import Update
-
+Update = Callable[..., list[Any]]
 _KEEP_ZERO = frozenset(
     "neg abs sign sqrt square cbrt tanh sinh asinh sin tan atan erf real imag conj copy convert_element_type "
     "reduce_precision stop_gradient integer_pow optimization_barrier copy_p round floor ceil expm1 log1p".split()
@@ -80,10 +73,10 @@ def check_row_wise(
     try:
         programs = [_traced(transform, update, parameters, slots, variables, tables, size) for size in _SIZES]
         for (program, rows), size in zip(programs, _SIZES, strict=True):
-            outs = _RowFlow(size).outputs(opened(program), rows)
+            outs = _RowFlow(size).outputs(Programs.opened(program), rows)
             _check_places(outs, slots, variables, tables)
         # In words: a number that is not one equals itself then.
-        first, second = (repr(list(_literals(opened(program).eqns))) for program, _ in programs)
+        first, second = (repr(list(_literals(Programs.opened(program).eqns))) for program, _ in programs)
         if first != second:
             raise NotRowWise("it computes with the number of the table's rows")
     except NotRowWise as error:
@@ -110,7 +103,7 @@ def _traced(
 
     def init(params: Sequence[Any]) -> list[Any]:
         with optax_rules():
-            return leaves_of(transform.init(parameters.nest(params)))
+            return Slots.arrays_of(transform.init(parameters.nest(params)))
 
     state = jax.eval_shape(init, shapes)
     kinds = [_Kind.ZERO if place in tables else _Kind.ALIKE for place in range(len(shapes))]
@@ -172,9 +165,9 @@ class _RowFlow(Flow[_Kind]):
             return [_Kind.NULL if zero and _positive(eqn) else _Kind.ALIKE] * len(eqn.outvars)
         if kind is _Kind.ALIKE:
             return [_Kind.ALIKE] * len(eqn.outvars)
-        if name in ELEMENTWISE or name in _KEEP_ZERO:
+        if name in Programs.ELEMENTWISE or name in _KEEP_ZERO:
             return [self._elementwise(eqn, given)] * len(eqn.outvars)
-        shape, out = aval(eqn.invars[0]).shape, aval(eqn.outvars[0]).shape
+        shape, out = Programs.aval(eqn.invars[0]).shape, Programs.aval(eqn.outvars[0]).shape
         if name in _REDUCTIONS:
             if 0 not in eqn.params["axes"]:
                 return [kind if name in ("reduce_sum", "reduce_or") else _Kind.ROWS]
@@ -189,7 +182,7 @@ class _RowFlow(Flow[_Kind]):
     def _elementwise(self, eqn: JaxprEqn, given: list[_Kind]) -> _Kind:
         name = eqn.primitive.name
         for atom, kind in zip(eqn.invars, given, strict=True):
-            if kind > _Kind.ALIKE and aval(atom).shape[:1] != (self._size,):
+            if kind > _Kind.ALIKE and Programs.aval(atom).shape[:1] != (self._size,):
                 raise NotRowWise(f"{name} of its rows and another array")
         zeros = [kind in (_Kind.NULL, _Kind.ZERO) for kind in given]
         if name in ("mul", "and"):
@@ -219,4 +212,4 @@ def _literals(eqns: Iterable[JaxprEqn]) -> Iterator[tuple[str, list[Any]]]:
     """The numbers in a program, in order, with the operations that take them."""
     for eqn in eqns:
         yield eqn.primitive.name, [np.asarray(atom.val).tolist() for atom in eqn.invars if isinstance(atom, Literal)]
-        yield from _literals(operations_in(eqn))
+        yield from _literals(Programs.operations_in(eqn))

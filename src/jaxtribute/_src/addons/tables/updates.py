@@ -7,29 +7,38 @@ beside them. That is its update of these rows if no row's result depends on anot
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtribute._src.core.execution.function import Function
-from jaxtribute._src.core.optimizer.parameters import Parameters
-from jaxtribute._src.core.optimizer.row_proof import check_row_wise
-from jaxtribute._src.core.optimizer.slots import Slots
-from jaxtribute._src.core.optimizer.updates import Slice, Update, as_cut, reduce_to_slices, replaced_at, sliced_update
-from jaxtribute._src.core.types import Nest, Numeric
-from jaxtribute._src.core.values.distributed import PerReplica
-from jaxtribute._src.core.values.enums import ReduceOp, ReduceOpLike, reduction_of
-from jaxtribute._src.core.values.policies.base import Rows
-from jaxtribute._src.core.values.scatter import IndexedSlices
-from jaxtribute._src.core.values.slices import Cut
+from jaxtribute import IndexedSlices, PerReplica, ReduceOp, Variable
+from jaxtribute._src.addons.tables.proof import check_row_wise
 from jaxtribute.errors import ArgumentError, ContextError
+from jaxtribute.extending import Context, Cut, Function, Parameters, Slicing, Slots
+from jaxtribute.typing import Nest, Numeric, ReduceOpLike
 
 if TYPE_CHECKING:
-    from jaxtribute._src.core.context import Context
-    from jaxtribute._src.core.execution.replica_context import ReplicaContext
-    from jaxtribute._src.core.optimizer.optimizer import Optimizer
+    from jaxtribute import Optimizer, ReplicaContext
+
+Update = Callable[..., list[Any]]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The way in which the replicas' rows of a gradient come together.
+
+    Attributes:
+      local: True if each replica has rows of its own, which are exchanged.
+      finish: makes the result of the sum.
+      idle: the replicas that got no data, whose rows do not count.
+    """
+
+    local: bool
+    finish: Callable[[Any], Any]
+    idle: tuple[int, ...] = ()
 
 
 class RowUpdates:
@@ -40,15 +49,19 @@ class RowUpdates:
       update: its update, as a function of flat lists.
       parameters: the nest of its variables.
       slots: its state.
+      options: what the optimizer was asked for besides, by name; None for what it was not.
 
     Raises:
-      ArgumentError: the transformation makes a row's update of other rows.
+      ArgumentError: the transformation makes a row's update of other rows, or an option that is not for tables.
     """
 
-    def __init__(self, optimizer: Optimizer, update: Update, parameters: Parameters, slots: Slots) -> None:
+    def __init__(
+        self, optimizer: Optimizer, update: Update, parameters: Parameters, slots: Slots, options: Mapping[str, Any]
+    ) -> None:
         self._optimizer = optimizer
         self._variables = optimizer.trainable_variables
         tables = [place for place, variable in enumerate(self._variables) if variable.policy.by_rows]
+        _check_options([self._variables[place] for place in tables], options)
         self._tables: dict[int, list[int]] = {place: [] for place in tables}
         """For each table, by its place among the variables, the places of its slots behind the variables."""
         for place, owner in enumerate(slots.owners):
@@ -90,12 +103,13 @@ class RowUpdates:
         # Counted once: what is reduced already would be exchanged as rows all the same.
         idle = executor.idle
         finish = _finish(op, replicas - len(idle))
-        rows = Rows(local, finish, idle)
+        rows = Reduction(local, finish, idle)
         grads, arrays = list(grads), list(held)
         touched: dict[int, Any] = {}
         for place, slots in self._tables.items():
             variable = self._variables[place]
-            where, values = variable.policy.touched(_as_slices(grads[place], variable), variable, rows)
+            policy: Any = variable.policy  # of tables
+            where, values = policy.touched(_as_slices(grads[place], variable), variable, rows)
             touched[place] = where
             grads[place] = _piece(values, replicas)
             for one in (place, *slots):
@@ -126,17 +140,17 @@ class RowUpdates:
         replicas = context.strategy.extended.mesh.size
         pieces: list[Any] = []
         for one, owner in zip(arrays, (*self._variables, *self._optimizer.variables), strict=False):
-            pieces.append(one if isinstance(one, Slice) else as_cut(one, owner.policy.cut))
+            pieces.append(one if isinstance(one, Slicing.Piece) else Slicing.as_cut(one, owner.policy.cut))
         cuts = {place: cut for place, cut in sliced.items() if place not in self._tables}
         if op is not None:
-            whole = [k for k, grad in enumerate(grads) if k not in cuts and not isinstance(grad, Slice)]
+            whole = [k for k, grad in enumerate(grads) if k not in cuts and not isinstance(grad, Slicing.Piece)]
             summation = context.strategy.extended.summation(None)
             reduce = partial(executor.reduce_gradients, op=op, replicas=replicas, summation=summation)
-            totals = replaced_at(whole, grads, reduce)
-            cut = reduce_to_slices(grads, cuts, replicas, op, executor.idle) if cuts else grads
+            totals = Slicing.replaced_at(whole, grads, reduce)
+            cut = Slicing.reduced(grads, cuts, replicas, op, executor.idle) if cuts else grads
             grads = [totals[k] if k in whole else one for k, one in enumerate(cut)]
         all_cuts = {**cuts, **{place: pieces[place].cut for place in self._tables}}
-        return sliced_update(update, all_cuts, grads, pieces[count:], pieces[:count])
+        return Slicing.update(update, all_cuts, grads, pieces[count:], pieces[:count])
 
     def apply_eagerly(
         self, grads: Sequence[Any], op: ReduceOpLike | None, extra: Mapping[str, Any], context: Context
@@ -157,7 +171,8 @@ class RowUpdates:
         replica, several = context.replica, context.strategy.num_replicas_in_sync > 1
         padded = [(one.values, one.indices) for one in slices]
         if replica is None and not several:
-            self._compiled(padded, dense, op)
+            with context.executor.compiling():
+                self._compiled(padded, dense, op)
             return
         if replica is None or (several and not context.executor.local):
             raise ContextError(
@@ -169,7 +184,8 @@ class RowUpdates:
 
         def merged(strategy: Any, *args: Nest) -> None:
             del strategy
-            self._compiled(*args, op)
+            with Context.current().executor.compiling():
+                self._compiled(*args, op)
 
         context.executor.merge(merged, (padded, dense), {})
 
@@ -185,7 +201,16 @@ class RowUpdates:
         return padded
 
     def _run(self, slices: Any, dense: Any, op: ReduceOpLike | None) -> None:
-        """Applies gradients of all replicas, in a program."""
+        """Applies gradients of all replicas, in a program.
+
+        Raises:
+          ContextError: the function runs as Python, where this would be called again, and again.
+        """
+        if not Context.current().executor.traced:
+            raise ContextError(
+                f"{self._optimizer!r} has tables, and its update could not be compiled. HINT: compile the step, "
+                "@jd.function."
+            )
         strategy = self._variables[0].distribute_strategy
 
         def apply(slices: Any, dense: Any) -> None:
@@ -196,6 +221,16 @@ class RowUpdates:
             self._optimizer.apply_gradients(pairs, op)
 
         strategy.run(apply, (slices, dense))
+
+
+def _check_options(tables: Sequence[Variable], options: Mapping[str, Any]) -> None:
+    present = ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
+    if present:
+        names = ", ".join(table.name for table in tables)
+        raise ArgumentError(
+            f"an optimizer of tables, {names}, updates the rows of each call: {present} is not for it. HINT: leave it "
+            "out, or make an optimizer of its own for the other variables."
+        )
 
 
 def _as_slices(grad: Any, variable: Any) -> IndexedSlices:
@@ -213,11 +248,11 @@ def _finish(op: ReduceOp | None, count: int) -> Callable[[Any], Any]:
     """The function that makes the reduced rows of their sum over the replicas."""
     if op is None:
         return lambda rows: rows
-    return lambda rows: reduction_of(op).finish(rows, count, rows.dtype)
+    return lambda rows: Slicing.reduction_of(op).finish(rows, count, rows.dtype)
 
 
 def _piece(rows: Numeric, replicas: int) -> Any:
     """Rows of one replica of several, as a piece of the rows of all."""
     if replicas == 1:
         return rows
-    return Slice(rows, Cut((replicas * rows.shape[0], *rows.shape[1:]), replicas, axis=0))
+    return Slicing.Piece(rows, Cut((replicas * rows.shape[0], *rows.shape[1:]), replicas, axis=0))
