@@ -41,18 +41,24 @@ class Job:
     def run(self, body: Callable[[jd.experimental.ElasticStrategy], Any]) -> list[Any]:
         """Calls `body` on each island; all of them leave when all are done."""
 
-        def island(rank: int) -> tuple[Any, Any]:
-            strategy = self.strategy(rank)
-            return strategy, body(strategy)
+        made: list[jd.experimental.ElasticStrategy] = []
 
-        with ThreadPoolExecutor(self.count) as pool:
-            futures = [pool.submit(island, rank) for rank in range(self.count)]
-            results: list[Any] = []
-            for future in futures:
-                results.append(future.result(timeout=100))
-        for strategy, _ in results:
-            strategy.close()
-        return [result for _, result in results]
+        def island(rank: int) -> Any:
+            strategy = self.strategy(rank)
+            made.append(strategy)
+            try:
+                return body(strategy)
+            except BaseException:
+                for each in made:  # the others would wait for this one
+                    each.close()
+                raise
+
+        try:
+            with ThreadPoolExecutor(self.count) as pool:
+                return list(pool.map(island, range(self.count)))
+        finally:
+            for strategy in made:
+                strategy.close()
 
 
 def batches(sizes: list[int]) -> list[tuple[Any, Any]]:
@@ -166,7 +172,7 @@ def test_what_replicas_ask_of_each_other(compiled: bool) -> None:
             "sum": context.all_reduce("SUM", own + 1),
             "mean": context.all_reduce("MEAN", own),
             "flags": context.all_reduce("SUM", own > 0),
-            "gathered": context.all_gather(own[None] * jnp.ones((2, 1)), axis=0),
+            "gathered": context.all_gather(jnp.broadcast_to(own, (2, 1)), axis=0),
             "across": context.all_gather(jnp.stack([own, own])[None], axis=1),
             "merged": context.merge_call(lambda strategy, x: strategy.reduce("SUM", x, axis=None), (own + 1,)),
             "gradient": jax.grad(lambda x: context.all_reduce("SUM", x * x))(jnp.float32(own)),
@@ -195,7 +201,7 @@ def test_what_islands_write_is_combined(aggregation: str, expected: float, compi
             v = jd.Variable(5.0, aggregation=jd.VariableAggregation[aggregation])
 
         def replica() -> None:
-            v.assign_add(jd.get_replica_context().replica_id_in_sync_group.astype(jnp.float32) + 1)
+            v.assign_add(jd.get_replica_context().replica_id_in_sync_group.astype(jnp.float32) + jnp.float32(1))
 
         step = jd.function(lambda: strategy.run(replica)) if compiled else lambda: strategy.run(replica)
         step()
