@@ -149,20 +149,9 @@ class Attempt:
                 copy_size(reader.terminal)
 
     def _start(self, family: Family, rank: int) -> asyncio.Future[int]:
-        program = self._programs[rank]
-        reader = OutputReader(program.output.feed, terminal=program.terminal)
+        _, reader, end = start_rank(family, rank, self._programs[rank])
         self._readers.append(reader)
-        try:
-            process = family.start(program.command, program.environment, reader.child_end)
-        except OSError as error:
-            raise ArgumentError(
-                f"rank {rank} cannot be started: {program.command[0]!r}: {error.strerror}. HINT: give a Python file, "
-                "or a program that this machine can run; a script says in its first line what runs it (#!/bin/sh)."
-            ) from error
-        finally:
-            # Open here, too, it would hide the end of the output, which comes when nobody can write any more.
-            os.close(reader.child_end)
-        return _exit_of(process)
+        return end
 
     async def _wait(self, family: Family, waiting: dict[asyncio.Future[int], int]) -> None:
         while waiting:
@@ -211,23 +200,51 @@ class Attempt:
             kind = Kind.PREEMPTED if saved else Kind.STOPPED
             return Outcome(kind, ExitCode.RESUME if saved else 128 + self._signals.asked)
         if causes:
-            return self._failure(causes[0], killed)
+            return failure(causes[0].code, causes[0].rank, self._programs[causes[0].rank].output, killed)
         if own:
             return Outcome(Kind.PREEMPTED, ExitCode.RESUME, own[0].rank, "saved and asks to be started again")
         return Outcome(Kind.STOPPED, 128 + Signal.SIGTERM) if bad else Outcome(Kind.DONE)
 
-    def _failure(self, end: _End, killed: int) -> Outcome:
-        output = self._programs[end.rank].output
-        if output.noise() and output.shown:
-            say(f"Gloo has said in rank {end.rank}, which is left out where nothing fails:\n{output.noise()}")
-        if end.code == -Signal.SIGKILL:  # somebody else's, before which the program has said nothing of it
-            return Outcome(Kind.FAILED, exit_code(end.code), end.rank, in_words(end.code), killed=killed)
-        words, traceback = in_words(end.code), output.traceback()
-        if traceback:
-            words += ": " + traceback.rpartition("\n")[2]
-        elif last := output.last_line():
-            words += f", after the line {last!r}"
-        return Outcome(Kind.FAILED, exit_code(end.code), end.rank, words, traceback, killed)
+
+def failure(code: int, rank: int, output: RankOutput, killed: int = 0) -> Outcome:
+    """Outcome of a rank that has failed, in words.
+
+    Args:
+      code: its return code.
+      rank: which it is.
+      output: what it has said.
+      killed: see `Outcome`.
+    """
+    if output.noise() and output.shown:
+        say(f"Gloo has said in rank {rank}, which is left out where nothing fails:\n{output.noise()}")
+    if code == -Signal.SIGKILL:  # somebody else's, before which the program has said nothing of it
+        return Outcome(Kind.FAILED, exit_code(code), rank, in_words(code), killed=killed)
+    words, traceback = in_words(code), output.traceback()
+    if traceback:
+        words += ": " + traceback.rpartition("\n")[2]
+    elif last := output.last_line():
+        words += f", after the line {last!r}"
+    return Outcome(Kind.FAILED, exit_code(code), rank, words, traceback, killed)
+
+
+def start_rank(family: Family, rank: int, program: Program) -> tuple[Process, OutputReader, asyncio.Future[int]]:
+    """Starts a rank's process; returns it, who reads its output, and its return code once there is one.
+
+    Raises:
+      ArgumentError: the program cannot be run.
+    """
+    reader = OutputReader(program.output.feed, terminal=program.terminal)
+    try:
+        process = family.start(program.command, program.environment, reader.child_end)
+    except OSError as error:
+        raise ArgumentError(
+            f"rank {rank} cannot be started: {program.command[0]!r}: {error.strerror}. HINT: give a Python file, "
+            "or a program that this machine can run; a script says in its first line what runs it (#!/bin/sh)."
+        ) from error
+    finally:
+        # Open here, too, it would hide the end of the output, which comes when nobody can write any more.
+        os.close(reader.child_end)
+    return process, reader, _exit_of(process)
 
 
 def _exit_of(process: Process) -> asyncio.Future[int]:
