@@ -95,7 +95,11 @@ class Links:
         self._closed = False
         own = self._addresses[me.rank]
         family = socket.AF_INET6 if ":" in own.host else socket.AF_INET
-        self._listener = socket.create_server((own.host, own.port), family=family, backlog=4 * len(addresses))
+        # The launcher keeps the port reserved, which nobody else can listen on then.
+        reserved = os.environ.get("JAXTRIBUTE_LAUNCHER") == "1"
+        self._listener = socket.create_server(
+            (own.host, own.port), family=family, backlog=4 * len(addresses), reuse_port=reserved
+        )
         _in_thread("islands: accepting", self._accept)
 
     def send(self, rank: int, lane: Lane, head: Head, parts: Sequence[bytes | memoryview], wait_s: float) -> bool:
