@@ -130,7 +130,7 @@ def test_two_of_four_are_killed_at_once(tmp_path: Path) -> None:
         running.check(1, 3)
 
 
-@pytest.mark.parametrize("late", [False, True] if ALL_CASES else [True], ids=["meanwhile", "after the end"])
+@pytest.mark.parametrize("late", [False, True] if ALL_CASES else [True])
 def test_an_island_that_was_stopped_ends_when_it_goes_on(late: bool, tmp_path: Path) -> None:
     with job(tmp_path, 2, silent_s=1.0) as running:
         running.signal(signal.SIGSTOP, 1, at_step=100)
