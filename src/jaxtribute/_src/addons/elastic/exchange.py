@@ -335,7 +335,7 @@ class Islands:
                 self._after(sends)
                 broken = [island for island in self._broken if island in self.view.members]
             for island in broken:
-                if self._links.refuses(island.rank):
+                if self._links.proves_dead(island):
                     self._broken.discard(island)
                     self._lost(island, proved=True)
             time.sleep(_TICK_S)

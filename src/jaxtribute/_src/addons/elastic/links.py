@@ -185,6 +185,12 @@ class Links:
             return False
         return False
 
+    def proves_dead(self, island: Island) -> bool:
+        """True if an island's process has ended, and all that it has said has been heard."""
+        # Its last words may be that this island was left out: whoever has slept must read them before it acts.
+        speaks = any(other == island for other, _ in list(self._incoming))
+        return not speaks and self.refuses(island.rank)
+
     def _accept(self) -> None:
         while not self._closed:
             try:
@@ -220,7 +226,7 @@ class Links:
                 del self._incoming[island, lane]
         if not self._closed:
             self._forget(island.rank)
-            self._lost(island, self.refuses(island.rank))
+            self._lost(island, self.proves_dead(island))
 
     def _forget(self, rank: int) -> None:
         """Drops the connections to a process that is gone: another may listen there soon."""
