@@ -33,11 +33,11 @@ class Job:
         self.count, self._settings = count, {"timeout_s": 30.0} | settings
         self._addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
 
-    def strategy(self, rank: int) -> jd.experimental.ElasticStrategy:
+    def strategy(self, rank: int, incarnation: int = 0) -> jd.experimental.ElasticStrategy:
         resolver = jd.cluster_resolver.SimpleClusterResolver(
             jd.ClusterSpec({"worker": self._addresses}), task_type="worker", task_id=rank
         )
-        return jd.experimental.ElasticStrategy(cluster_resolver=resolver, **self._settings)
+        return jd.experimental.ElasticStrategy(cluster_resolver=resolver, incarnation=incarnation, **self._settings)
 
     def run(self, body: Callable[[jd.experimental.ElasticStrategy], Any]) -> list[Any]:
         """Calls `body` on each island; all of them leave when all are done."""

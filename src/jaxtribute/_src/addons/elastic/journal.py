@@ -78,7 +78,7 @@ class Journal:
 
     def add(self, entry: Entry) -> None:
         """Adds an entry."""
-        self.problem = self.problem or entry.problem
+        self.problem = entry.problem = self.problem or entry.problem
         if self.problem:
             # Nobody can get past the first entry that is missing: what follows need not be kept.
             entry.arrays, entry.plain, entry.reads = [], None, {}
@@ -92,8 +92,8 @@ class Journal:
         if variable not in self.reads:
             self.reads[variable] = np.array(array) if array.nbytes <= LARGEST else None
 
-    def answer(self, first: int) -> bytes:
-        """The entries from a number on, as many as fit into an answer, and the reads if those are all."""
+    def answer(self, first: int, view: View) -> bytes:
+        """The entries from a number on, as many as fit into an answer; at the end the reads since, and the view."""
         parts: list[bytes] = []
         size, last = 0, first
         for entry in self.entries[first:]:
@@ -102,7 +102,7 @@ class Journal:
             if size > _ANSWER:
                 break
         if last >= len(self.entries):
-            parts.append(_written(Entry("", View(-1, ()), None, [], dict(self.reads))))
+            parts.append(_written(Entry("", view, None, [], dict(self.reads))))
         return b"".join(parts)
 
 
