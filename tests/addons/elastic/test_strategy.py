@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,11 +33,11 @@ class Job:
         self.count, self._settings = count, {"timeout_s": 30.0} | settings
         self._addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
 
-    def strategy(self, rank: int) -> jd.experimental.ElasticStrategy:
+    def strategy(self, rank: int, incarnation: int = 0) -> jd.experimental.ElasticStrategy:
         resolver = jd.cluster_resolver.SimpleClusterResolver(
             jd.ClusterSpec({"worker": self._addresses}), task_type="worker", task_id=rank
         )
-        return jd.experimental.ElasticStrategy(cluster_resolver=resolver, **self._settings)
+        return jd.experimental.ElasticStrategy(cluster_resolver=resolver, incarnation=incarnation, **self._settings)
 
     def run(self, body: Callable[[jd.experimental.ElasticStrategy], Any]) -> list[Any]:
         """Calls `body` on each island; all of them leave when all are done."""
@@ -244,15 +245,53 @@ def test_a_value_that_a_dead_island_had_a_part_of_is_refused() -> None:
     assert Job(2).run(body)[1] == "told"
 
 
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+def test_gradients_of_several_calls_make_one_update(compiled: bool) -> None:
+    data = batches([8, 5, 1, 4, 8, 2])
+
+    def body(strategy: jd.experimental.ElasticStrategy) -> Any:
+        with strategy.scope():
+            w = jd.Variable(jnp.zeros(4))
+            optimizer = jd.Optimizer(optax.adam(RATE), [w], accumulate_steps=3)
+
+        def replica(x: jax.Array, y: jax.Array) -> None:
+            _, grads = jd.value_and_grad(lambda: jnp.mean((x @ w - y) ** 2), [w])()
+            optimizer.apply_gradients(zip(grads, [w], strict=True), reduce_op="MEAN")
+
+        step = jd.function(lambda x, y: strategy.run(replica, (x, y)))
+        for number, (x, y) in enumerate(strategy.experimental_distribute_dataset(data)):
+            if strategy.island == 0 and number == 4:
+                strategy.close()  # in the middle of a cycle
+                return None
+            if compiled:
+                step(x, y)
+            else:
+                strategy.run(replica, (x, y))
+        return np.asarray(w)
+
+    transform = optax.MultiSteps(optax.adam(RATE), every_k_schedule=3)
+    expected = jnp.zeros(4)
+    state = transform.init(expected)
+    with jax.numpy_dtype_promotion("standard"):
+        for x, y in data:
+            grads = jax.grad(lambda w, x=x, y=y: jnp.mean((x @ w - y) ** 2))(expected)
+            updates, state = transform.update(grads, state, expected)
+            expected = optax.apply_updates(expected, updates)
+    for weights in Job(3).run(body)[1:]:
+        np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_what_is_not_supported_is_refused_by_name() -> None:
-    strategy = jd.experimental.ElasticStrategy()
+    with contextlib.closing(jd.experimental.ElasticStrategy()) as strategy:
+        check_refusals(strategy)
+
+
+def check_refusals(strategy: jd.experimental.ElasticStrategy) -> None:
     assert (strategy.islands, strategy.island, strategy.view, strategy.num_replicas_in_sync) == ((0,), 0, 0, 1)
     with strategy.scope():
         with pytest.raises(ArgumentError, match="ElasticStrategy has no variables of"):
             jd.Variable(0.0, synchronization=jd.VariableSynchronization.ON_READ)
         w = jd.Variable(1.0)
-        with pytest.raises(ArgumentError, match="accumulate_steps"):
-            jd.Optimizer(optax.sgd(0.1), [w], accumulate_steps=2)
     with pytest.raises(VariableError, match="aggregation is NONE"):
         strategy.run(lambda: w.assign(2.0))
     value = strategy.run(lambda: jnp.ones(2))
@@ -273,4 +312,3 @@ def test_what_is_not_supported_is_refused_by_name() -> None:
         jd.experimental.ElasticStrategy(jd.MirroredStrategy(["CPU:0"]))
     with pytest.raises(ArgumentError, match="silent_s is -1"):
         jd.experimental.ElasticStrategy(silent_s=-1)
-    strategy.close()

@@ -89,12 +89,6 @@ class IslandReplica(Overlay):
         """Returns each array reduced over the islands."""
         return reduced(self._mesh, values, op, self.rows)
 
-    def reduce_gradients(
-        self, grads: Sequence[Array], op: ReduceOp, replicas: int, summation: Summation
-    ) -> list[Array]:
-        """Returns the gradients reduced over the islands, all in one exchange."""
-        return reduced(self._mesh, grads, op, self.rows)
-
     def all_gather(self, values: list[Array], axis: int) -> list[Array]:
         """Returns each array concatenated over the islands."""
         return [self._gathered(value, axis) for value in values]
@@ -199,9 +193,14 @@ class InIsland(InReplica):
     def apply(
         self, executor: Executor, grads: list[Any], op: ReduceOp | None, update: Any, others: Sequence[Any] = ()
     ) -> None:
-        """Calls `update` here: each island computes it."""
+        """Calls `update` here: each island computes it, of gradients that are reduced.
+
+        They are reduced at each call of a cycle too (`accumulate_steps`): what an island alone had would die with it.
+        """
+        if op is not None:
+            grads, op = executor.all_reduce(grads, op), None
         update(grads, op, others)
 
     def reducible(self, strategy: Any, grads: list[Any], op: ReduceOp | None) -> tuple[list[Any], ReduceOp | None]:
-        """Leaves the gradients as they are: the executor reduces them."""
+        """Leaves the gradients as they are: `apply` has reduced them."""
         return grads, op

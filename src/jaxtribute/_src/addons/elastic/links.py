@@ -1,4 +1,4 @@
-"""Connections between islands: sockets in threads, two each way, so that nothing small waits behind what is large.
+"""Connections between islands: sockets in threads, one a use, so that nothing small waits behind what is large.
 
 Whoever has something to say connects; whoever listens only reads. So no two threads ever use one connection, which TLS
 would not allow. A process that ends closes its connections at once, and nobody listens at its address any more: both
@@ -34,8 +34,12 @@ class Lane(IntEnum):
 
     CONTROL = 0
     DATA = 1
+    JOURNAL = 2
+    """Between a newcomer and the others."""
 
 
+_FIRST = (Lane.CONTROL, Lane.DATA)
+"""The connections that islands have from the beginning."""
 Head = tuple[int, int, int]
 """Three numbers before each message: of data the view, the step and the place in the step."""
 Heard = Callable[[Island, Lane, Head, bytearray], None]
@@ -148,11 +152,11 @@ class Links:
             time.sleep(RETRY_S)
 
     def _meets(self, rank: int) -> bool:
-        for lane in Lane:
+        for lane in _FIRST:
             with self._locks[rank, lane]:
                 if self._outgoing.get((rank, lane)) is None and self._connected(rank, lane) is None:
                     return False
-        return {lane for island, lane in list(self._incoming) if island.rank == rank} == set(Lane)
+        return set(_FIRST) <= {lane for island, lane in list(self._incoming) if island.rank == rank}
 
     def _connected(self, rank: int, lane: Lane) -> socket.socket | None:
         """Connects to an island, or returns None."""

@@ -8,9 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxtribute import Variable
 from jaxtribute._src.addons.elastic.membership import View
 from jaxtribute._src.addons.elastic.runtime import PLACE, IslandMesh
-from jaxtribute._src.addons.elastic.values import IslandValue
+from jaxtribute._src.addons.elastic.steps import Step
+from jaxtribute._src.addons.elastic.values import IslandValue, stamped
 from jaxtribute.extending import Capture, EagerStep, Programs, slice_sizes, updating
 
 
@@ -50,8 +52,19 @@ class IslandProgram:
             # Before it is told that this island holds the step, all of it must be there.
             return compiled, jax.block_until_ready(compiled(leaves, within, mesh.place_in(view)))
 
-        compiled, outputs = mesh.step(body)
-        return compiled.kept(outputs, within, mesh.islands.view.number)
+        if within is not None:
+            compiled, outputs = mesh.step(Step(self.name), body)
+            return compiled.kept(outputs, within)
+        return mesh.step(_ProgramStep(self, leaves), body)
+
+    def compiled_for(self, leaves: Sequence[Any], view: View) -> _Compiled:
+        """The function, for arguments of such shapes, in a view."""
+        return self._for(leaves, view)
+
+    def rehearse(self, leaves: Sequence[Any], view: View) -> None:
+        """Compiles the function for a view, by a call of which nothing is kept."""
+        compiled = self._for(leaves, view)
+        jax.block_until_ready(compiled(leaves, None, self._mesh.place_in(view), blank=True))
 
     def _for(self, leaves: Sequence[Any], view: View) -> _Compiled:
         """The program for arguments of such shapes in a view of such a size."""
@@ -69,14 +82,44 @@ class IslandProgram:
         return compiled
 
 
+class _ProgramStep(Step[Any]):
+    """A call of a function. Its result is made of its arrays by what it was traced to."""
+
+    def __init__(self, program: IslandProgram, leaves: Sequence[Any]) -> None:
+        kinds = " ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
+        super().__init__(f"{program.name}({kinds})", lambda view: program.rehearse(leaves, view))
+        self._program, self._leaves = program, leaves
+        self._written: Sequence[Variable] = ()
+
+    def kept(self, result: tuple[_Compiled, list[Any]]) -> Any:
+        compiled, outputs = result
+        return list(outputs[: compiled.count])
+
+    def finished(self, result: tuple[_Compiled, list[Any]], view: View) -> Any:
+        compiled, outputs = result
+        return stamped(compiled.kept(outputs, None), view)
+
+    def replayed(self, kept: Any, view: View) -> Any:
+        compiled = self._program.compiled_for(self._leaves, view)
+        self._written = compiled.written
+        result = stamped(compiled.result(kept), view)
+        for leaf in jax.tree.leaves(result, is_leaf=lambda leaf: isinstance(leaf, IslandValue)):
+            if isinstance(leaf, IslandValue):
+                leaf.rows = 0  # another island's, to which this one adds nothing
+        return result
+
+    def written(self) -> Sequence[Variable]:
+        return self._written
+
+
 class _Compiled:
     """A traced function, compiled for shapes and for the size of a view."""
 
     def __init__(self, capture: Capture, mesh: IslandMesh) -> None:
         self._capture, self._mesh = capture, mesh
         self._inputs: list[Any] = list(capture.executor.inputs)
-        self._written: list[Any] = list(capture.executor.written)
-        self._count = capture.tree.num_leaves
+        self.written: list[Any] = list(capture.executor.written)
+        self.count = capture.tree.num_leaves
         self._fed = capture.executor.fed
         run = Programs.as_function(capture.closed)
 
@@ -89,28 +132,32 @@ class _Compiled:
 
         self._jitted: Any = jax.jit(program)
 
-    def __call__(self, leaves: Sequence[Any], within: EagerStep | None, place: int) -> list[Any]:
-        """Computes the results and the variables' new values."""
+    def __call__(
+        self, leaves: Sequence[Any], within: EagerStep | None, place: int, *, blank: bool = False
+    ) -> list[Any]:
+        """Computes the results and the variables' new values; those of zeros if `blank`."""
         inputs: list[Any] = []
         for entry in self._inputs:
             if entry is PLACE:
                 inputs.append(jnp.int32(place))
+            elif blank:
+                inputs.append(jnp.zeros_like(entry.stored))
             else:
                 inputs.append(entry.peek() if within is None else within.get(entry))
         with jax.default_device(self._mesh.devices[0]):
             return self._jitted(list(leaves), inputs)
 
-    def kept(self, outputs: Sequence[Any], within: EagerStep | None, view: int) -> Any:
+    def result(self, arrays: Sequence[Any]) -> Any:
+        """The function's result of its arrays."""
+        return self._capture.result(list(arrays))
+
+    def kept(self, outputs: Sequence[Any], within: EagerStep | None) -> Any:
         """Gives the variables their new values, and returns the function's results."""
-        new = list(zip(self._written, outputs[self._count :], strict=True))
+        new = list(zip(self.written, outputs[self.count :], strict=True))
         if within is None:
             with updating:
                 for variable, array in new:
                     variable.bind(array)
         else:
             within.operate(lambda: [within.bind(variable, array) for variable, array in new])
-        result = self._capture.result(outputs[: self._count])
-        for leaf in jax.tree.leaves(result, is_leaf=lambda leaf: isinstance(leaf, IslandValue)):
-            if isinstance(leaf, IslandValue):
-                leaf.view = view
-        return result
+        return self.result(outputs[: self.count])

@@ -12,8 +12,12 @@ import numpy as np
 from jax import lax
 from jax.experimental import io_callback
 
+from jaxtribute import Variable
 from jaxtribute._src.addons.elastic.exchange import Islands
+from jaxtribute._src.addons.elastic.journal import Entry, rebuilt
 from jaxtribute._src.addons.elastic.membership import View
+from jaxtribute._src.addons.elastic.steps import FirstValue, Step
+from jaxtribute._src.addons.elastic.variables import Register
 from jaxtribute.extending import Context, Overlay, ReplicaMesh, TracedProgram, Tracer, slice_sizes
 from jaxtribute.typing import Array, Device, HostArray
 
@@ -38,6 +42,9 @@ class IslandMesh(ReplicaMesh):
     def __init__(self, device: Device, islands: Islands) -> None:
         super().__init__([device])
         self.islands = islands
+        self.register = Register()
+        self.register.read = self._reads
+        islands.state, islands.bind = self.register.state, self.register.take
         self._pinned: View | None = None
         self._traced: weakref.WeakKeyDictionary[Any, View] = weakref.WeakKeyDictionary()
         """The view that each function is traced for."""
@@ -45,19 +52,52 @@ class IslandMesh(ReplicaMesh):
 
         self.program = IslandProgram
 
-    def step(self, body: Callable[[View], R]) -> R:
-        """Takes a step with the other islands; see `Islands.step`. Within a step, `body` is a part of it."""
+    def step(self, kind: Step[R], body: Callable[[View], R]) -> R:
+        """Takes a step with the other islands; see `Islands.step`. Within a step, `body` is a part of it.
+
+        While this island replays what it has missed, the result is what another island had.
+        """
         if self._pinned is not None:
             return body(self._pinned)
+        newcomer = self.islands.newcomer
+        if newcomer is not None:
+            rehearse = kind.rehearse
+            prepare = None if rehearse is None else lambda view: self._pinning(view, rehearse)
+            entry = newcomer.next(kind.signature, prepare)
+            if entry is not None:
+                return self._pinning(entry.view, lambda view: self._replayed(kind, entry, view))
+        tried: list[View] = []
 
         def within(view: View) -> R:
-            self._pinned = view
-            try:
-                return body(view)
-            finally:
-                self._pinned = None
+            tried[:] = [view]
+            return self._pinning(view, body)
 
-        return self.islands.step(within)
+        result = self.islands.step(within)
+        self.islands.journal.append(kind.signature, tried[0], kind.kept(result))
+        return kind.finished(result, tried[0])
+
+    def _pinning(self, view: View, call: Callable[[View], R]) -> R:
+        self._pinned = view
+        try:
+            return call(view)
+        finally:
+            self._pinned = None
+
+    def _replayed(self, kind: Step[R], entry: Entry, view: View) -> R:
+        result = kind.replayed(rebuilt(entry.plain, entry.arrays, self, view), view)
+        self.register.forget(kind.written())
+        return result
+
+    def _reads(self, number: int, variable: Variable) -> None:
+        """Called before the program reads a variable."""
+        if self._pinned is not None:
+            return
+        newcomer = self.islands.newcomer
+        if not variable.stored.is_deleted():
+            if newcomer is None:
+                self.islands.journal.note_read(number, variable.stored)
+        elif newcomer is not None:
+            variable.bind(variable.policy.place(newcomer.read(number, variable.name)))
 
     @staticmethod
     def executor() -> Any:
@@ -72,8 +112,8 @@ class IslandMesh(ReplicaMesh):
         """The view that the code which asks is run or traced for."""
         executor = self.executor()
         if isinstance(executor, TracedProgram):
-            return self._traced.setdefault(executor, self._pinned or self.islands.view)
-        return self._pinned or self.islands.view
+            return self._traced.setdefault(executor, self._pinned or self.islands.seen_view)
+        return self._pinned or self.islands.seen_view
 
     def view_of(self, executor: Any) -> View | None:
         """The view that a function was traced for; None if it has not asked."""
@@ -89,8 +129,10 @@ class IslandMesh(ReplicaMesh):
         return jnp.int32(self.place_in(self.view))
 
     def place_in(self, view: View) -> int:
-        """This island's number in a view."""
-        return view.members.index(self.islands.me)
+        """This island's number in a view; while it replays what it has missed, that of the one that it replaces."""
+        ranks = [member.rank for member in view.members]
+        rank = self.islands.me.rank
+        return ranks.index(rank) if rank in ranks else 0
 
     def own_rows(self, array: Array) -> Array:
         """This island's rows of an array that has those of all."""
@@ -116,7 +158,8 @@ class IslandMesh(ReplicaMesh):
             return self.islands.sum(list(map(np.asarray, given)), what)
 
         if not any(isinstance(array, Tracer) for array in arrays):
-            sums = self.step(lambda _: exchange(*arrays))
+            kinds = [f"{array.dtype}{list(array.shape)}" for array in arrays]
+            sums = self.step(Step(f"{what} {' '.join(kinds)}"), lambda _: exchange(*arrays))
             return list(map(jnp.asarray, sums))
         shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
         return io_callback(exchange, shapes, *arrays, ordered=True)
@@ -124,9 +167,10 @@ class IslandMesh(ReplicaMesh):
     def agreed(self, value: Any, what: str, settings: str) -> Any:
         """The first island's `value`; all must call it."""
         array = np.asarray(value)
+        kind = FirstValue(f"{what} {array.dtype.name}{list(array.shape)} {settings}", array, self.register)
 
         def body(view: View) -> Any:
             own = array if self.place_in(view) == 0 else np.zeros_like(array)
             return self.islands.sum([own], f"{what}, {settings}")[0]
 
-        return self.step(body)
+        return self.step(kind, body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,9 +23,11 @@ from jaxtribute import (
 )
 from jaxtribute._src.addons.elastic.exchange import Islands
 from jaxtribute._src.addons.elastic.executor import IslandReplica, reduced
-from jaxtribute._src.addons.elastic.membership import Island
+from jaxtribute._src.addons.elastic.membership import Island, View
 from jaxtribute._src.addons.elastic.runtime import IslandMesh
-from jaxtribute._src.addons.elastic.values import GlobalBatch, IslandValue
+from jaxtribute._src.addons.elastic.steps import Step
+from jaxtribute._src.addons.elastic.values import GlobalBatch, IslandValue, stamped
+from jaxtribute._src.addons.elastic.variables import IslandPolicy, IslandVariable
 from jaxtribute.cluster_resolver import TFConfigClusterResolver
 from jaxtribute.config import prepare_cpu_backend
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterError, ContextError, VariableError
@@ -33,7 +36,6 @@ from jaxtribute.extending import (
     EagerStep,
     Function,
     Overlay,
-    PlainPolicy,
     Policy,
     default_devices,
     settings,
@@ -45,8 +47,13 @@ if TYPE_CHECKING:
     from jaxtribute.cluster_resolver import ClusterResolver
 
 
+_INCARNATION = "JAXTRIBUTE_INCARNATION"
+
+
 class ElasticExtended(StrategyExtended):
     """The plug of `ElasticStrategy`."""
+
+    variable_kind = IslandVariable
 
     def __init__(self, mesh: IslandMesh) -> None:
         super().__init__(mesh)
@@ -63,7 +70,7 @@ class ElasticExtended(StrategyExtended):
                 f"ElasticStrategy has no variables of {synchronization}: what an island had in one would be lost when "
                 "it dies. HINT: use AUTO or ON_WRITE, and aggregation=SUM for what islands count."
             )
-        return PlainPolicy(self.home), VariableSynchronization.ON_WRITE
+        return IslandPolicy(self.home, self.islands_mesh.register), VariableSynchronization.ON_WRITE
 
     def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Nest = None) -> Any:
         """Calls `fn` on this island's replica: as a part of the program that is traced, or as a step of its own."""
@@ -79,10 +86,7 @@ class ElasticExtended(StrategyExtended):
             with Context(self.strategy, None, step).entered():
                 return step, self._as_replica(fn, args, kwargs)
 
-        mesh = self.islands_mesh
-        step, result = mesh.step(body)
-        step.commit()
-        return _stamped(result, mesh.islands.view.number)
+        return self.islands_mesh.step(_Run(fn, args, kwargs), body)
 
     def _as_replica(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Nest) -> Any:
         mesh, strategy = self.islands_mesh, self.strategy
@@ -114,12 +118,13 @@ class ElasticExtended(StrategyExtended):
                 "is lost, and the step could not be done again. HINT: compute it in the same jd.function, or reduce it "
                 "there before."
             )
-        now = self.islands_mesh.view.number
-        if value.view is not None and value.view != now:
+        now = self.islands_mesh.view
+        # Islands that have joined since add nothing to it.
+        if value.view is not None and not set(value.view.members) <= set(now.members):
             raise ClusterError(
-                f"a value was computed in view {value.view}, and the islands have changed: this is view {now}, and "
-                "what an island that has died had of the value is lost. HINT: reduce or gather it in the jd.function "
-                "that computes it; a step in a jd.function is done again as a whole."
+                f"a value was computed in view {value.view.number}, and the islands have changed: this is view "
+                f"{now.number}, and what an island that has died had of the value is lost. HINT: reduce or gather it in "
+                "the jd.function that computes it; a step in a jd.function is done again as a whole."
             )
 
     def update(self, var: Variable, fn: Any, args: Sequence[Any] = (), kwargs: Nest = None, group: bool = True) -> Any:
@@ -154,11 +159,25 @@ def _own(leaf: Leaf, mesh: IslandMesh, rows: int | None) -> Any:
     return IslandValue(leaf, mesh, rows=rows) if known else leaf
 
 
-def _stamped(result: Nest, view: int) -> Any:
-    for leaf in jax.tree.leaves(result, is_leaf=_is_value):
-        if isinstance(leaf, IslandValue):
-            leaf.view = view
-    return result
+class _Run(Step[Any]):
+    """A `run` that is a step of its own. What it writes, a newcomer does not know."""
+
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Nest) -> None:
+        leaves = jax.tree.leaves((args, kwargs), is_leaf=_is_value)
+        arrays = [leaf.data if isinstance(leaf, GlobalBatch) else leaf for leaf in leaves]
+        kinds = " ".join(str(list(array.shape)) for array in arrays if isinstance(array, (jax.Array, np.ndarray)))
+        super().__init__(f"run {getattr(fn, '__name__', type(fn).__name__)}({kinds})")
+
+    def kept(self, result: tuple[EagerStep, Any]) -> Any:
+        return result[1]
+
+    def finished(self, result: tuple[EagerStep, Any], view: View) -> Any:
+        step, value = result
+        step.commit()
+        return stamped(value, view)
+
+    def written(self) -> None:
+        return None
 
 
 class ElasticStrategy(Strategy):
@@ -177,6 +196,8 @@ class ElasticStrategy(Strategy):
         `jaxtribute launch` sets it. Without a cluster this process is the only island.
       silent_s: seconds after which an island that says nothing is left out: it must stop then.
       timeout_s: seconds that a wait for islands that are alive may take, such as for one that compiles.
+      incarnation: how often this island's process had been started before: above 0 it joins the others where they are.
+        By default as `jaxtribute launch --elastic` says, in the environment variable `JAXTRIBUTE_INCARNATION`.
 
     Raises:
       ArgumentError: an inner strategy of several devices; addresses that other machines can reach, without
@@ -197,6 +218,7 @@ class ElasticStrategy(Strategy):
         cluster_resolver: ClusterResolver | None = None,
         silent_s: float = 5.0,
         timeout_s: float = 300.0,
+        incarnation: int | None = None,
     ) -> None:
         settings.whole("min_islands", min_islands, 1)
         for name, seconds in (("silent_s", silent_s), ("timeout_s", timeout_s)):
@@ -212,7 +234,9 @@ class ElasticStrategy(Strategy):
         prepare_cpu_backend()
         device = default_devices()[0] if inner is None else inner.extended.mesh.devices[0]
         self._resolver = resolver
-        self._islands = Islands(Island(rank), addresses, silent_s, timeout_s, min_islands)
+        incarnation = settings.whole("incarnation", _incarnation() if incarnation is None else incarnation, 0)
+        me = Island(rank, incarnation)
+        self._islands = Islands(me, addresses, silent_s, timeout_s, min_islands)
         self._mesh = IslandMesh(device, self._islands)
         super().__init__(ElasticExtended(self._mesh))
 
@@ -234,12 +258,12 @@ class ElasticStrategy(Strategy):
     @property
     def islands(self) -> tuple[int, ...]:
         """The ranks of the islands that train together now."""
-        return tuple(member.rank for member in self._islands.view.members)
+        return tuple(member.rank for member in self._islands.seen_view.members)
 
     @property
     def view(self) -> int:
         """Number of changes among the islands so far."""
-        return self._islands.view.number
+        return self._islands.seen_view.number
 
     @property
     def committed_steps(self) -> int:
@@ -272,7 +296,9 @@ class ElasticStrategy(Strategy):
                     extended.check_view(leaf)
             return [self._reduced(leaf, op, axis) for leaf in leaves]
 
-        return tree.unflatten(body(None) if now.executor.traced else self._mesh.step(body))
+        if now.executor.traced:
+            return tree.unflatten(body(None))
+        return tree.unflatten(self._mesh.step(Step(f"reduce {op.name} of {len(leaves)} along {axis}"), body))
 
     @property
     def _elastic(self) -> ElasticExtended:
@@ -295,9 +321,11 @@ class ElasticStrategy(Strategy):
             return reduced(self._mesh, [array], op, rows)[0]
         axes = (axis,) if isinstance(axis, int) else axis
         total = jnp.sum(array, axes)
+        if rows == 0:
+            total = jnp.zeros_like(total)
         if op is ReduceOp.SUM:
             return reduced(self._mesh, [total], op, rows)[0]
-        count = jnp.float32(math.prod(array.shape[each] for each in axes))
+        count = jnp.float32(0 if rows == 0 else math.prod(array.shape[each] for each in axes))
         wide = total.astype(jnp.promote_types(total.dtype, jnp.float32))
         total_of_all, count_of_all = self._mesh.total([wide, count], "a mean along axes")
         dtype = array.dtype if jnp.issubdtype(array.dtype, jnp.inexact) else jnp.float32
@@ -341,6 +369,18 @@ class ElasticStrategy(Strategy):
 
 def _refuse(what: str, remedy: str) -> NoReturn:
     raise NotImplementedError(f"ElasticStrategy has no {what} yet. HINT: {remedy}.")
+
+
+def _incarnation() -> int:
+    """How often this process had been started before, as its launcher says.
+
+    Raises:
+      ArgumentError: it says something else.
+    """
+    text = os.environ.get(_INCARNATION, "") or "0"
+    if not text.isdecimal():
+        raise ArgumentError(f"{_INCARNATION} is {text!r}. HINT: leave it to jaxtribute launch --elastic.")
+    return int(text)
 
 
 def _places(resolver: ClusterResolver) -> tuple[list[str], int]:

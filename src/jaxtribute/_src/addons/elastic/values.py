@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxtribute import PerReplica
+from jaxtribute import PerReplica, Variable
+from jaxtribute._src.addons.elastic.membership import View
+from jaxtribute.typing import Nest
 
 
 @partial(
@@ -23,8 +25,8 @@ class IslandValue(PerReplica[Any]):
 
     rows: int | None = None
     """Number of examples that it was computed from, by which means weigh it; None if that is not known."""
-    view: int | None = field(default=None, init=False)
-    """Number of the view that it was computed in; None within a program. It is not part of the pytree."""
+    view: View | None = field(default=None, init=False)
+    """The view that it was computed in; None within a program. It is not part of the pytree."""
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -47,3 +49,11 @@ class GlobalBatch(PerReplica[Any]):
             return (self.data,)
         mesh: Any = self.mesh
         return (mesh.own_rows(self.data),)
+
+
+def stamped(result: Nest, view: View) -> Any:
+    """The result of a step whose parts are those of the islands of a view."""
+    for leaf in jax.tree.leaves(result, is_leaf=lambda leaf: isinstance(leaf, (PerReplica, Variable))):
+        if isinstance(leaf, IslandValue):
+            leaf.view = view
+    return result
