@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tests.support.processes import free_ports
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterError, VariableError
-from tests.support.processes import free_ports
 
 RATE = 0.1
 
