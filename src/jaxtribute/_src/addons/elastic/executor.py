@@ -11,6 +11,7 @@ import numpy as np
 from jaxtribute import PerReplica, ReduceOp, Variable, VariableAggregation
 from jaxtribute._src.addons.elastic.runtime import IslandMesh
 from jaxtribute._src.addons.elastic.values import IslandValue
+from jaxtribute._src.addons.elastic.variables import check_known
 from jaxtribute.errors import ArgumentError, VariableError
 from jaxtribute.extending import Context, Executor, InReplica, Overlay, Summation, Update, operand, slice_sizes
 from jaxtribute.typing import Array, Function, Leaf, Nest
@@ -171,9 +172,10 @@ class InIsland(InReplica):
 
     def given(self, executor: Executor, variable: Variable, value: Any, update: Update, as_replica: bool) -> Any:
         """Returns the one value that the islands' writes come to, as the variable's aggregation says."""
+        check_known(variable)
         own = self._below.given(executor, variable, value, update, False)
         how = variable.aggregation
-        if not as_replica or variable.policy.mesh is None:
+        if not as_replica:
             return own
         if how is VariableAggregation.NONE:
             raise VariableError(

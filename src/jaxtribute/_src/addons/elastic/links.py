@@ -156,7 +156,9 @@ class Links:
             with self._locks[rank, lane]:
                 if self._outgoing.get((rank, lane)) is None and self._connected(rank, lane) is None:
                     return False
-        return set(_FIRST) <= {lane for island, lane in list(self._incoming) if island.rank == rank}
+        incoming = [(island, lane) for island, lane in list(self._incoming) if island.rank == rank]
+        # One that has ended meanwhile and was started again joins the others: it need not be waited for.
+        return set(_FIRST) <= {lane for _, lane in incoming} or any(island.incarnation for island, _ in incoming)
 
     def _connected(self, rank: int, lane: Lane) -> socket.socket | None:
         """Connects to an island, or returns None."""

@@ -13,6 +13,7 @@ from jaxtribute._src.addons.elastic.membership import View
 from jaxtribute._src.addons.elastic.runtime import PLACE, IslandMesh
 from jaxtribute._src.addons.elastic.steps import Step
 from jaxtribute._src.addons.elastic.values import IslandValue, stamped
+from jaxtribute._src.addons.elastic.variables import check_known
 from jaxtribute.extending import Capture, EagerStep, Programs, slice_sizes, updating
 
 
@@ -119,6 +120,8 @@ class _Compiled:
         self._capture, self._mesh = capture, mesh
         self._inputs: list[Any] = list(capture.executor.inputs)
         self.written: list[Any] = list(capture.executor.written)
+        for variable in self.written:
+            check_known(variable)
         self.count = capture.tree.num_leaves
         self._fed = capture.executor.fed
         run = Programs.as_function(capture.closed)

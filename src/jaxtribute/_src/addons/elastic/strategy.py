@@ -123,8 +123,8 @@ class ElasticExtended(StrategyExtended):
         if value.view is not None and not set(value.view.members) <= set(now.members):
             raise ClusterError(
                 f"a value was computed in view {value.view.number}, and the islands have changed: this is view "
-                f"{now.number}, and what an island that has died had of the value is lost. HINT: reduce or gather it in "
-                "the jd.function that computes it; a step in a jd.function is done again as a whole."
+                f"{now.number}, and what an island that has died had of the value is lost. HINT: reduce or gather it "
+                "in the jd.function that computes it; a step in a jd.function is done again as a whole."
             )
 
     def update(self, var: Variable, fn: Any, args: Sequence[Any] = (), kwargs: Nest = None, group: bool = True) -> Any:

@@ -12,8 +12,8 @@ import numpy as np
 
 from jaxtribute import Variable
 from jaxtribute._src.addons.elastic.journal import packed, unpacked
-from jaxtribute.errors import ClusterError
-from jaxtribute.extending import PlainPolicy, ReplicaMesh, updating
+from jaxtribute.errors import ClusterError, VariableError
+from jaxtribute.extending import PlainPolicy, Policy, ReplicaMesh, updating
 from jaxtribute.typing import HostArray
 
 _NUMBER = "_island_number"
@@ -108,8 +108,25 @@ class IslandPolicy(PlainPolicy):
         super().__init__(mesh)
         self.register = register
 
+    def laid_out(self, layout: Any) -> Policy:
+        """This policy: an island has one device."""
+        return self
+
     def made(self, variable: Variable) -> None:
         self.register.add(variable)
+
+
+def check_known(variable: Variable) -> None:
+    """Checks that an island that joins would be given a variable which a step writes.
+
+    Raises:
+      VariableError: it would not.
+    """
+    if not isinstance(variable.policy, IslandPolicy):
+        raise VariableError(
+            f"{variable.name} is written by a step, and was not made in the scope of the ElasticStrategy: an island "
+            "that joins would have another value. HINT: make it in `with strategy.scope():`."
+        )
 
 
 class IslandVariable(Variable):
