@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[2] / "examples" / "elastic.py"
 LAUNCH = f"""
 import sys
-from jaxtribute.cli import main
+from jaxtribute._src.addons.cli.main import main
 sys.exit(main(["launch", "--elastic", "--workers", "2", "--devices-per-worker", "1", {str(SCRIPT)!r}, "--kill", "0"]))
 """
 
