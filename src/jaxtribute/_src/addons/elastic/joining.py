@@ -142,6 +142,7 @@ class Newcomer:
                 "data; look for a branch that depends on the rank or on time."
             )
         self.position += 1
+        islands.journal.reads = {}
         self.view = entry.view
         return entry
 
