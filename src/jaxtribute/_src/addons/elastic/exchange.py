@@ -430,7 +430,7 @@ class Islands:
                 broken = [island for island in self._broken if island in members]
                 late = self.newcomer is not None and self.newcomer.is_late(now)
             for island in broken:
-                if self._links.refuses(island.rank):
+                if self._links.proves_dead(island):
                     self._broken.discard(island)
                     self._lost(island, proved=True)
             if late:

@@ -99,7 +99,11 @@ class Links:
         self._closed = False
         own = self._addresses[me.rank]
         family = socket.AF_INET6 if ":" in own.host else socket.AF_INET
-        self._listener = socket.create_server((own.host, own.port), family=family, backlog=4 * len(addresses))
+        # The launcher keeps the port reserved, which nobody else can listen on then.
+        reserved = os.environ.get("JAXTRIBUTE_LAUNCHER") == "1"
+        self._listener = socket.create_server(
+            (own.host, own.port), family=family, backlog=4 * len(addresses), reuse_port=reserved
+        )
         _in_thread("islands: accepting", self._accept)
 
     def send(self, rank: int, lane: Lane, head: Head, parts: Sequence[bytes | memoryview], wait_s: float) -> bool:
@@ -187,6 +191,12 @@ class Links:
             return False
         return False
 
+    def proves_dead(self, island: Island) -> bool:
+        """True if an island's process has ended, and all that it has said has been heard."""
+        # Its last words may be that this island was left out: whoever has slept must read them before it acts.
+        speaks = any(other == island for other, _ in list(self._incoming))
+        return not speaks and self.refuses(island.rank)
+
     def _accept(self) -> None:
         while not self._closed:
             try:
@@ -222,7 +232,7 @@ class Links:
                 del self._incoming[island, lane]
         if not self._closed:
             self._forget(island.rank)
-            self._lost(island, self.refuses(island.rank))
+            self._lost(island, self.proves_dead(island))
 
     def _forget(self, rank: int) -> None:
         """Drops the connections to a process that is gone: another may listen there soon."""

@@ -63,18 +63,17 @@ class Parcel:
         """
         sums: list[HostArray] = []
         for number, flat in enumerate(self._flat):
-            total: HostArray | None = None
+            parts: list[HostArray] = []
             offset = _PREFIX + sum(each.nbytes for each in self._flat[:number])
             for island in order:
-                part = flat
-                if island != me:
-                    self._check(island, me, others[island])
-                    part = np.frombuffer(others[island], flat.dtype, flat.size, offset)
-                if total is None:
-                    total = part.copy()
+                if island == me:
+                    parts.append(flat)
                 else:
-                    np.add(total, part, out=total)
-            assert total is not None
+                    self._check(island, me, others[island])
+                    parts.append(np.frombuffer(others[island], flat.dtype, flat.size, offset))
+            total = parts[0] + parts[1] if len(parts) > 1 else parts[0].copy()
+            for part in parts[2:]:
+                np.add(total, part, out=total)
             sums.append(total)
         return self._apart(sums)
 

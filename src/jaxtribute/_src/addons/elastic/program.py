@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxtribute import Variable
 from jaxtribute._src.addons.elastic.membership import View
+from jaxtribute._src.addons.elastic.pieces import Pieces
 from jaxtribute._src.addons.elastic.runtime import PLACE, IslandMesh
 from jaxtribute._src.addons.elastic.steps import Step
 from jaxtribute._src.addons.elastic.values import IslandValue, stamped
@@ -124,7 +125,8 @@ class _Compiled:
             check_known(variable)
         self.count = capture.tree.num_leaves
         self._fed = capture.executor.fed
-        run = Programs.as_function(capture.closed)
+        pieces = Pieces.of(capture.closed, mesh.islands.sum)
+        run: Any = pieces or Programs.as_function(capture.closed)
 
         def program(leaves: list[Any], inputs: list[Any]) -> list[Any]:
             own = len(leaves) - self._fed
@@ -133,7 +135,7 @@ class _Compiled:
             passed = {id(value) for value in (*leaves, *inputs)}
             return [jnp.copy(value) if id(value) in passed else value for value in outputs]
 
-        self._jitted: Any = jax.jit(program)
+        self._run: Any = program if pieces else jax.jit(program)
 
     def __call__(
         self, leaves: Sequence[Any], within: EagerStep | None, place: int, *, blank: bool = False
@@ -148,7 +150,7 @@ class _Compiled:
             else:
                 inputs.append(entry.peek() if within is None else within.get(entry))
         with jax.default_device(self._mesh.devices[0]):
-            return self._jitted(list(leaves), inputs)
+            return self._run(list(leaves), inputs)
 
     def result(self, arrays: Sequence[Any]) -> Any:
         """The function's result of its arrays."""

@@ -16,6 +16,7 @@ from jaxtribute import Variable
 from jaxtribute._src.addons.elastic.exchange import Islands
 from jaxtribute._src.addons.elastic.journal import Entry, rebuilt
 from jaxtribute._src.addons.elastic.membership import View
+from jaxtribute._src.addons.elastic.pieces import EXCHANGE
 from jaxtribute._src.addons.elastic.steps import FirstValue, Step
 from jaxtribute._src.addons.elastic.variables import Register
 from jaxtribute.extending import Context, Overlay, ReplicaMesh, TracedProgram, Tracer, slice_sizes
@@ -161,7 +162,13 @@ class IslandMesh(ReplicaMesh):
             sums = self.step(Step(f"{what} {' '.join(kinds)}"), lambda _: exchange(*arrays))
             return list(map(jnp.asarray, sums))
         shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
-        return io_callback(exchange, shapes, *arrays, ordered=True)
+
+        def called_out(*given: Any) -> Any:
+            return io_callback(exchange, shapes, *given, ordered=True)
+
+        # A call by name, at which the program can be cut; see `pieces`.
+        called_out.__name__ = f"{EXCHANGE}{what}"
+        return jax.jit(called_out)(*arrays)
 
     def agreed(self, value: Any, what: str, settings: str) -> Any:
         """The first island's `value`; all must call it."""
