@@ -234,10 +234,12 @@ class Islands:
         """Asks an island for something, in another thread; the newcomer is told if it cannot be asked."""
 
         def send() -> None:
-            if not self._links.send(rank, lane, head, [], self.silent_s):
-                with self.lock:
-                    if self.newcomer is not None:
-                        self.newcomer.refused(rank, f"island {rank} has ended")
+            if self._links.send(rank, lane, head, [], self.silent_s):
+                return
+            ended = self._links.refuses(rank)
+            with self.lock:
+                if self.newcomer is not None:
+                    self.newcomer.refused(rank, f"island {rank} has ended" if ended else "")
 
         self._sends.put(send)
 
