@@ -230,9 +230,9 @@ def test_another_program_is_refused() -> None:
 
     def body(strategy: jd.Strategy) -> None:
         counter(strategy)
-        with pytest.raises(ClusterError, match="its program takes step 1 as 'run <lambda>"):
+        with pytest.raises(ClusterError, match="its program takes step 1 as .run <lambda>"):
             strategy.run(lambda: None)
-        with strategy.scope(), pytest.raises(ClusterError, match="takes step 1 as .*variable"):
+        with strategy.scope(), pytest.raises(ClusterError, match=r"takes step 1 as .*variable"):
             jd.Variable(0.0)
 
     joining(body, steps)

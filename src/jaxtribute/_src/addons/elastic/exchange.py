@@ -95,7 +95,7 @@ class Islands:
         self.newcomer = Newcomer(self, min(timeout_s / 2, _JOIN_LIMIT_S)) if joins else None
         """What this island does until it has joined; None once it has, and for those that were there at first."""
         self.state: Callable[[], bytes] = bytes
-        self.bind: Callable[[bytearray], None] = bytes
+        self.bind: Callable[[bytearray], object] = len
         """What makes and takes the values of all variables; of whoever has them."""
         self._fed: View | None = None
         self._committed = 0
@@ -189,7 +189,8 @@ class Islands:
 
     def _settle(self) -> bool:
         """Commits the step that this island holds if the others do, as they have told; returns whether it did."""
-        told = [status for status in map(self._told[self.view.number].get, self.view.members) if status.committed >= 0]
+        everybody = self._told[self.view.number]
+        told = [everybody[member] for member in self.view.members if everybody[member].committed >= 0]
         attempt, self._attempt = self._attempt, None
         if attempt is None or not attempt.held or attempt.view == self.view:
             return False
@@ -218,7 +219,6 @@ class Islands:
     def joined(self, step: int) -> None:
         """Takes note that this island has the others' state before a step: it takes that one with them."""
         self._committed, self.newcomer = step, None
-        self.journal.reads = {}
 
     def rehearse(self, step: int, view: View, call: Callable[[View], Any]) -> None:
         """Calls what takes a step, to compile it; sums are zeros, and nothing comes of it."""
@@ -234,10 +234,12 @@ class Islands:
         """Asks an island for something, in another thread; the newcomer is told if it cannot be asked."""
 
         def send() -> None:
-            if not self._links.send(rank, lane, head, [], self.silent_s):
-                with self.lock:
-                    if self.newcomer is not None:
-                        self.newcomer.refused(rank, f"island {rank} has ended")
+            if self._links.send(rank, lane, head, [], self.silent_s):
+                return
+            ended = self._links.refuses(rank)
+            with self.lock:
+                if self.newcomer is not None:
+                    self.newcomer.refused(rank, f"island {rank} has ended" if ended else "")
 
         self._sends.put(send)
 

@@ -142,6 +142,7 @@ class Newcomer:
                 "data; look for a branch that depends on the rank or on time."
             )
         self.position += 1
+        islands.journal.reads = {}
         self.view = entry.view
         return entry
 
@@ -223,8 +224,9 @@ class Newcomer:
         self._end = second
 
     def refused(self, rank: int, why: str) -> None:
-        """Takes note that an island does not answer; another one will be asked."""
-        self._refusals[rank] = why
+        """Takes note that an island does not answer, and why if it never will; another one will be asked."""
+        if why:
+            self._refusals[rank] = why
         if rank == self._whom:
             self._waiting_since = None
             ranks = [each for each in range(self._islands.others + 1) if each != self._islands.me.rank]

@@ -231,7 +231,9 @@ class Links:
             if self._incoming.get((island, lane)) is connection:
                 del self._incoming[island, lane]
         if not self._closed:
-            self._forget(island.rank)
+            # Another process may be there already.
+            if not any(other.rank == island.rank and other > island for other, _ in list(self._incoming)):
+                self._forget(island.rank)
             self._lost(island, self.proves_dead(island))
 
     def _forget(self, rank: int) -> None:

@@ -94,11 +94,10 @@ class IslandMesh(ReplicaMesh):
         if self._pinned is not None:
             return
         newcomer = self.islands.newcomer
-        if not variable.stored.is_deleted():
-            if newcomer is None:
-                self.islands.journal.note_read(number, variable.stored)
-        elif newcomer is not None:
+        if newcomer is not None and variable.stored.is_deleted():
             variable.bind(variable.policy.place(newcomer.read(number, variable.name)))
+        # A newcomer, too, will be asked by those that come after it.
+        self.islands.journal.note_read(number, variable.stored)
 
     @staticmethod
     def executor() -> Any:
