@@ -38,7 +38,7 @@ def _aligned(like: HostArray) -> HostArray:
 
 
 class Parcel:
-    """What one island gives to an exchange.
+    """Arrays that an island gives to an exchange.
 
     Args:
       arrays: its arrays.
