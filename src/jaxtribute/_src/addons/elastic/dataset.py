@@ -9,10 +9,8 @@ import jax
 
 from jaxtribute import DistributedDataset, DistributedIterator
 from jaxtribute._src.addons.elastic.runtime import IslandMesh
-from jaxtribute._src.addons.elastic.values import GlobalBatch
 from jaxtribute.errors import TraceError
 from jaxtribute.extending import Context
-from jaxtribute.typing import Nest
 
 
 class ElasticDataset:
@@ -43,10 +41,7 @@ class ElasticIterator(Iterator[Any]):
                 "next(iterator) in a jd.function: ElasticStrategy does not draw batches within programs yet. HINT: "
                 "pass the batch as an argument."
             )
-        return jax.tree.map(self._wrapped, next(self._batches))
-
-    def _wrapped(self, leaf: Nest) -> GlobalBatch:
-        return GlobalBatch(leaf, self._mesh)
+        return jax.tree.map(self._mesh.shared, next(self._batches))
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position after the last batch that was handed out, the same on all islands."""

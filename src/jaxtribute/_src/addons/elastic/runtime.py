@@ -18,6 +18,7 @@ from jaxtribute._src.addons.elastic.journal import Entry, rebuilt
 from jaxtribute._src.addons.elastic.membership import View
 from jaxtribute._src.addons.elastic.pieces import EXCHANGE
 from jaxtribute._src.addons.elastic.steps import FirstValue, Step
+from jaxtribute._src.addons.elastic.values import GlobalBatch
 from jaxtribute._src.addons.elastic.variables import Register
 from jaxtribute.extending import Context, Overlay, ReplicaMesh, TracedProgram, Tracer, slice_sizes
 from jaxtribute.typing import Array, Device, HostArray
@@ -141,6 +142,10 @@ class IslandMesh(ReplicaMesh):
         size = sizes[self.place_in(view)]
         start = jnp.minimum(self.place * np.int32(sizes[0]), np.int32(total - size))
         return lax.dynamic_slice_in_dim(array, start, size)
+
+    def shared(self, leaf: Any) -> GlobalBatch:
+        """An array of a batch that all islands have whole, and take their rows of."""
+        return GlobalBatch(leaf, self)
 
     # Exchanges. Traced, they become calls out of the program; failed ones give zeros, and the step is done again.
 
