@@ -301,7 +301,7 @@ class Islands:
     def _gathered(
         self, attempt: Attempt, head: Head, frames: Sequence[bytes | memoryview]
     ) -> dict[Island, bytearray] | None:
-        """Waits for what the others have sent under a head, and sends this island's own; None if the view has changed."""
+        """Waits for what the others have sent, and sends this island's own; None if the view has changed."""
         others = [member for member in attempt.view.members if member != self.me]
         for other in others:
             if self.view != attempt.view:
