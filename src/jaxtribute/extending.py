@@ -92,7 +92,6 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.jaxprs.core import Var as Var
     from jaxtribute._src.core.jaxprs.flow import Flow as Flow
     from jaxtribute._src.core.jaxprs.programs import Programs as Programs
-    from jaxtribute._src.core.jaxprs.rows import Rows as Rows
     from jaxtribute._src.core.libraries import Library as Library
     from jaxtribute._src.core.observers import Kinds as Kinds
     from jaxtribute._src.core.observers import subscribe as subscribe

@@ -261,6 +261,29 @@ def test_a_first_axis_that_is_no_batch_is_refused(replicas: int, eager: bool) ->
         under(jd.MirroredStrategy(devices(replicas)), build, use)
 
 
+@pytest.mark.parametrize(
+    ("replicas", "rows", "why"), [(2, 10, "5, with which it cannot compute: .*Error"), (4, 4, "1.* takes none")]
+)
+def test_halves_of_a_batch_that_a_replica_cannot_make_are_refused(replicas: int, rows: int, why: str) -> None:
+    def halves(_: Any, out: Any) -> Any:
+        half = out.shape[0] // 2
+        return ops.mean(ops.square(out[:half] - out[half:]), axis=-1)
+
+    def build() -> Any:
+        model: Any = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
+        model.compile("sgd", halves)
+        return model
+
+    def use(model: Any) -> Any:
+        return model.fit(X[:rows], X[:rows, :3], batch_size=rows, verbose=0)
+
+    use(build())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that rows are used by their numbers
+        with pytest.raises(InputError, match=rf"test_parts.py:\d+.*of {rows} rows this replica has {why}.*HINT"):
+            under(jd.MirroredStrategy(devices(replicas)), build, use)
+
+
 class Contrastive(keras.losses.Loss):
     """Each example against the labels' rows of all replicas."""
 

@@ -4,6 +4,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
@@ -43,3 +44,43 @@ def test_keras_fit_is_verified_by_a_callback() -> None:
         with pytest.raises(testing.NotOneDeviceError, match=rf"{Path(__file__).name}:\d+.*\n(.*\n)*.*INSTEAD"):
             model.fit(x, y, batch_size=20, verbose=0, callbacks=[Verify()])
     assert all(np.array_equal(one, other) for one, other in zip(before, model.get_weights(), strict=True))
+
+
+class Total(keras.metrics.Mean):
+    """Tells its sum, which every replica adds to."""
+
+    def result(self) -> Any:
+        return self.total
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "names"),
+    [
+        # A mean to which each replica adds one number of its rows: only replicas with other numbers of rows spoil it.
+        (keras.metrics.Mean, jnp.mean, {"mean-of-means"}),
+        (keras.metrics.Mean, lambda x: x, set()),
+        (keras.metrics.Mean, lambda x: x.sum() / 12, {"mean-of-sums"}),
+        # The same numbers, but who tells the sum has it once for each replica.
+        (Total, jnp.mean, {"local-mean"}),
+        (Total, lambda x: x, set()),
+    ],
+    ids="numbers rows parts sum_of_numbers sum_of_rows".split(),
+)
+def test_a_mean_counts_what_each_replica_adds(metric: Any, value: Any, names: set[str]) -> None:
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        told = metric("loss")
+
+    def replica(x: Any) -> None:
+        told.update_state(value(x))
+
+    @jd.function
+    def step(x: Any) -> None:
+        strategy.run(replica, (x,))
+
+    batch = next(iter(strategy.experimental_distribute_dataset([np.exp(-np.arange(12, dtype=np.float32))])))
+    found = testing.verify(step, batch, strategy=strategy, raises=False)
+    assert {one.culprit.pattern.name for one in found.findings} == names, str(found)
+    assert found.right == (names <= {"mean-of-means"}), str(found)
+    for one in found.findings:
+        assert Path(__file__).name in str(one.culprit.place), str(found)

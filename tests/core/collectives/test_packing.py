@@ -1,5 +1,6 @@
 import itertools
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +29,10 @@ def nests(draw: st.DrawFn, dtypes: list[str]) -> list[Any]:
 
 
 @settings(max_examples=12)
-@given(arrays=nests(["float32"]))
-def test_unpack_is_the_inverse_of_pack(arrays: list[Any]) -> None:
-    buffer = summation.pack(arrays)
+@given(arrays=nests(["float32"]), limit=st.sampled_from([8, summation.PIECE_BYTES]))
+def test_unpack_is_the_inverse_of_pack(arrays: list[Any], limit: int) -> None:
+    with mock.patch.object(summation, "PIECE_BYTES", limit):
+        buffer = summation.pack(arrays)
     assert buffer.shape == (sum(array.size for array in arrays),)
     np.testing.assert_array_equal(buffer, np.concatenate([np.ravel(array) for array in arrays]))
     for array, piece in zip(arrays, summation.unpack(buffer, arrays), strict=True):

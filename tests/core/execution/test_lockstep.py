@@ -194,3 +194,33 @@ def test_split_and_regroup_are_inverse() -> None:
     assert again["b"][1].values == ("x", "y")
     assert regroup([1, 1], mesh) == 1
     assert regroup([1, 1], mesh, always=True).values == (1, 1)
+
+
+def test_a_variable_begins_with_what_replica_0_has() -> None:
+    strategy = mirrored(2)
+    own = variable(strategy, 0.0, synchronization="on_read", aggregation="sum", trainable=False)
+
+    def fn() -> Any:
+        own.assign(jnp.asarray(1.0 + int(ident())))
+        return jd.Variable(lambda: own.read_value() * 10, name="v").read_value()
+
+    assert components(strategy.run(fn)) == [10.0, 10.0]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", ["variable", "placed"])
+def test_what_is_no_array_to_functions_of_lax_is_explained(kind: str, compiled: bool) -> None:
+    strategy = mirrored(2)
+    value: Any = variable(strategy, jnp.arange(4.0)) if kind == "variable" else strategy.place(jnp.arange(4.0))
+
+    def run(convert: Any) -> Any:
+        return strategy.run(lambda: jax.lax.dynamic_slice_in_dim(convert(value), 1, 2))
+
+    use: Any = jd.function(run) if compiled else run
+    with pytest.raises(ValueError, match="__jax_array__") as failure:
+        use(lambda x: x)
+    hints = [
+        note for note in failure.value.__notes__ if note.startswith("HINT: functions of jax.lax take arrays alone")
+    ]
+    assert len(hints) == 1, failure.value.__notes__
+    assert components(use(jnp.asarray)) == [[1.0, 2.0]] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +51,22 @@ def test_pieces_hold_everything(shapes: list[list[int]], piece: int, threads: in
         made = copies.copied(arrays)
     for array, copy in zip(arrays, made, strict=True):
         np.testing.assert_array_equal(copy.array(), array, strict=True)
+
+
+@pytest.mark.parametrize(("size", "threads", "pools"), [(300, 2, 1), (300, 1, 0), (25, 2, 0)])
+def test_threads_copy_what_is_large(size: int, threads: int, pools: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Any] = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            begun.append(args)
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr(copies, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(copies, "_threads", lambda: threads)
+    monkeypatch.setattr(copies, "_PIECE_BYTES", 100)
+    copies.copied([jnp.arange(float(size))])
+    assert begun == [(2,)] * pools
 
 
 def test_where_no_thread_can_be_started_one_copies_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ _CONFIRM = -1
 
 
 class Status(NamedTuple):
-    """What an island had when it came into a view.
+    """Progress of an island when it came into a view.
 
     Attributes:
       committed: the number of steps that it has committed.
@@ -93,10 +93,10 @@ class Islands:
         self.lock = threading.Condition()
         self.journal = Journal()
         self.newcomer = Newcomer(self, min(timeout_s / 2, _JOIN_LIMIT_S)) if joins else None
-        """What this island does until it has joined; None once it has, and for those that were there at first."""
+        """Part of this island until it has joined; None once it has, and for those that were there at first."""
         self.state: Callable[[], bytes] = bytes
         self.bind: Callable[[bytearray], object] = len
-        """What makes and takes the values of all variables; of whoever has them."""
+        """Functions that make and take the values of all variables; of whoever has them."""
         self._fed: View | None = None
         self._committed = 0
         self._attempt: Attempt | None = None
@@ -301,7 +301,7 @@ class Islands:
     def _gathered(
         self, attempt: Attempt, head: Head, frames: Sequence[bytes | memoryview]
     ) -> dict[Island, bytearray] | None:
-        """What the others have sent under a head, this island having sent its own; None if the view has changed."""
+        """Waits for what the others have sent, and sends this island's own; None if the view has changed."""
         others = [member for member in attempt.view.members if member != self.me]
         for other in others:
             if self.view != attempt.view:

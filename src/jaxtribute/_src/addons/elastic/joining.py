@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _ASK_S = 0.02
 _JOIN_S = 0.2
 ASKS, ANSWERS, REFUSES, STATE = range(4)
-"""What a message between a newcomer and the others is: the third number of its head."""
+"""Kinds of messages between a newcomer and the others: the third number of its head."""
 
 
 class Newcomer:
@@ -65,7 +65,7 @@ class Newcomer:
             self._until(lambda: self._end >= 0, "tell what they have done")
 
     def next(self, signature: str, rehearse: Callable[[View], Any] | None) -> Entry | None:
-        """What the next step has given; None once this island takes it itself, with the others.
+        """Returns what the next step has given; None once this island takes it itself, with the others.
 
         Args:
           signature: says what step it is.
@@ -98,7 +98,7 @@ class Newcomer:
         return self.next(signature, None)
 
     def read(self, variable: int, name: str) -> Any:
-        """What the program reads of a variable at this position.
+        """Returns what the program reads of a variable at this position.
 
         Raises:
           ClusterError: the others have not read it there, or it was too large to be kept.
@@ -242,7 +242,7 @@ class Newcomer:
 
 
 def answer(islands: Islands, first: int) -> tuple[Head, bytes]:
-    """What an island answers a newcomer that asks for the steps from a number on."""
+    """Answers a newcomer that asks for the steps from a number on."""
     view = islands.membership.view
     if islands.newcomer is not None or view is None:
         return (0, 0, REFUSES), f"island {islands.me.rank} was started again as well".encode()

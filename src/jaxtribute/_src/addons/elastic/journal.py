@@ -32,7 +32,7 @@ class CannotKeep(Exception):  # noqa: N818
 
 @dataclass
 class Entry:
-    """What a step gave.
+    """Results of a step.
 
     Attributes:
       signature: says what kind of step it was.
@@ -59,7 +59,7 @@ class Journal:
     entries: list[Entry] = field(default_factory=list[Entry])
     reads: dict[int, HostArray | None] = field(default_factory=dict[int, "HostArray | None"])
     problem: str = ""
-    """Why no island can join any more; empty if one can."""
+    """Reason why no island can join any more; empty if one can."""
     _size: int = 0
 
     def __len__(self) -> int:
@@ -141,7 +141,7 @@ def view_of(plain: Sequence[Any]) -> View:
 
 
 def packed(plain: Any, arrays: Sequence[HostArray]) -> bytes:
-    """What JSON knows, and arrays, with a checksum."""
+    """Bytes of what JSON knows, and of arrays, with a checksum."""
     kinds = [(array.dtype.name, array.shape) for array in arrays]
     body = [json.dumps([plain, kinds]).encode()]
     size = len(body[0])

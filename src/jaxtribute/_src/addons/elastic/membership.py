@@ -1,4 +1,4 @@
-"""Who trains together: one state machine for each island, without sockets and without a clock of its own.
+"""Agreement on who trains together: one state machine for each island, without sockets and without a clock of its own.
 
 Islands agree on *views*. A view has a number, its members, and its *exiles*: members of earlier views that were left
 out without proof that they are dead. The members of a view are the acceptors of the next number (Paxos): a proposal is
@@ -53,7 +53,7 @@ class View:
 
 
 class State(Enum):
-    """What an island may do."""
+    """States of an island: what it may do."""
 
     OUTSIDE = "in no view yet: it follows the others until it is taken in"
     STEADY = "in a view whose members are all thought to be alive"
@@ -130,7 +130,7 @@ class Membership:
 
     @property
     def state(self) -> State:
-        """What this island may do."""
+        """State of this island: what it may do."""
         if self.fenced:
             return State.FENCED
         if self.view is None:

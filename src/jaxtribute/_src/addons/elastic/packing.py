@@ -13,6 +13,7 @@ from jaxtribute.errors import ClusterError
 from jaxtribute.typing import HostArray
 
 _PREFIX = 4
+_LINE = 64
 _ALONE = 1 << 16
 """Bytes of an array that is not copied beside others to be added to."""
 
@@ -29,8 +30,15 @@ def groups(arrays: Sequence[HostArray]) -> list[list[int]]:
     return [*alone, *small.values()]
 
 
+def _aligned(like: HostArray) -> HostArray:
+    """Memory for an array, which JAX takes as it is, without a copy: it begins where a line of the cache does."""
+    memory = np.empty(like.nbytes + _LINE, np.uint8)
+    start = -memory.ctypes.data % _LINE
+    return memory[start : start + like.nbytes].view(like.dtype)
+
+
 class Parcel:
-    """What one island gives to an exchange.
+    """Arrays that an island gives to an exchange.
 
     Args:
       arrays: its arrays.
@@ -71,7 +79,11 @@ class Parcel:
                 else:
                     self._check(island, me, others[island])
                     parts.append(np.frombuffer(others[island], flat.dtype, flat.size, offset))
-            total = parts[0] + parts[1] if len(parts) > 1 else parts[0].copy()
+            total = _aligned(flat)
+            if len(parts) == 1:
+                np.copyto(total, flat)
+            else:
+                np.add(parts[0], parts[1], out=total)
             for part in parts[2:]:
                 np.add(total, part, out=total)
             sums.append(total)

@@ -26,7 +26,7 @@ class _Whole(Exception):  # noqa: N818
 
 
 class _Piece(NamedTuple):
-    """What is between two exchanges.
+    """Part of a program between two exchanges.
 
     Attributes:
       run: the compiled piece.
@@ -40,7 +40,7 @@ class _Piece(NamedTuple):
 
 
 def _exchange_of(eqn: Any) -> str | None:
-    """What an operation exchanges; None if it is no exchange."""
+    """Purpose of an exchange, as its name says; None for other operations."""
     name = eqn.params.get("name")
     return name.removeprefix(EXCHANGE) if isinstance(name, str) and name.startswith(EXCHANGE) else None
 

@@ -29,7 +29,7 @@ class Step(Generic[R]):
         self.signature, self.rehearse = signature, rehearse
 
     def kept(self, result: R) -> Any:
-        """What the journal keeps of a result."""
+        """Returns what the journal keeps of a result."""
         return result
 
     def finished(self, result: R, view: View) -> R:

@@ -372,7 +372,7 @@ def _refuse(what: str, remedy: str) -> NoReturn:
 
 
 def _incarnation() -> int:
-    """How often this process had been started before, as its launcher says.
+    """Number of this process's earlier starts, as its launcher says.
 
     Raises:
       ArgumentError: it says something else.

@@ -1,4 +1,4 @@
-"""What an island has of a batch, and of what replicas have computed."""
+"""An island's values: of a batch, and of what replicas have computed."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 One device counts a number such as the loss of a batch once, whoever computes it. So a replica that updates a metric
 with one number adds its share of that update, by its examples; one that updates it with a value for each example adds
-all of it. Which of both it is says the step itself: it is traced for two numbers of examples, see `jaxprs/rows.py`.
+all of it. Which of both it is says the step itself: it is traced for two numbers of examples, see `rows.py`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from jaxtribute import ReplicaContext
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.internals import KerasModel
 from jaxtribute._src.addons.keras.meeting import entered, share_of
+from jaxtribute._src.addons.keras.rows import FACTOR, Kind, Part, Rows
 from jaxtribute._src.addons.keras.share import Share
 from jaxtribute.errors import InputError, VariableError
-from jaxtribute.extending import Context, Programs, ReplicaMesh, Rows, TracedReplica
+from jaxtribute.extending import Context, Programs, ReplicaMesh, TracedReplica
 from jaxtribute.typing import DType, Nest
 
 _ROWS = 24
@@ -47,6 +48,7 @@ class Parts:
       sums_loss: True if the loss is a sum over the examples.
       added_sums: the numbers of the additional losses that are.
       picked: the highest number by which a row of the batch is taken.
+      meetings: what takes rows by their places, or together with others, in words; empty if nothing does.
     """
 
     shared: Mapping[int, int] = field(default_factory=dict[int, int])
@@ -54,6 +56,7 @@ class Parts:
     sums_loss: bool = False
     added_sums: frozenset[int] = frozenset()
     picked: int = 0
+    meetings: str = ""
 
     def check(self, model: KerasModel, share: Share) -> None:
         """Checks that a replica has the rows that the step takes by their numbers.
@@ -91,6 +94,8 @@ class PartsOfSteps:
         self._model, self._variables, self._ends, self._weighs_later = model, variables, ends, weighs_later
         self._plain = internals.is_plain(model)
         self._known: dict[Any, Parts] = {}
+        self._enough: set[Hashable] = set()
+        """Forms of batches, with numbers of rows, of which the step takes rows by their places."""
 
     def tell(self, share: Share, batch: Nest) -> None:
         """Tells a replica what its step makes of its batch."""
@@ -102,8 +107,35 @@ class PartsOfSteps:
         if parts is None:
             parts = self._known[key] = self._found(share, batch)
         parts.check(self._model, share)
+        if parts.meetings and (key, share.rows) not in self._enough:
+            self._check_enough(share, batch, parts)
+            self._enough.add((key, share.rows))
         share.shared, share.summed = parts.shared, parts.summed
         share.sums_loss, share.added_sums = parts.sums_loss, parts.added_sums
+
+    def _check_enough(self, share: Share, batch: Nest, parts: Parts) -> None:
+        """Checks that a replica has as many rows as a step needs that takes some by their places, such as halves.
+
+        Raises:
+          InputError: it has fewer, where one device has enough.
+        """
+        why = self._lacking(share, batch, max(share.rows, 1), parts)
+        if not why or self._lacking(share, batch, share.total, parts):
+            return
+        raise InputError(
+            f"a step of {self._model.name!r} uses {parts.meetings}, and of {share.total} rows this replica has "
+            f"{share.rows}, with which it cannot compute: {why}. HINT: let the step treat all rows alike, or give a "
+            "tuple of arrays, such as (anchors, positives), whose first axes are batches; get_replica_context()."
+            "all_gather(x, axis=0) has the rows of all replicas."
+        )
+
+    def _lacking(self, share: Share, batch: Nest, rows: int, parts: Parts) -> str:
+        """Says why the step cannot compute with so many rows; empty if it can."""
+        try:
+            program = self._traced(share, batch, rows, parts.added_sums).program
+        except Exception as error:  # noqa: BLE001 (user code may fail on other numbers of rows in any way)
+            return f"{type(error).__name__}: {str(error)[:200]}"
+        return f"with {rows} it takes none" if _has_empty(program) else ""
 
     def _found(self, share: Share, batch: Nest) -> Parts:
         try:
@@ -122,8 +154,8 @@ class PartsOfSteps:
             )
             return Parts()
         Parts(picked=rows.picked).check(self._model, share)
-        self._tell_meetings(rows)
-        loss = _degree(outputs.get(_WHOLE, Rows.Part(Rows.Kind.ALIKE)))
+        told = self._tell_meetings(rows)
+        loss = _degree(outputs.get(_WHOLE, Part(Kind.ALIKE)))
         if loss not in (0, 1) and not rows.meetings:
             _say(
                 f"the loss of {self._model.name!r} is no sum and no mean over the examples, such as a root, a product "
@@ -133,13 +165,13 @@ class PartsOfSteps:
             )
         logs = (name for name, part in outputs.items() if isinstance(name, str) and _degree(part) == 1)
         summed = frozenset([*logs, *_summed_updates(outputs)])
-        return Parts(self._shared(outputs), summed, loss == 1, added, rows.picked)
+        return Parts(self._shared(outputs), summed, loss == 1, added, rows.picked, told)
 
-    def _analysed(self, share: Share, batch: Nest, added: frozenset[int]) -> tuple[Rows, dict[Any, Rows.Part]]:
+    def _analysed(self, share: Share, batch: Nest, added: frozenset[int]) -> tuple[Rows, dict[Any, Part]]:
         """The analysis of the step, and the parts of what it computes by their names."""
-        one, other = (self._traced(share, batch, _ROWS * factor, added) for factor in (1, Rows.FACTOR))
+        one, other = (self._traced(share, batch, _ROWS * factor, added) for factor in (1, FACTOR))
         rows = Rows(AXIS)
-        given = [Rows.Part(Rows.Kind.ROWS)] * len(jax.tree.leaves(batch))
+        given = [Part(Kind.ROWS)] * len(jax.tree.leaves(batch))
         # What nobody uses, such as a row whose shape is looked at, says nothing.
         first, used = Programs.pruned(one.program, Programs.opened(one.program).outvars)
         second, used_too = Programs.pruned(other.program, Programs.opened(other.program).outvars)
@@ -147,15 +179,15 @@ class PartsOfSteps:
             given = [part for part, use in zip(given, used, strict=True) if use]
         return rows, dict(zip(one.names, rows.outputs(first, second, given), strict=True))
 
-    def _tell_meetings(self, rows: Rows) -> None:
-        """Says in which lines of the user's rows meet other rows, or are chosen by their places."""
+    def _tell_meetings(self, rows: Rows) -> str:
+        """Says, and returns, in which lines of the user's rows meet other rows, or are chosen by their places."""
         told: dict[str, str] = {}
         for what, eqn in rows.meetings:
             line = internals.line_of_user(eqn)
             if line is not None:
                 told.setdefault(line, what)
         if not told:
-            return
+            return ""
         listed = ", ".join(f"{what} ({line})" for line, what in list(told.items())[:_TOLD])
         _say(
             f"the step of {self._model.name!r} uses {listed}: each replica does so with its own rows, where one device "
@@ -164,6 +196,7 @@ class PartsOfSteps:
             "sums. If the first axis is no batch, as in x[0] for anchors and x[1] for positives, give a tuple of "
             "arrays, whose first axes are batches."
         )
+        return listed
 
     def _traced(self, share: Share, batch: Nest, rows: int, added: frozenset[int]) -> _Traced:
         strategy = share.context.strategy
@@ -195,7 +228,7 @@ class PartsOfSteps:
         with mesh.within():
             return _Traced(jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(avals), names)
 
-    def _shared(self, outputs: dict[Any, Rows.Part]) -> Mapping[int, int]:
+    def _shared(self, outputs: dict[Any, Part]) -> Mapping[int, int]:
         """The powers by which a replica adds to variables."""
         shared: dict[int, int] = {}
         for metric in internals.metrics_of(self._model):
@@ -205,7 +238,7 @@ class PartsOfSteps:
                 degree = _degree(part)
                 if degree is None:
                     unknown.add(name)
-                elif part.kind is not Rows.Kind.ZERO:
+                elif part.kind is not Kind.ZERO:
                     shared[name] = 1 - degree
                     means = means or degree == 0
             # A metric that counts a batch once is given one number for it.
@@ -243,27 +276,36 @@ class _Loss:
 _WHOLE = _Loss(-1)
 
 
-def _adds(name: Any, part: Rows.Part) -> bool:
+def _has_empty(program: Any) -> bool:
+    """True if a program makes a value without elements."""
+    return any(
+        any(0 in getattr(Programs.aval(var), "shape", ()) for var in eqn.outvars)
+        or any(map(_has_empty, Programs.programs_in(eqn)))
+        for eqn in Programs.opened(program).eqns
+    )
+
+
+def _adds(name: Any, part: Part) -> bool:
     """True for an additional loss that is a sum over the examples."""
     return isinstance(name, _Loss) and name != _WHOLE and _degree(part) == 1
 
 
-def _summed_updates(outputs: dict[Any, Rows.Part]) -> Iterable[int]:
+def _summed_updates(outputs: dict[Any, Part]) -> Iterable[int]:
     """The numbers of an optimizer's updates by gradients of a sum over the examples, and not of a mean."""
     degrees: dict[int, set[int]] = {}
     for name, part in outputs.items():
         if isinstance(name, tuple):
             # Of what is not known, such as the gradients of a loop, the others tell.
             known = degrees.setdefault(name[0], set())
-            known.update({part.degree} if part.kind is Rows.Kind.TOTAL else ())
+            known.update({part.degree} if part.kind is Kind.TOTAL else ())
     return (number for number, known in degrees.items() if known == {1})
 
 
-def _degree(part: Rows.Part) -> int | None:
+def _degree(part: Part) -> int | None:
     """1 for what adds up over the replicas, 0 for what is a mean by their examples, and so on; None if not known."""
-    if part.kind is Rows.Kind.SAME:
+    if part.kind is Kind.SAME:
         return 0
-    return part.degree if part.kind in (Rows.Kind.ZERO, Rows.Kind.ALIKE, Rows.Kind.TOTAL) else None
+    return part.degree if part.kind in (Kind.ZERO, Kind.ALIKE, Kind.TOTAL) else None
 
 
 def _aval(shape: tuple[int, ...], dtype: DType) -> jax.ShapeDtypeStruct:

@@ -19,8 +19,9 @@ import jax.numpy as jnp
 
 from jaxtribute import ReduceOp, ReplicaContext
 from jaxtribute._src.addons.keras.internals import KerasModel, KerasOptimizer
+from jaxtribute._src.addons.keras.rows import mean_p
 from jaxtribute.errors import ContextError
-from jaxtribute.extending import Context, Rows
+from jaxtribute.extending import Context
 from jaxtribute.typing import Array, DType, Foreign, Leaf, Nest, Numeric
 
 
@@ -139,7 +140,7 @@ def whole_batch_losses(
         return loss
     # The step weights what comes of this by the share of examples; a sum is to come out of that unweighted.
     if reduction == "sum":
-        return Rows.MEAN.bind(loss / (share.weight or 1.0))
+        return mean_p.bind(loss / (share.weight or 1.0))
     if reduction == "mean_with_sample_weight" and (mask is not None or sample_weight is not None):
         divisor = original(jnp.ones_like(values), sample_weight=sample_weight, mask=mask, reduction="sum")
     elif reduction in ("sum_over_batch_size", "mean") and mask is not None:
@@ -147,7 +148,7 @@ def whole_batch_losses(
     else:
         return loss
     total = share.sum(divisor)
-    return Rows.MEAN.bind(loss * (divisor / jnp.where(total == 0, 1, total)) / (share.weight or 1.0))
+    return mean_p.bind(loss * (divisor / jnp.where(total == 0, 1, total)) / (share.weight or 1.0))
 
 
 def whole_batch_additions(original: Callable[..., Any], model: KerasModel, loss: Array) -> Any:
@@ -158,7 +159,7 @@ def whole_batch_additions(original: Callable[..., Any], model: KerasModel, loss:
     number = len(share.added)
     share.added.append(loss)
     # A sum over the examples, which the step weights by their share.
-    return Rows.MEAN.bind(loss / (share.weight or 1.0)) if number in share.added_sums else loss
+    return mean_p.bind(loss / (share.weight or 1.0)) if number in share.added_sums else loss
 
 
 def whole_batch_moments(

@@ -59,7 +59,7 @@ class Budget:
         return True
 
     def described(self, kind: Kind) -> str:
-        """How many are taken of how many."""
+        """Number of those that are taken, and of all."""
         what = "restarts" if kind is Kind.FAILED else "preemptions"
         return f"{self._taken[kind]} of {self._limits[kind]} {what}"
 
@@ -120,7 +120,7 @@ class IslandsLauncher:
         self._lost: dict[int, Outcome] = {}
         """Islands that are not started again, and their ends, in order."""
         self._cause: Outcome | None = None
-        """Why the job ends before it is done."""
+        """Reason for which the job ends before it is done."""
 
     def forward(self, number: Signal) -> None:
         """Hands a signal on; none is started again then."""
@@ -275,7 +275,7 @@ async def _once(family: Family, life: Life, program: Program) -> int:
 
 
 def _outcome(code: int, rank: int, program: Program) -> Outcome:
-    """What the end of a process comes to that the launcher has not caused."""
+    """Outcome of a process that has ended by itself."""
     if code not in _PREEMPTED:
         return failure(code, rank, program.output)
     words = "saved and asks to be started again" if code == ExitCode.RESUME else in_words(code)

@@ -144,7 +144,7 @@ class LocalNode:
             self._ports = None
 
     def program(self, start: Start, index: int, certificates: Mapping[str, str]) -> Program:
-        """What a rank of this machine runs.
+        """The program of a rank of this machine.
 
         Args:
           start: the start of the job.

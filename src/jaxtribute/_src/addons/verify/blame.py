@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxtribute import ReduceOp
+from jaxtribute._src.addons.verify.averages import means
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE, Pattern
 from jaxtribute._src.addons.verify.comparing import Difference
 from jaxtribute._src.addons.verify.machine import Record, Tape
@@ -121,7 +122,7 @@ class Suspects:
             return self._never_reduced()
         leaves = self._trail.leaves
         if not leaves:
-            return self._merged() or self._unreduced() or self._unknown()
+            return self._counted() or self._merged() or self._unreduced() or self._unknown()
         # What one device computes in a way of its own, as of a synchronized layer, cannot be compared.
         paired = [leaf for leaf in leaves if all(self._runs.others(leaf))]
         first, *others = paired or leaves
@@ -374,6 +375,14 @@ class Suspects:
             name = _UNREDUCED.get((self._runs.relation(maker).kind, how))
             if name is not None:
                 return self._named(name, number, maker)
+        return None
+
+    def _counted(self) -> Culprit | None:
+        """Blames what gives a mean of Keras a part of a sum on each replica: it has the sum, and counts the parts."""
+        apart = {one.variable for one in self._apart}
+        for total, count in means() if len(apart) == 1 else ():
+            if apart == {count} and total in self._lines:
+                return Culprit(CATALOGUE["mean-of-sums"], self._lines[total])
         return None
 
     def _never_reduced(self) -> Culprit:

@@ -84,7 +84,8 @@ _PATTERNS = (
     Pattern(
         "mean-of-sums",
         "the replicas' values are parts of a sum, and their mean divides it by the number of replicas once more",
-        "reduce them with 'SUM'; in a train_step or compute_loss of Keras, which averages, take the mean of the rows",
+        "reduce them with 'SUM'; in a train_step or compute_loss of Keras, which averages, take the mean of the rows; "
+        "give a metric of Keras that averages the values of the rows",
     ),
     Pattern(
         "sum-of-means",

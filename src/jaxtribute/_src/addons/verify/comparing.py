@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxtribute import Variable
+from jaxtribute._src.addons.verify.averages import means
 from jaxtribute._src.addons.verify.feeding import is_seed
 from jaxtribute._src.addons.verify.holding import combined, is_rows
 from jaxtribute._src.addons.verify.operations import as_wide, is_key
@@ -98,14 +99,17 @@ def differences(
 
 
 def _counted_alike(changes: Mapping[Variable, tuple[Any, Any, Any]], replicas: int) -> set[Variable]:
-    """The sums and counts of means to which each replica adds a number of all: both grow alike, the mean is right."""
+    """The sums and counts of Keras's means to which each replica adds a number: both grow alike, the mean is right."""
     grown = {
-        variable.name.removesuffix(":0"): variable
+        variable
         for variable, (one, other, old) in changes.items()
-        if not variable.trainable and _is_real(one) and not _error(other - old, (one - old) * replicas) > 1e-6
+        if not variable.trainable
+        and _is_real(one)
+        and _error(other - old, (one - old) * replicas) <= _RELATIVE * _largest(one - old)
     }
-    owners = {name.removesuffix("/total") for name in grown if name.endswith("/total")}
-    return {grown[f"{owner}/{part}"] for owner in owners if f"{owner}/count" in grown for part in ("total", "count")}
+    if len(grown) < 2:
+        return set()
+    return {variable for pair in means() if grown.issuperset(pair) for variable in pair}
 
 
 def _allowed(one: Any, scale: float, largest: float, *, rounded: bool) -> float:

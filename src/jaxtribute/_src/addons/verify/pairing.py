@@ -15,6 +15,7 @@ import numpy as np
 from jaxtribute._src.addons.verify.machine import Record, Tape
 from jaxtribute._src.addons.verify.operations import is_key
 from jaxtribute._src.addons.verify.relations import NONE, SKIPPED, Kind, Relation, relate
+from jaxtribute._src.addons.verify.sources import innermost
 from jaxtribute._src.addons.verify.stage import Outcome
 
 SUMS = frozenset({"psum", "psum_invariant", "jd_sum", "pmean"})
@@ -285,7 +286,11 @@ def _scale(record: Record) -> float:
 
 def _paired(one: Tape, other: Tape) -> dict[int, int]:
     """By the number of an operation on one device, that of the same one on a replica."""
-    keys = [[(record.name, record.place) for record in tape.records] for tape in (one, other)]
+    # Several operations of a library may have one line of the user's.
+    keys = [
+        [(record.name, record.place, record.eqn and innermost(record.eqn)) for record in tape.records]
+        for tape in (one, other)
+    ]
     if keys[0] == keys[1]:
         return {number: number for number in range(len(keys[0]))}
     matcher = difflib.SequenceMatcher(None, *keys, autojunk=False)

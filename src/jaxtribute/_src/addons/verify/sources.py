@@ -75,6 +75,11 @@ def place_of(eqn: JaxprEqn) -> Place | None:
     )
 
 
+def innermost(eqn: JaxprEqn) -> tuple[str, int] | None:
+    """The innermost line that made an operation, a library's or not."""
+    return next(((frame.file_name, frame.start_line) for frame in Programs.user_frames(eqn)), None)
+
+
 def _chosen(places: Iterable[Place]) -> Place | None:
     other: Place | None = None
     for place in places:
@@ -86,6 +91,11 @@ def _chosen(places: Iterable[Place]) -> Place | None:
 
 
 def calling_place() -> Place:
-    """The innermost line of the user's on Python's stack."""
-    file, _, line = located(sys._getframe(1)).rpartition(":")  # pyright: ignore[reportPrivateUsage]
+    """The innermost line of the user's on Python's stack; one of another library's where there is none."""
+    frame = here = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and not is_theirs(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is not None:
+        return Place(frame.f_code.co_filename, frame.f_lineno)
+    file, _, line = located(here).rpartition(":")
     return Place(file, int(line))

@@ -332,11 +332,11 @@ class Verification:
             return
         for where, names in ordered[:_GROUPS]:
             # Where all replicas have as many rows, fewer things can be the reason; fewer replicas are easier to read.
-            # What a clip hides here and there would seem to be right.
             alike = [pair for pair in wrong if pair[0] in where and pair[0].kind == where[0].kind]
             arrangement, everything = max(alike, key=lambda pair: len(pair[1]))
             apart = [difference for difference in everything if difference.name in names]
-            others = [difference.name for difference in everything if difference.name not in names]
+            # What a clip hides in this arrangement only seems to be right.
+            others = [name for name in failing if name not in names]
             culprit = Suspects(*self._kept(arrangement), apart, others).culprit()
             known = next((one for one in verdict.findings if _same_mistake(one.culprit, culprit)), None)
             if known is not None:

@@ -68,6 +68,6 @@ def put(value: Numeric, destination: Destination) -> Any:
     if isinstance(value, Tracer):
         return value
     # One of its equal copies is enough, and it may be on the destination already.
-    if isinstance(value, jax.Array) and len(value.devices()) > 1 and value.is_fully_replicated:
+    if isinstance(value, jax.Array) and value.is_fully_replicated:
         value = value.addressable_data(0)
     return jax.device_put(value, destination)

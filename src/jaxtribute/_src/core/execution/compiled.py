@@ -19,6 +19,7 @@ from jaxtribute._src.core.execution.capture import varying_outputs
 from jaxtribute._src.core.execution.containers import refuse_traced
 from jaxtribute._src.core.execution.eager import NotSplittable
 from jaxtribute._src.core.execution.executor import Executor
+from jaxtribute._src.core.execution.hints import add_hint
 from jaxtribute._src.core.execution.nests import at, flatten, is_array, is_number, reveal
 from jaxtribute._src.core.execution.replica_context import ReplicaContext
 from jaxtribute._src.core.execution.traced import TracedReplica, lift
@@ -277,11 +278,7 @@ def _trace(
         except Exception as error:
             if executor.guesses:
                 raise NotSplittable("an array gathered from replicas of different shapes") from error
-            if isinstance(error, ValueError) and "should match the mesh" in str(error):
-                error.add_note(
-                    "HINT: pass arrays that lie on devices of several replicas to strategy.run as arguments, in place "
-                    "of reading them from around the function."
-                )
+            add_hint(error)
             raise
         reveal(result, (jax.Array,))
         leaves, tree = flatten(result)

@@ -18,6 +18,7 @@ from jaxtribute._src.core import settings
 from jaxtribute._src.core.execution.capture import Capture, check_captured, foreign_write
 from jaxtribute._src.core.execution.eager import Eager, EagerStep, NotSplittable, uncompiled
 from jaxtribute._src.core.execution.feeds import FedPrograms, Feed
+from jaxtribute._src.core.execution.hints import add_hint
 from jaxtribute._src.core.execution.nests import InputSignature, bundled
 from jaxtribute._src.core.execution.program import Program, Unusual, program_of
 from jaxtribute._src.core.execution.signatures import TRACED, Otherwise, Signature, Signatures, as_given, separate
@@ -272,6 +273,7 @@ class Function(Generic[P, R]):
         except Exception as error:
             changed = foreign_write(error, self.__name__)
             if changed is None:
+                add_hint(error)
                 raise
             raise changed from error
         check_captured(result.closed, self.__name__)

@@ -19,6 +19,7 @@ from jaxtribute._src.core.context import Context
 from jaxtribute._src.core.execution import standpoints
 from jaxtribute._src.core.execution.eager import EagerStep, stepping
 from jaxtribute._src.core.execution.executor import Executor
+from jaxtribute._src.core.execution.hints import add_hint
 from jaxtribute._src.core.execution.nests import at, flatten, map_leaves
 from jaxtribute._src.core.execution.regrouping import components, join, movable, regroup
 from jaxtribute._src.core.execution.rendezvous import Rendezvous
@@ -203,12 +204,8 @@ class LockstepRun:
             with contexts.entered(Context(self.strategy, context, LockstepReplica(self, index))):
                 try:
                     result = fn(*args, **kwargs)
-                except ValueError as error:
-                    if "incompatible devices" in str(error):
-                        error.add_note(
-                            "HINT: pass arrays that lie elsewhere to strategy.run as arguments, in place of reading "
-                            "them from around the function: a replica gets them on its own device."
-                        )
+                except Exception as error:
+                    add_hint(error)
                     raise
                 for check in self.endings:
                     check()

@@ -95,9 +95,6 @@ equal_p = identity("jd_equal")
 state_p = identity("jd_state")
 """Marks a value as a central variable's new one, which belongs on the parameter device."""
 
-mean_p = identity("jd_mean")
-"""Marks a replica's number as a mean: the replicas' numbers, weighted by their rows, add up to that of the batch."""
-
 
 def equal(value: Numeric) -> jax.Array:
     """`value`, which the caller knows to be the same on every replica where that cannot be inferred."""

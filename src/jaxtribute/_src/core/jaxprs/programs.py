@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxtribute._src.core.jaxprs import core, flow, kinds, walking
+from jaxtribute._src.core.jaxprs import core, flow, kinds, making, walking
 
 
 class Programs:
@@ -21,6 +21,8 @@ class Programs:
     called = staticmethod(walking.called)
     constants = staticmethod(core.constants)
     evaluate = staticmethod(walking.evaluate)
+    equalises = staticmethod(kinds.equalises)
+    identity = staticmethod(making.identity)
     made_by = staticmethod(core.made_by)
     mentions = staticmethod(kinds.mentions)
     names_axis = staticmethod(kinds.names_axis)

@@ -313,5 +313,5 @@ def _kind(policy: Policy, accumulated: Policy) -> Kind:
 
 def _dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """That of the sums: many small terms in half precision would lose what they add up to."""
-    half = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < np.dtype(np.float32).itemsize
-    return np.dtype(np.float32) if half else dtype
+    kinds = (dtype, np.dtype(np.float32)) if jnp.issubdtype(dtype, jnp.floating) else (dtype,)
+    return max(kinds, key=lambda kind: kind.itemsize)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute._src.core.jaxprs.core import JaxprEqn, aval
+from jaxtribute.extending import JaxprEqn, Programs
 
 Numbers = Sequence[tuple[Any, Any] | None]
 """For each operand its value in both programs, if it is a small constant."""
@@ -66,7 +66,7 @@ Range = tuple[int, int, int]
 def _range(eqn: JaxprEqn, axis: int, numbers: Numbers, which: int, rows: int) -> tuple[Range | None, Any]:
     """The rows that an operation takes, and the whole batches that these are; None if either is not known."""
     name, params = eqn.primitive.name, eqn.params
-    length = aval(eqn.invars[0]).shape[axis]
+    length = Programs.aval(eqn.invars[0]).shape[axis]
     if length % rows:
         return None, None  # something else lies along this axis, too
     if name == "slice":

@@ -10,19 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtribute._src.core.jaxprs import meetings
-from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, JaxprEqn, Literal, Tracer, aval, bind, constants, opened
-from jaxtribute._src.core.jaxprs.flow import scan_counts
-from jaxtribute._src.core.jaxprs.kinds import ELEMENTWISE, equalises, names_axis
-from jaxtribute._src.core.jaxprs.making import mean_p
-from jaxtribute._src.core.jaxprs.walking import called
+from jaxtribute._src.addons.keras import row_meetings
+from jaxtribute.extending import JaxprEqn, Literal, Programs, Tracer
 
+mean_p = Programs.identity("jd_mean")
+"""Marks a replica's number as a mean: the replicas' numbers, weighted by their rows, add up to that of the batch."""
 FACTOR = 2
 """The second program has so many times the rows of the first."""
 
@@ -77,13 +75,10 @@ _LINEAR = _MOVES | frozenset(
     "scatter-add scatter_add jd_idle_guard pvary".split()
 )
 """Operations that a common factor of the operands goes through."""
-_FOLDED = (ELEMENTWISE | _MOVES | frozenset({"reduce_prod", "reduce_max", "reduce_min"})) - {"optimization_barrier"}
+_FOLDED = (Programs.ELEMENTWISE | _MOVES | frozenset({"reduce_prod", "reduce_max", "reduce_min"})) - {
+    "optimization_barrier"
+}
 _LOOPS = frozenset({"scan", "while", "cond"})
-
-
-_KIND: TypeAlias = Kind
-_PART: TypeAlias = Part
-_FACTOR = FACTOR
 
 
 class Rows:
@@ -92,15 +87,6 @@ class Rows:
     Args:
       axis: the name of the replicas' axis.
     """
-
-    Kind: TypeAlias = _KIND
-    """The kinds of values."""
-    Part: TypeAlias = _PART
-    """The relation of a replica's value to the value of the whole batch."""
-    MEAN: Any = mean_p
-    """Marks a replica's number as a mean."""
-    FACTOR = _FACTOR
-    """The second program has so many times the rows of the first."""
 
     def __init__(self, axis: str) -> None:
         self._axis = axis
@@ -115,19 +101,19 @@ class Rows:
         self.meetings: list[tuple[str, JaxprEqn]] = []
         """Uses of rows by their places, or together with others: in words, and the operation that the user wrote."""
 
-    def outputs(self, one: ClosedJaxpr, other: ClosedJaxpr, given: Sequence[Part]) -> list[Part]:
+    def outputs(self, one: Programs.Closed, other: Programs.Closed, given: Sequence[Part]) -> list[Part]:
         """The parts of a program's outputs, of those of its inputs.
 
         Raises:
           Different: the two programs do not do the same.
         """
-        a, b = opened(one), opened(other)
+        a, b = Programs.opened(one), Programs.opened(other)
         if self._counts is None:
             self._counts = _counts(a.invars, b.invars)
         if len(a.eqns) != len(b.eqns) or len(a.invars) != len(b.invars):
             raise Different("they have different operations")
         known: dict[Any, Part] = dict(zip(a.invars, given, strict=True))
-        values = zip(a.constvars, constants(one), constants(other), strict=True)
+        values = zip(a.constvars, Programs.constants(one), Programs.constants(other), strict=True)
         known.update({var: _of_numbers(*pair) for var, *pair in values})
 
         def read(atoms: tuple[Any, Any]) -> Part:
@@ -144,14 +130,14 @@ class Rows:
         return list(map(read, zip(a.outvars, b.outvars, strict=True)))
 
     def _results(self, one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> list[Part]:
-        name, inner = one.primitive.name, called(one)
+        name, inner = one.primitive.name, Programs.called(one)
         if inner is not None:
             outer, self._caller = self._caller, self._caller or one
-            results = self.outputs(inner, called(other) or inner, parts)
+            results = self.outputs(inner, Programs.called(other) or inner, parts)
             self._caller = outer
             return results
-        if names_axis(one, self._axis):
-            if equalises(one, self._axis):
+        if Programs.names_axis(one, self._axis):
+            if Programs.equalises(one, self._axis):
                 self._note_gathered(one, other)
                 return [_SAME] * len(one.outvars)
             return [OTHER] * len(one.outvars)
@@ -166,7 +152,7 @@ class Rows:
                 return [folded]
         if name in _LOOPS:
             over_rows = name == "scan" and one.params["length"] != other.params["length"] and any(scaled)
-            if over_rows and scan_counts(one)[1] and any(part.kind is Kind.ROWS for part in parts):
+            if over_rows and Programs.scan_counts(one)[1] and any(part.kind is Kind.ROWS for part in parts):
                 self.meetings.append(("the rows one after another", self._caller or one))
             return [_of_loop(parts, bool(axes)) for axes in scaled]
         results = [_part(one, other, parts, axes, self._gathered) for axes in scaled]
@@ -178,7 +164,7 @@ class Rows:
         count = max(one.params.get("axis_size", 1), 1)
         for var, twin in zip(one.outvars, other.outvars, strict=True):
             for axis in _scaled(var, twin):
-                pair = aval(var).shape[axis], aval(twin).shape[axis]
+                pair = Programs.aval(var).shape[axis], Programs.aval(twin).shape[axis]
                 # Rows that are stacked have an axis of the replicas beside theirs.
                 times = 1 if one.params.get("tiled", True) else count
                 self._gathered.add((pair[0] * times, pair[1] * times))
@@ -189,11 +175,11 @@ class Rows:
         rows = [axes for axes, part in zip(along, parts, strict=True) if part.kind is Kind.ROWS and axes]
         if not rows:
             return
-        notes: list[str | None] = [meetings.ordered(one, along[0])]
+        notes: list[str | None] = [row_meetings.ordered(one, along[0])]
         if parts[0].kind is Kind.ROWS and self._counts is not None:
             numbers = [part.numbers for part in parts]
             for axis in along[0]:
-                what, row = meetings.taken(one, other, axis, numbers, self._counts) or (None, 0)
+                what, row = row_meetings.taken(one, other, axis, numbers, self._counts) or (None, 0)
                 self.picked = max(self.picked, row)
                 notes.append(what)
         widest = max(len(_scaled(*pair)) for pair in zip(one.outvars, other.outvars, strict=True))
@@ -208,7 +194,7 @@ def _counts(one: Sequence[Any], other: Sequence[Any]) -> tuple[int, int] | None:
     """The numbers of rows of a batch in two programs, from their inputs; None if no input has any."""
     for var, twin in zip(one, other, strict=False):
         for axis in _scaled(var, twin):
-            return aval(var).shape[axis], aval(twin).shape[axis]
+            return Programs.aval(var).shape[axis], Programs.aval(twin).shape[axis]
     return None
 
 
@@ -241,11 +227,11 @@ def _of_numbers(one: Any, other: Any) -> Part:
 
 def _folded(one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> Part | None:
     """The part of a result of small constants; None if it is not small itself."""
-    if any(np.prod(aval(eqn.outvars[0]).shape, dtype=int) > _SMALL for eqn in (one, other)):
+    if any(np.prod(Programs.aval(eqn.outvars[0]).shape, dtype=int) > _SMALL for eqn in (one, other)):
         return None
     pairs = [part.numbers for part in parts if part.numbers is not None]
     with jax.ensure_compile_time_eval():
-        first, second = (bind(eqn, [pair[i] for pair in pairs])[0] for i, eqn in enumerate((one, other)))
+        first, second = (Programs.bind(eqn, [pair[i] for pair in pairs])[0] for i, eqn in enumerate((one, other)))
     return _of_numbers(first, second)
 
 
@@ -312,7 +298,7 @@ def _of_totals(one: JaxprEqn, parts: list[Part], degree: int) -> Part:
     if name == "div":
         return Part(Kind.TOTAL, degree) if totals == parts[:1] else OTHER
     rounds = name == "convert_element_type" and np.dtype(one.params["new_dtype"]).kind in "iub"
-    if rounds and np.dtype(aval(one.invars[0]).dtype).kind not in "iub":
+    if rounds and np.dtype(Programs.aval(one.invars[0]).dtype).kind not in "iub":
         return OTHER
     chooses = name == "select_n" and parts[0].kind is Kind.TOTAL
     return Part(Kind.TOTAL, degree) if name in _LINEAR and not chooses else OTHER
@@ -345,7 +331,7 @@ def _lost(one: JaxprEqn, other: JaxprEqn, gathered: set[tuple[int, int]]) -> int
         atoms = one.invars[place], other.invars[place]
         lost: set[int] = set()
         for axis in _scaled(*atoms):
-            lengths = aval(atoms[0]).shape[axis], aval(atoms[1]).shape[axis]
+            lengths = Programs.aval(atoms[0]).shape[axis], Programs.aval(atoms[1]).shape[axis]
             # All replicas' rows, or several views of them one after another.
             of_all = any(lengths[0] % n == 0 and lengths[0] // n * m == lengths[1] for n, m in gathered)
             lost.update(() if of_all else (axis,))

@@ -1,0 +1,25 @@
+"""Hints at what to write instead, for errors of JAX that users' functions meet because of distributed values."""
+
+from __future__ import annotations
+
+_HINTS = {
+    "should match the mesh": (
+        "HINT: pass arrays that lie on devices of several replicas to strategy.run as arguments, in place of reading "
+        "them from around the function."
+    ),
+    "incompatible devices": (
+        "HINT: pass arrays that lie elsewhere to strategy.run as arguments, in place of reading them from around the "
+        "function: a replica gets them on its own device."
+    ),
+    "Triggering __jax_array__": (
+        "HINT: functions of jax.lax take arrays alone: give them jnp.asarray(value), or variable.read_value(), in "
+        "place of a variable or a distributed value from around the function."
+    ),
+}
+
+
+def add_hint(error: Exception) -> None:
+    """Adds to an error, once, what to write instead, if that is known."""
+    for part, hint in _HINTS.items():
+        if part in str(error) and hint not in getattr(error, "__notes__", ()):
+            error.add_note(hint)
