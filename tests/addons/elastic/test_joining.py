@@ -53,6 +53,11 @@ class History:
         deaths = {(int(chance.choice(mortal)), int(chance.integers(0, 7))) for _ in range(int(chance.integers(1, 5)))}
         return cls(count, immortal, sorted(deaths), sizes, [float(each) for each in chance.uniform(0, 0.3, 9)])
 
+    def all_are_back(self, strategy: Any) -> bool:
+        """True if all have died as they should, and are in the view again."""
+        members = strategy.extended.islands_mesh.islands.view.members
+        return len(members) == self.count and sum(member.incarnation for member in members) == len(self.deaths)
+
     def data(self) -> list[tuple[Any, Any, Any]]:
         chance = np.random.default_rng(3)
         made: list[tuple[Any, Any, Any]] = []
@@ -111,7 +116,7 @@ def lives(job: Job, rank: int, history: History, body: Callable[..., Any]) -> An
                 raise Killed
             if rank == history.immortal and number == len(history.sizes) - 2:
                 end = time.monotonic() + DEADLINE_S
-                while len(strategy.islands) < history.count or len(history.done) < len(history.deaths):
+                while not history.all_are_back(strategy):
                     assert time.monotonic() < end, f"{strategy.islands} of {history}"
                     time.sleep(0.01)
 
