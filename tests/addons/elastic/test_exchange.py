@@ -176,8 +176,7 @@ def test_too_few_islands_do_not_go_on() -> None:
         made[1].close()
         time.sleep(0.2)
         with pytest.raises(ClusterError, match="min_islands is 2"):
-            for _ in range(3):
-                summing(made[0], 1)
+            together(made[:1] * 3, lambda island: summing(island, 1))
 
 
 def test_an_island_that_does_not_come_is_named() -> None:

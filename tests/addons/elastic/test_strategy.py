@@ -71,7 +71,9 @@ def batches(sizes: list[int]) -> list[tuple[Any, Any]]:
     return made
 
 
-def training(strategy: jd.Strategy, data: list[Any], *, compiled: bool, each: Callable[[int], None] | None = None):
+def training(
+    strategy: jd.Strategy, data: list[Any], *, compiled: bool, each: Callable[[int], None] | None = None
+) -> Any:
     """Trains a linear model with Adam; returns the losses, the number of examples, and the weights."""
     with strategy.scope():
         w = jd.Variable(jnp.zeros(4), name="w")
@@ -295,7 +297,7 @@ def check_refusals(strategy: jd.experimental.ElasticStrategy) -> None:
     with pytest.raises(VariableError, match="aggregation is NONE"):
         strategy.run(lambda: w.assign(2.0))
     value = strategy.run(lambda: jnp.ones(2))
-    with pytest.raises(ClusterError, match="passed to a jd.function"):
+    with pytest.raises(ClusterError, match=r"passed to a jd\.function"):
         jd.function(lambda value: strategy.run(lambda x: x, (value,)))(value)
     with pytest.raises(ArgumentError, match="one value for all islands"):
         strategy.reduce("SUM", jnp.ones(2), axis=None)

@@ -45,7 +45,9 @@ class IslandMesh(ReplicaMesh):
         super().__init__([device])
         self.islands = islands
         self.register = Register()
-        self.register.read = self._reads
+        self.register.read, self.register.replaces = self._reads, self._replaces
+        self._replaced: Variable | None = None
+        """The variable whose old value is of no use to the program: it is being assigned."""
         islands.state, islands.bind = self.register.state, self.register.take
         self._pinned: View | None = None
         self._traced: weakref.WeakKeyDictionary[Any, View] = weakref.WeakKeyDictionary()
@@ -94,11 +96,22 @@ class IslandMesh(ReplicaMesh):
         """Called before the program reads a variable."""
         if self._pinned is not None:
             return
+        if variable is self._replaced:
+            self._replaced = None
+            return
         newcomer = self.islands.newcomer
         if newcomer is not None and variable.stored.is_deleted():
             variable.bind(variable.policy.place(newcomer.read(number, variable.name)))
         # A newcomer, too, will be asked by those that come after it.
         self.islands.journal.note_read(number, variable.stored)
+
+    def _replaces(self, variable: Variable) -> None:
+        """Called before the program assigns a variable: outside of steps a newcomer need not know its old value."""
+        if self.islands.newcomer is None or self._pinned is not None or self.executor().traced:
+            return
+        if variable.stored.is_deleted():
+            variable.bind(jnp.zeros_like(variable.stored))
+            self._replaced = variable
 
     @staticmethod
     def executor() -> Any:

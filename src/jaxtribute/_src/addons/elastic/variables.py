@@ -13,7 +13,7 @@ import numpy as np
 from jaxtribute import Variable
 from jaxtribute._src.addons.elastic.journal import packed, unpacked
 from jaxtribute.errors import ClusterError, VariableError
-from jaxtribute.extending import PlainPolicy, Policy, ReplicaMesh, updating
+from jaxtribute.extending import PlainPolicy, Policy, ReplicaMesh, Update, updating
 from jaxtribute.typing import HostArray
 
 _NUMBER = "_island_number"
@@ -27,12 +27,14 @@ class Register:
 
     Attributes:
       read: called with the number of a variable that the program reads outside of steps, and the variable.
+      replaces: called before a variable is assigned, whatever it was.
     """
 
     def __init__(self) -> None:
         self._made: list[weakref.ref[Variable]] = []
         self.next_is_unknown = False
         self.read: Callable[[int, Variable], None] | None = None
+        self.replaces: Callable[[Variable], None] | None = None
 
     def add(self, variable: Variable) -> None:
         """Gives a new variable its number."""
@@ -114,6 +116,12 @@ class IslandPolicy(PlainPolicy):
 
     def made(self, variable: Variable) -> None:
         self.register.add(variable)
+
+    def written_by_all(self, value: Any, update: Update, variable: Variable, shape: tuple[int, ...]) -> Any:
+        amount = super().written_by_all(value, update, variable, shape)
+        if update is Update.ASSIGN and self.register.replaces is not None:
+            self.register.replaces(variable)
+        return amount
 
 
 def check_known(variable: Variable) -> None:
