@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks import allreduce, keras_fit, ledger, live, network, overhead, scaling, startup, suites
+from benchmarks import allreduce, elastic, keras_fit, ledger, live, network, overhead, scaling, startup, suites
 from benchmarks.comparison import Comparison
 from benchmarks.environments import python_of
 from benchmarks.harness import ROOT
@@ -77,6 +77,7 @@ COMPARED: dict[str, Compare] = {
     "causes": suites.causes,
     "network": network.suite,
     "allreduce": allreduce.suite,
+    "elastic": elastic.suite,
     "startup": startup.suite,
     "overhead": overhead.suite,
     "scaling": scaling.suite,

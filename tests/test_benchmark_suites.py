@@ -53,6 +53,7 @@ NAMED = {
     "keras_fit": "Keras: tests/addons/models",
     "launch": "starts of workers: tests/addons/launcher",
     "launcher_output": "readers that stall: tests/addons/launcher/test_terminal.py",
+    "elastic": "its contenders are those of `workers`; kills: tests/addons/elastic",
     "faults": "the same faults: tests/core/cluster",
     "network": "needs the rights of root; its contenders are those of `workers` and `causes`",
     "parameter_server_network": "needs the rights of root; its problems are those of `parameter_server`",

@@ -22,6 +22,7 @@ from benchmarks.problems import LEARNING_RATE, MOMENTUM, Problem
 CALL = 16
 """Steps a call of `jaxtribute-16`."""
 PACKED_BYTES = 1 << 20
+ELASTIC = "jaxtribute-elastic"
 
 
 class Operations:
@@ -151,7 +152,7 @@ def by_jaxtribute(kind: str, problem: Problem, strategy: Any) -> Step:
     """The step as a user of the library writes it; `jaxtribute-16` runs 16 steps a call.
 
     `jaxtribute-sharded` and `-whole` shard the update or not, `-no-loss` does not reduce the loss, and `-ring` has been
-    told to use Gloo's ring.
+    told to use Gloo's ring. `jaxtribute-elastic` is a strategy whose processes are islands.
     """
     import optax
 
@@ -167,6 +168,11 @@ def by_jaxtribute(kind: str, problem: Problem, strategy: Any) -> Step:
         return strategy.reduce("SUM", strategy.run(replica_step, data), axis=None)
 
     count = strategy.num_replicas_in_sync
+    if kind == ELASTIC:
+        # Each island has the whole batch, and takes its rows of it within the step.
+        (data,) = strategy.experimental_distribute_dataset([problem.data])
+        step = jd.function(one)
+        return timed(lambda: step(data), loss_value)
     data = tuple(
         strategy.experimental_distribute_values_from_function(
             lambda context, i=i: problem.part(context.replica_id_in_sync_group, count)[i]
@@ -238,7 +244,9 @@ def contenders(asked: Asked) -> dict[str, Step]:
 
         jd.config.set_logical_cpu_devices(asked.devices)
         names = [f"cpu:{i}" for i in range(asked.devices)]
-        if clustered:
+        if asked.contenders == [ELASTIC]:
+            strategy = jd.experimental.ElasticStrategy()
+        elif clustered:
             strategy = jd.MultiWorkerMirroredStrategy()
         else:
             strategy = jd.OneDeviceStrategy(names[0]) if asked.devices == 1 else jd.MirroredStrategy(names)

@@ -56,6 +56,7 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.execution.capture import Capture as Capture
     from jaxtribute._src.core.execution.capture import varying_outputs as varying_outputs
     from jaxtribute._src.core.execution.eager import Eager as Eager
+    from jaxtribute._src.core.execution.eager import EagerStep as EagerStep
     from jaxtribute._src.core.execution.executor import Executor as Executor
     from jaxtribute._src.core.execution.feeds import Drawn as Drawn
     from jaxtribute._src.core.execution.feeds import EndOfData as EndOfData

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxtribute._src.addons.launcher.attempt import Attempt, Kind, Outcome, Program, Signal, exit_code, in_words
+from jaxtribute._src.addons.launcher.attempt import Attempt, Kind, Outcome, Program, exit_code, in_words
+from jaxtribute._src.addons.launcher.escalation import Signal
 from jaxtribute._src.addons.launcher.output import RankOutput
 from jaxtribute.errors import ArgumentError
 from processes import await_end

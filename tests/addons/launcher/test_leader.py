@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxtribute._src.addons.launcher import leader, remote
-from jaxtribute._src.addons.launcher.attempt import Kind, Outcome, Signal
+from jaxtribute._src.addons.launcher.attempt import Kind, Outcome
+from jaxtribute._src.addons.launcher.escalation import Signal
 from jaxtribute._src.addons.launcher.follower import Follower
 from jaxtribute._src.addons.launcher.leader import Leader, worst
 from jaxtribute._src.addons.launcher.node import ReservedPorts

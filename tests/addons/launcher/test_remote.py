@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxtribute._src.addons.launcher import connection, follower, remote
-from jaxtribute._src.addons.launcher.attempt import Signal
+from jaxtribute._src.addons.launcher.escalation import Signal
 from jaxtribute._src.addons.launcher.follower import Follower
 from jaxtribute._src.addons.launcher.node import ReservedPorts
 from jaxtribute._src.addons.launcher.options import Options

@@ -142,6 +142,7 @@ class Placer:
         context, mesh = strategy.extended.input_context(), strategy.extended.mesh
         shard = Shard(context.num_input_pipelines, context.input_pipeline_id, mesh.size)
         self._place = BatchPlacer(mesh, shard, compiled=compiled)
+        self._shared = shared_by_islands(strategy)
 
     def __call__(self, batch: Nest) -> tuple[Any, int]:
         """The batch with `PerReplica` leaves (arrays, for one replica), and how many examples it has."""
@@ -149,7 +150,13 @@ class Placer:
         # From a distributed dataset, which has cut and placed its batches already.
         if isinstance(first, Placed):
             return jax.tree.map(lambda leaf: leaf.value, batch), first.rows
-        return self._place(batch)
+        placed, rows = self._place(batch)
+        return placed if self._shared is None else jax.tree.map(self._shared, placed), rows
+
+
+def shared_by_islands(strategy: Strategy) -> Callable[[Any], Any] | None:
+    """Function that makes a batch one that islands share; None for a strategy that has none."""
+    return getattr(strategy.extended.mesh, "shared", None)
 
 
 def _is_split(value: object) -> bool:

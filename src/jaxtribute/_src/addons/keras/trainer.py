@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxtribute import Mirrored, PerReplica, Strategy, function, get_strategy
 from jaxtribute._src.addons.keras import internals
-from jaxtribute._src.addons.keras.data import Placer
+from jaxtribute._src.addons.keras.data import Placer, shared_by_islands
 from jaxtribute._src.addons.keras.internals import KerasModel
 from jaxtribute._src.addons.keras.steps import Lists, Step, predict_step, test_step, train_step
 from jaxtribute._src.addons.keras.variables import StrategyVariable, adopt, on_servers
@@ -66,6 +66,11 @@ def make_train_function(model: KerasModel, strategy: Strategy) -> Function:
     """Function that `fit` calls."""
     if on_servers(strategy):
         return _scheduled(model, strategy, "train")
+    if shared_by_islands(strategy) is not None and internals.has_own_train_step(model):
+        raise NotImplementedError(
+            f"{type(model).__name__} has a train_step of its own, of which ElasticStrategy cannot know that islands "
+            "come to the same values. HINT: leave it to Keras, or write the loop with jd.function and strategy.run."
+        )
     if internals.takes_data_alone(model, "train"):
         return _repeated(model, _stateful(model, strategy, model.train_step))
     return _repeated(model, _step(model, strategy, train_step))
@@ -82,6 +87,11 @@ def make_test_function(model: KerasModel, strategy: Strategy) -> Function:
 
 def make_predict_function(model: KerasModel, strategy: Strategy) -> Function:
     """Function that `predict` calls; its results are all replicas' outputs."""
+    if shared_by_islands(strategy) is not None:
+        raise NotImplementedError(
+            "ElasticStrategy has no predict yet: outputs would have to be brought together. HINT: predict in another "
+            "program, with the weights that model.save_weights has written."
+        )
     if internals.takes_data_alone(model, "predict"):
         step = _stateful(model, strategy, model.predict_step, joins=True)
     else:
@@ -140,6 +150,8 @@ def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], St
     # Keras's own condition for compiling.
     compiled = model.jit_compile and not model.run_eagerly
     place = Placer(strategy, compiled)
+    # Keras's steps come to the same values on all islands, which a program of one of them does not show.
+    alike = compiled and shared_by_islands(strategy) is None
 
     def _first(value: Leaf) -> Any:
         if isinstance(value, Mirrored):
@@ -156,7 +168,7 @@ def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], St
             values, result = Strategy.run(strategy, replica, (batch, total))
             for variable, value in zip(lists.all, values, strict=True):
                 if value is not None:
-                    variable.stored.assign(value if compiled else strategy.experimental_local_results(value)[0])
+                    variable.stored.assign(value if alike else strategy.experimental_local_results(value)[0])
             return result if make is predict_step else jax.tree.map(_first, result, is_leaf=_is_distributed)
 
         # Batches are this file's own: cut from arrays that nobody writes to meanwhile, or copied.

@@ -7,13 +7,13 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Self
 
+from jaxtribute._src.addons.launcher.escalation import Escalation, Signal
 from jaxtribute._src.addons.launcher.family import Family, Process
 from jaxtribute._src.addons.launcher.output import OutputReader, RankOutput, copy_size
 from jaxtribute._src.addons.launcher.terminal import say
@@ -83,8 +83,6 @@ CAUSE_S = 3.0
 DRAIN_S = 1.0
 """Seconds without any output after which it is not waited for that processes close it which outlive their rank."""
 
-Signal = signal.Signals
-
 
 @dataclass
 class Program:
@@ -114,15 +112,10 @@ class Attempt:
     """
 
     def __init__(self, programs: Mapping[int, Program], grace_s: float, save_s: float) -> None:
-        self._programs, self._grace_s, self._save_s = programs, grace_s, save_s
+        self._programs = programs
+        self._signals = Escalation(grace_s, save_s)
         self._ends: list[_End] = []
         self._readers: list[OutputReader] = []
-        self._due: list[tuple[float, Signal]] = []
-        """Signals still to be sent, and when."""
-        # To tell signals of the launcher from those of others, by the codes of the ranks that they end.
-        self._sent: set[int] = set()
-        self._wake = asyncio.Event()
-        self._asked: Signal | None = None
         self._failing = False
 
     async def run(self) -> Outcome:
@@ -143,20 +136,11 @@ class Attempt:
     def stop(self) -> None:
         """Ends the ranks because of a failure elsewhere."""
         self._failing = True
-        self._escalate((0.0, Signal.SIGTERM), (self._grace_s, Signal.SIGKILL))
+        self._signals.stop()
 
     def forward(self, number: Signal) -> None:
-        """Hands a signal on. Ctrl-C ends the ranks soon, and at once the second time; SIGTERM lets them save."""
-        again = self._asked is Signal.SIGINT and number is Signal.SIGINT
-        self._asked = number
-        # Whoever presses Ctrl-C twice does not want to wait for anything.
-        if again:
-            self._escalate((0.0, Signal.SIGKILL))
-        elif number is Signal.SIGINT:
-            grace = self._grace_s
-            self._escalate((0.0, number), (grace, Signal.SIGTERM), (2 * grace, Signal.SIGKILL))
-        else:
-            self._escalate((0.0, number), (self._save_s, Signal.SIGKILL))
+        """Hands a signal on; see `Escalation.forward`."""
+        self._signals.forward(number)
 
     def resize(self) -> None:
         """Tells a rank that has a terminal how large it is now."""
@@ -165,28 +149,17 @@ class Attempt:
                 copy_size(reader.terminal)
 
     def _start(self, family: Family, rank: int) -> asyncio.Future[int]:
-        program = self._programs[rank]
-        reader = OutputReader(program.output.feed, terminal=program.terminal)
+        _, reader, end = start_rank(family, rank, self._programs[rank])
         self._readers.append(reader)
-        try:
-            process = family.start(program.command, program.environment, reader.child_end)
-        except OSError as error:
-            raise ArgumentError(
-                f"rank {rank} cannot be started: {program.command[0]!r}: {error.strerror}. HINT: give a Python file, "
-                "or a program that this machine can run; a script says in its first line what runs it (#!/bin/sh)."
-            ) from error
-        finally:
-            # Open here, too, it would hide the end of the output, which comes when nobody can write any more.
-            os.close(reader.child_end)
-        return _exit_of(process)
+        return end
 
     async def _wait(self, family: Family, waiting: dict[asyncio.Future[int], int]) -> None:
         while waiting:
-            self._send_due(family)
-            self._wake.clear()
-            wake = asyncio.ensure_future(self._wake.wait())
-            # `_wake` ends the wait when a signal has changed what is due, which the timeout does not know of.
-            timeout = max(self._due[0][0] - time.monotonic(), 0) if self._due else None
+            self._signals.send_due(family)
+            self._signals.changed.clear()
+            wake = asyncio.ensure_future(self._signals.changed.wait())
+            # `wake` ends the wait when a signal has changed what is due, which the timeout does not know of.
+            timeout = self._signals.wait_s
             done, _ = await asyncio.wait([*waiting, wake], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             wake.cancel()
             # `done` has no order: of ranks that have ended together the lowest comes first.
@@ -195,35 +168,22 @@ class Attempt:
 
     def _ended(self, rank: int, code: int) -> None:
         # A signal that the launcher has not sent is somebody else's, such as the kernel's where memory ran out.
-        end = _End(rank, code, ours=-code in self._sent)
+        end = _End(rank, code, ours=-code in self._signals.sent)
         self._ends.append(end)
-        if code == 0 or self._failing or self._asked is not None:
+        if code == 0 or self._failing or self._signals.asked is not None:
             return
         # One rank has saved, so all have agreed to: the others get the time that saving takes, not that of a failure.
         if code == ExitCode.RESUME:
-            if not self._due:
-                self._escalate((self._save_s, Signal.SIGTERM), (self._save_s + self._grace_s, Signal.SIGKILL))
+            if not self._signals.is_due:
+                self._signals.save()
             return
         self._failing = True
         # A rank that ends because of another tells by its code that the cause is still to come.
-        first = CAUSE_S if code == ExitCode.ELSEWHERE else 0.0
-        self._escalate((first, Signal.SIGTERM), (first + self._grace_s, Signal.SIGKILL))
+        self._signals.stop(CAUSE_S if code == ExitCode.ELSEWHERE else 0.0)
         for other, program in self._programs.items():
             # What the others say from now on comes of the failure; it is in their log files.
             if other != rank and code != ExitCode.ELSEWHERE:
                 program.output.shown = False
-
-    def _escalate(self, *steps: tuple[float, Signal]) -> None:
-        now = time.monotonic()
-        # What was due before is not any more: the last decision holds.
-        self._due = [(now + delay, number) for delay, number in steps]
-        self._wake.set()
-
-    def _send_due(self, family: Family) -> None:
-        while self._due and self._due[0][0] <= time.monotonic():
-            _, number = self._due.pop(0)
-            self._sent.add(number)
-            family.signal(number)
 
     def _judge(self) -> Outcome:
         bad = [end for end in self._ends if end.code != 0]
@@ -235,28 +195,56 @@ class Attempt:
         causes = sorted(
             [end for end in own if end.code != ExitCode.RESUME], key=lambda end: end.code == ExitCode.ELSEWHERE
         )
-        if self._asked is not None and (bad or self._asked is Signal.SIGINT):
+        if self._signals.asked is not None and (bad or self._signals.asked is Signal.SIGINT):
             saved = ExitCode.RESUME in codes
             kind = Kind.PREEMPTED if saved else Kind.STOPPED
-            return Outcome(kind, ExitCode.RESUME if saved else 128 + self._asked)
+            return Outcome(kind, ExitCode.RESUME if saved else 128 + self._signals.asked)
         if causes:
-            return self._failure(causes[0], killed)
+            return failure(causes[0].code, causes[0].rank, self._programs[causes[0].rank].output, killed)
         if own:
             return Outcome(Kind.PREEMPTED, ExitCode.RESUME, own[0].rank, "saved and asks to be started again")
         return Outcome(Kind.STOPPED, 128 + Signal.SIGTERM) if bad else Outcome(Kind.DONE)
 
-    def _failure(self, end: _End, killed: int) -> Outcome:
-        output = self._programs[end.rank].output
-        if output.noise() and output.shown:
-            say(f"Gloo has said in rank {end.rank}, which is left out where nothing fails:\n{output.noise()}")
-        if end.code == -Signal.SIGKILL:  # somebody else's, before which the program has said nothing of it
-            return Outcome(Kind.FAILED, exit_code(end.code), end.rank, in_words(end.code), killed=killed)
-        words, traceback = in_words(end.code), output.traceback()
-        if traceback:
-            words += ": " + traceback.rpartition("\n")[2]
-        elif last := output.last_line():
-            words += f", after the line {last!r}"
-        return Outcome(Kind.FAILED, exit_code(end.code), end.rank, words, traceback, killed)
+
+def failure(code: int, rank: int, output: RankOutput, killed: int = 0) -> Outcome:
+    """Outcome of a rank that has failed, in words.
+
+    Args:
+      code: its return code.
+      rank: which it is.
+      output: what it has said.
+      killed: see `Outcome`.
+    """
+    if output.noise() and output.shown:
+        say(f"Gloo has said in rank {rank}, which is left out where nothing fails:\n{output.noise()}")
+    if code == -Signal.SIGKILL:  # somebody else's, before which the program has said nothing of it
+        return Outcome(Kind.FAILED, exit_code(code), rank, in_words(code), killed=killed)
+    words, traceback = in_words(code), output.traceback()
+    if traceback:
+        words += ": " + traceback.rpartition("\n")[2]
+    elif last := output.last_line():
+        words += f", after the line {last!r}"
+    return Outcome(Kind.FAILED, exit_code(code), rank, words, traceback, killed)
+
+
+def start_rank(family: Family, rank: int, program: Program) -> tuple[Process, OutputReader, asyncio.Future[int]]:
+    """Starts a rank's process; returns it, who reads its output, and its return code once there is one.
+
+    Raises:
+      ArgumentError: the program cannot be run.
+    """
+    reader = OutputReader(program.output.feed, terminal=program.terminal)
+    try:
+        process = family.start(program.command, program.environment, reader.child_end)
+    except OSError as error:
+        raise ArgumentError(
+            f"rank {rank} cannot be started: {program.command[0]!r}: {error.strerror}. HINT: give a Python file, "
+            "or a program that this machine can run; a script says in its first line what runs it (#!/bin/sh)."
+        ) from error
+    finally:
+        # Open here, too, it would hide the end of the output, which comes when nobody can write any more.
+        os.close(reader.child_end)
+    return process, reader, _exit_of(process)
 
 
 def _exit_of(process: Process) -> asyncio.Future[int]:

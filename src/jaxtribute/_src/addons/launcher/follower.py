@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from jaxtribute._src.addons.launcher.attempt import Outcome, Signal
+from jaxtribute._src.addons.launcher.attempt import Outcome
 from jaxtribute._src.addons.launcher.connection import Line, Message, connect
+from jaxtribute._src.addons.launcher.escalation import Signal
 from jaxtribute._src.addons.launcher.node import LocalNode, Start
 from jaxtribute._src.addons.launcher.options import Options
 from jaxtribute._src.addons.launcher.terminal import say

@@ -11,9 +11,10 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from jaxtribute._src.addons.launcher.attempt import Signal
 from jaxtribute._src.addons.launcher.environment import LAUNCHER, TF_CONFIG, tf_config
+from jaxtribute._src.addons.launcher.escalation import Signal
 from jaxtribute._src.addons.launcher.follower import Follower
+from jaxtribute._src.addons.launcher.islands import IslandsLauncher
 from jaxtribute._src.addons.launcher.leader import Leader
 from jaxtribute._src.addons.launcher.options import Options
 from jaxtribute._src.addons.launcher.terminal import open_terminal
@@ -68,7 +69,7 @@ async def _launch(options: Options) -> int:
         return await launcher.run()
 
 
-def _launcher(options: Options) -> Leader | Follower:
+def _launcher(options: Options) -> Leader | Follower | IslandsLauncher:
     if options.ray is not None:
         if find_spec("ray") is None:
             raise MissingLibraryError(
@@ -77,6 +78,8 @@ def _launcher(options: Options) -> Leader | Follower:
         from jaxtribute._src.addons.launcher.ray_cluster import RayLeader
 
         return RayLeader(options)
+    if options.min_islands is not None:
+        return IslandsLauncher(options, options.min_islands)
     return Leader(options) if options.node_rank == 0 else Follower(options)
 
 

@@ -10,7 +10,8 @@ from itertools import chain
 from operator import attrgetter
 from typing import Protocol
 
-from jaxtribute._src.addons.launcher.attempt import CAUSE_S, Kind, Outcome, Signal
+from jaxtribute._src.addons.launcher.attempt import CAUSE_S, Kind, Outcome
+from jaxtribute._src.addons.launcher.escalation import Signal
 from jaxtribute._src.addons.launcher.node import LOOPBACK, LocalNode, Start
 from jaxtribute._src.addons.launcher.options import Options
 from jaxtribute._src.addons.launcher.remote import Meeting, RemoteNode

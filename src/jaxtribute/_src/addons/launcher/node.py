@@ -14,10 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from jaxtribute._src.addons.launcher.attempt import Attempt, Outcome, Program, Signal
+from jaxtribute._src.addons.launcher.attempt import Attempt, Outcome, Program
 from jaxtribute._src.addons.launcher.certificates import VARIABLES, secret_of_run, write_certificates
 from jaxtribute._src.addons.launcher.compilation_cache import cache_environment
 from jaxtribute._src.addons.launcher.environment import RESTART, chief_environment, rank_environment
+from jaxtribute._src.addons.launcher.escalation import Signal
 from jaxtribute._src.addons.launcher.options import Options
 from jaxtribute._src.addons.launcher.output import RankOutput, open_log
 from jaxtribute._src.addons.launcher.terminal import say
@@ -114,7 +115,7 @@ class LocalNode:
         with contextlib.closing(Folder()) as folder:
             secret = secret_of_run(self.options, start.run) if len(start.addresses) > 1 else None
             certificates = {} if secret is None else write_certificates(secret, Path(folder.path))
-            programs = {start.first + i: self._program(start, i, certificates) for i in range(start.count)}
+            programs = {start.first + i: self.program(start, i, certificates) for i in range(start.count)}
             self._attempt = Attempt(programs, self.options.grace_s, self.options.save_s)
             try:
                 return await self._attempt.run()
@@ -142,7 +143,14 @@ class LocalNode:
             self._ports.close()
             self._ports = None
 
-    def _program(self, start: Start, index: int, certificates: Mapping[str, str]) -> Program:
+    def program(self, start: Start, index: int, certificates: Mapping[str, str]) -> Program:
+        """The program of a rank of this machine.
+
+        Args:
+          start: the start of the job.
+          index: the rank among those of this machine.
+          certificates: the environment that tells of them.
+        """
         rank, options = start.first + index, self.options
         environment = rank_environment(start.addresses, rank, options.devices)
         # Unbuffered, since the last lines before a crash are those that tell of it.

@@ -34,6 +34,8 @@ class Options:
       max_preemptions: how often it is started again after it was preempted and has saved; `None` for `PREEMPTIONS`
         where it is started again after failures, else never.
       min_workers: workers of all machines that suffice to go on; `None` takes all.
+      min_islands: islands that suffice to go on, of a job whose processes are islands, each of which is started again
+        alone; `None` for a job that is started again as a whole.
       grace_s: seconds between SIGTERM and SIGKILL for the others of a rank that failed.
       save_s: seconds that preempted processes have to save.
       log_dir: where the log files go, one a rank; `None` writes none.
@@ -58,6 +60,7 @@ class Options:
     max_restarts: int = 0
     max_preemptions: int | None = None
     min_workers: int | None = None
+    min_islands: int | None = None
     grace_s: float = 3.0
     save_s: float = 60.0
     log_dir: Path | None = None

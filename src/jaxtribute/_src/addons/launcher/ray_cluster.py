@@ -17,7 +17,8 @@ from ray import exceptions
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from jaxtribute._src.addons.launcher.attempt import Kind, Outcome, Signal
+from jaxtribute._src.addons.launcher.attempt import Kind, Outcome
+from jaxtribute._src.addons.launcher.escalation import Signal
 from jaxtribute._src.addons.launcher.leader import SPEAK_EVERY_S, Leader, Node
 from jaxtribute._src.addons.launcher.node import LocalNode, Start
 from jaxtribute._src.addons.launcher.options import Options

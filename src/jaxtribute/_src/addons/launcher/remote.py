@@ -6,8 +6,9 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from jaxtribute._src.addons.launcher.attempt import Kind, Outcome, Signal
+from jaxtribute._src.addons.launcher.attempt import Kind, Outcome
 from jaxtribute._src.addons.launcher.connection import LONGEST, Line, Message
+from jaxtribute._src.addons.launcher.escalation import Signal
 from jaxtribute._src.addons.launcher.node import Start
 from jaxtribute._src.addons.launcher.terminal import say
 from jaxtribute.errors import ClusterError

@@ -139,6 +139,8 @@ def program_of(
     owners = (getattr(entry, "variable", entry) for entry in touched)
     kinds = (variable.policy.program for variable in owners if isinstance(variable, Variable))
     elsewhere = next((kind for kind in kinds if kind is not None), None)
+    if elsewhere is None and first.executor.home is not None:
+        elsewhere = first.executor.home.program
     if elsewhere is not None:
         return elsewhere(first, retrace, home, donated_leaves)
     return Program(first, retrace, home, donated_leaves, name, repeatable)

@@ -147,6 +147,9 @@ class ReplicaMesh:
     A mesh of one device uses single-device shardings, so that one replica costs nothing over plain JAX.
     """
 
+    program: Any = None
+    """Runner of compiled functions that run replicas here, where `execution.program.Program` cannot be it."""
+
     def __init__(
         self, devices: Sequence[Device], peers: Peers | None = None, group: Mapping[str, int] | None = None
     ) -> None:

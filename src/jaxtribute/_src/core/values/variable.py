@@ -160,6 +160,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         # A variable outlives the function that makes it: its first array must be no tracer of a program.
         with jax.ensure_compile_time_eval():
             self._data = self._policy.stored(value)
+        self._policy.made(self)
 
     @classmethod
     def with_policy(
@@ -194,6 +195,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         variable._shape, variable._dtype = tuple(host.shape if shape is None else shape), np.dtype(host.dtype)
         with jax.ensure_compile_time_eval():
             variable._data = policy.stored(host) if shape is None else host
+        policy.made(variable)
         return variable
 
     # What it is.

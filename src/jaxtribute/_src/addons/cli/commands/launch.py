@@ -78,6 +78,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start again so often after preemptions (100 with --max-restarts, else 0)",
     )
     again.add_argument("--min-workers", type=_count, metavar="M", help="go on with fewer workers, down to M")
+    again.add_argument(
+        "--elastic", action="store_true", help="start a process that dies again alone, while the others go on"
+    )
+    again.add_argument("--min-islands", type=_count, metavar="M", help="with --elastic: end if fewer are left (1)")
     add("-m", dest="module", action="store_true", help="the program is a module, as in python -m")
     add("program", help="a Python file, or any command")
     # Python counts them as required in its message.
@@ -94,18 +98,24 @@ def run(arguments: argparse.Namespace) -> int:
     from jaxtribute._src.addons.launcher.options import complete
     from jaxtribute._src.addons.launcher.terminal import say
     from jaxtribute._src.addons.live.job import JobRecorder
-    from jaxtribute.errors import ConfigError, JaxtributeError, MissingLibraryError
+    from jaxtribute.errors import ArgumentError, ConfigError, JaxtributeError, MissingLibraryError
 
     try:
         options = _options(arguments)
         # srun has started each worker already: this process becomes one, and supervises none.
         _refuse_for_ray(arguments)
+        _refuse_for_islands(arguments)
         if arguments.nodes is None and arguments.ray is None and rank_set_by_slurm():
             _refuse_for_slurm(arguments)
             become(options.command, slurm_environment() | dict(options.variables))
         # Neither Slurm's nor Kubernetes's machines are those of the job.
         nodes = 1 if arguments.ray is not None else arguments.nodes
         complete_options = complete(options, nodes, arguments.node_rank)
+        if arguments.elastic and complete_options.nodes > 1:
+            raise ArgumentError(
+                f"--elastic on {complete_options.nodes} machines, as Slurm says: islands are on one machine as yet. "
+                "HINT: give --nodes 1."
+            )
         # Machine 0 starts the job and starts it again, so its launcher keeps the record.
         if arguments.run is None or complete_options.node_rank:
             return launch(complete_options)
@@ -134,6 +144,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         max_restarts=arguments.max_restarts,
         max_preemptions=arguments.max_preemptions,
         min_workers=arguments.min_workers,
+        min_islands=(arguments.min_islands or 1) if arguments.elastic else None,
         grace_s=arguments.grace,
         save_s=arguments.save_time,
         log_dir=arguments.log_dir or (LOGS if arguments.split else None),
@@ -201,6 +212,7 @@ def _refuse_for_slurm(arguments: argparse.Namespace) -> None:
         "--min-workers": arguments.min_workers,
         "--gpus-per-worker": arguments.gpus_per_worker,
         "--split": arguments.split,
+        "--elastic": arguments.elastic,
     }
     wrong = [name for name, value in given.items() if value]
     if wrong:
@@ -229,6 +241,45 @@ def _refuse_for_ray(arguments: argparse.Namespace) -> None:
         raise ArgumentError(
             f"{', '.join(wrong)} with --ray, where Ray says which machines there are. HINT: leave them out; --workers "
             "counts the workers of the whole cluster."
+        )
+
+
+def _refuse_for_islands(arguments: argparse.Namespace) -> None:
+    from jaxtribute.errors import ArgumentError
+
+    workers = arguments.workers or 1
+    if not arguments.elastic:
+        if arguments.min_islands is not None:
+            raise ArgumentError(
+                "--min-islands without --elastic. HINT: give both; --min-workers is for jobs that start again as a "
+                "whole."
+            )
+        return
+    given = {
+        "--ps": arguments.ps,
+        "--ray": arguments.ray,
+        "--nodes": arguments.nodes if (arguments.nodes or 1) > 1 else None,
+        "--node-rank": arguments.node_rank,
+        "--coordinator": arguments.coordinator,
+        "--key": arguments.key,
+        "--min-workers": arguments.min_workers,
+    }
+    wrong = [name for name, value in given.items() if value is not None]
+    if wrong:
+        raise ArgumentError(
+            f"--elastic with {', '.join(wrong)}: islands are processes on one machine as yet, and none of them hosts "
+            "anything for the others. HINT: leave one of the two out; --min-islands says how many suffice."
+        )
+    devices = {"--devices-per-worker": arguments.devices_per_worker, "--gpus-per-worker": arguments.gpus_per_worker}
+    several = [f"{name} {count}" for name, count in devices.items() if (count or 1) > 1]
+    if several:
+        raise ArgumentError(
+            f"--elastic with {', '.join(several)}: an island has one device as yet. HINT: start more --workers."
+        )
+    if (arguments.min_islands or 1) > workers:
+        raise ArgumentError(
+            f"--min-islands {arguments.min_islands} is more than the {workers} worker(s) that start. HINT: give "
+            "--workers as many at least."
         )
 
 

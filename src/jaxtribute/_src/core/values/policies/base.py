@@ -128,6 +128,9 @@ class Policy(ABC):
             return DescribedArray.of(value, value.dtype, self.where)
         return DescribedArray(shape, value.dtype, self.where)
 
+    def made(self, variable: Variable) -> None:
+        """Called with each new variable that is stored so, for policies that keep account of them."""
+
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the array that stores a value of shape `shape`."""
         return shape

@@ -1,0 +1,1 @@
+"""Elastic training: islands that come and go, with their sums outside of the programs."""

@@ -1,0 +1,476 @@
+"""`Islands`: steps that the islands take together, each of which all commit or none.
+
+An island *holds* a step once it has all sums of it and the values made of them. It tells the others, and *commits* the
+step once all members of the view have told it the same. If a member dies in between, the survivors agree on a new view,
+and each tells what it has committed and what it holds. If anybody has committed the step, all survivors hold it, and
+commit it too. If nobody has and all hold it, they commit it as well. Otherwise all do the step again in the new view.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from jaxtribute._src.addons.elastic.joining import ASKS, STATE, Newcomer, answer
+from jaxtribute._src.addons.elastic.journal import Journal, plain_view, view_of
+from jaxtribute._src.addons.elastic.links import Head, Lane, Links
+from jaxtribute._src.addons.elastic.membership import Ballot, Island, Kind, Membership, Message, Send, State, View
+from jaxtribute._src.addons.elastic.packing import Parcel
+from jaxtribute.errors import ClusterError, DeadlineError, JaxtributeError
+from jaxtribute.typing import HostArray
+
+R = TypeVar("R")
+
+_TICK_S = 0.05
+_CONTROL_S = 0.2
+_JOIN_LIMIT_S = 20.0
+"""Seconds that the others wait for an island that they have taken in."""
+_CONFIRM = -1
+"""The place in a step of the message that an island holds it."""
+
+
+class Status(NamedTuple):
+    """Progress of an island when it came into a view.
+
+    Attributes:
+      committed: the number of steps that it has committed.
+      held: the view in which it holds the next one; -1 if it does not.
+    """
+
+    committed: int
+    held: int = -1
+
+
+@dataclass
+class Attempt:
+    """One try of a step.
+
+    Attributes:
+      step: the step's number.
+      view: the view that it is tried in.
+      place: the number of exchanges so far.
+      held: True once this island has all of it.
+      failed: True if it can never be committed in this view.
+      error: what is to be raised in its place.
+    """
+
+    step: int
+    view: View
+    place: int = 0
+    held: bool = False
+    failed: bool = False
+    error: JaxtributeError | None = None
+
+
+class Islands:
+    """This island among the others.
+
+    Args:
+      me: this island.
+      addresses: of all islands, by rank.
+      silent_s: seconds after which an island that says nothing is left out.
+      timeout_s: seconds that a wait for islands that are alive may take.
+      min_islands: the fewest islands that go on.
+    """
+
+    def __init__(
+        self, me: Island, addresses: Sequence[str], silent_s: float, timeout_s: float, min_islands: int = 1
+    ) -> None:
+        self.me, self.silent_s, self.timeout_s, self._min_islands = me, silent_s, timeout_s, min_islands
+        first = View(0, tuple(Island(rank) for rank in range(len(addresses))))
+        self.others = len(addresses) - 1
+        if not self.others:
+            first = View(0, (me,))
+        joins = me not in first.members
+        self.membership = Membership(me, None if joins else first, patience_s=min(0.5, silent_s / 4))
+        self.lock = threading.Condition()
+        self.journal = Journal()
+        self.newcomer = Newcomer(self, min(timeout_s / 2, _JOIN_LIMIT_S)) if joins else None
+        """Part of this island until it has joined; None once it has, and for those that were there at first."""
+        self.state: Callable[[], bytes] = bytes
+        self.bind: Callable[[bytearray], object] = len
+        """Functions that make and take the values of all variables; of whoever has them."""
+        self._fed: View | None = None
+        self._committed = 0
+        self._attempt: Attempt | None = None
+        self._inbox: dict[Head, dict[Island, bytearray]] = {}
+        self._status = Status(0)
+        self._told: dict[int, dict[Island, Status]] = {}
+        self._entered: View | None = None if joins else first
+        """The view that `_status` is of."""
+        self._heard_at: dict[Island, float] = {}
+        self._broken: set[Island] = set()
+        self._sends: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._links = Links(me, addresses, self._heard, self._lost)
+        threading.Thread(target=self._speak, name="islands: speaking", daemon=True).start()
+        try:
+            if self.newcomer is not None:
+                self.newcomer.begin()
+            else:
+                self._links.await_all(timeout_s)
+        except JaxtributeError:
+            self.close()
+            raise
+        if not joins:
+            self._told.setdefault(0, {})[me] = self._status
+        threading.Thread(target=self._watch, name="islands: watching", daemon=True).start()
+
+    @property
+    def view(self) -> View:
+        """The view that this island is in."""
+        view = self.membership.view
+        assert view is not None
+        return view
+
+    @property
+    def seen_view(self) -> View:
+        """The view that the program is to see: while it replays steps, that of the last of them."""
+        if self.newcomer is None:
+            return self.view
+        assert self.newcomer.view is not None
+        return self.newcomer.view
+
+    @property
+    def committed(self) -> int:
+        """The number of steps that have been committed."""
+        return self._committed if self.newcomer is None else self.newcomer.position
+
+    def close(self) -> None:
+        """Leaves the others, who take this process for dead."""
+        with self.lock:
+            self._closed = True
+            self.lock.notify_all()
+        self._sends.put(None)
+        self._links.close()
+
+    # Steps.
+
+    def step(self, body: Callable[[View], R]) -> R:
+        """Takes a step with the others: calls `body` with a view until what it gives is committed.
+
+        Raises:
+          ClusterError: this island was left out, or too few are left.
+          DeadlineError: living islands did not come in time; it names them.
+        """
+        while True:
+            attempt = self._begin()
+            self._feed(attempt)
+            result = body(attempt.view)
+            if attempt.error is not None:
+                self._attempt = None
+                raise attempt.error
+            if not attempt.failed and (self._confirmed(attempt) or self._resolved(attempt)):
+                return result
+
+    def _begin(self) -> Attempt:
+        with self.lock:
+            self._await(self._is_settled, "come to an agreement on who goes on")
+            self._settle()
+            if len(self.view.members) < self._min_islands:
+                raise ClusterError(
+                    f"{len(self.view.members)} of the islands are left, and min_islands is {self._min_islands}. "
+                    "HINT: start the job anew, or allow fewer."
+                )
+            self._attempt = Attempt(self._committed, self.view)
+            return self._attempt
+
+    def _is_settled(self) -> bool:
+        """True if all members of the view have told what they had when they came into it."""
+        view = self.view
+        return self.membership.state is State.STEADY and set(view.members) <= self._told.get(view.number, {}).keys()
+
+    def _settle(self) -> bool:
+        """Commits the step that this island holds if the others do, as they have told; returns whether it did."""
+        everybody = self._told[self.view.number]
+        told = [everybody[member] for member in self.view.members if everybody[member].committed >= 0]
+        attempt, self._attempt = self._attempt, None
+        if attempt is None or not attempt.held or attempt.view == self.view:
+            return False
+        most = max(status.committed for status in told)
+        if self._committed < most or (len(set(told)) == 1 and told[0].held >= 0):
+            self._commit()
+            return True
+        return False
+
+    def _feed(self, attempt: Attempt) -> None:
+        """Sends the state to newcomers that have been taken in, if that is this island's part."""
+        if attempt.view is self._fed:
+            return
+        with self.lock:
+            told = self._told.get(attempt.view.number, {})
+            newcomers = [member for member, status in told.items() if status.committed < 0]
+        self._fed = attempt.view
+        if newcomers and self.me == min(set(attempt.view.members) - set(newcomers)):
+            state = [self.state()]
+            for newcomer in newcomers:
+                head = attempt.step, attempt.view.number, STATE
+                self._links.send(newcomer.rank, Lane.JOURNAL, head, state, _JOIN_LIMIT_S)
+
+    # For a newcomer.
+
+    def joined(self, step: int) -> None:
+        """Takes note that this island has the others' state before a step: it takes that one with them."""
+        self._committed, self.newcomer = step, None
+
+    def rehearse(self, step: int, view: View, call: Callable[[View], Any]) -> None:
+        """Calls what takes a step, to compile it; sums are zeros, and nothing comes of it."""
+        self._attempt = Attempt(step, view, failed=True)
+        call(view)
+        self._attempt = None
+
+    def say(self, island: Island, message: Message) -> None:
+        """Sends a message between the state machines, in another thread."""
+        self._sends.put(lambda: self._tell(island, message))
+
+    def later(self, rank: int, lane: Lane, head: Head) -> None:
+        """Asks an island for something, in another thread; the newcomer is told if it cannot be asked."""
+
+        def send() -> None:
+            if self._links.send(rank, lane, head, [], self.silent_s):
+                return
+            ended = self._links.refuses(rank)
+            with self.lock:
+                if self.newcomer is not None:
+                    self.newcomer.refused(rank, f"island {rank} has ended" if ended else "")
+
+        self._sends.put(send)
+
+    def _resolved(self, attempt: Attempt) -> bool:
+        """Finds out what became of a step that this island holds, after a change of views."""
+        with self.lock:
+            if attempt.error is not None:
+                self._attempt = None
+                raise attempt.error
+            self._await(lambda: self._is_settled() and self.view != attempt.view, "tell what became of a step")
+            return self._settle()
+
+    def _confirmed(self, attempt: Attempt) -> bool:
+        """Tells the others that this island holds the step, and waits for them; False if the view has changed."""
+        head = (attempt.view.number, attempt.step, _CONFIRM)
+        with self.lock:
+            if self.view != attempt.view:
+                return False
+            attempt.held = True
+        got = self._gathered(attempt, head, [])
+        with self.lock:
+            if got is None or self.view != attempt.view:
+                return False
+            self._attempt = None
+            self._commit()
+            return True
+
+    def _commit(self) -> None:
+        self._committed += 1
+        old = [head for head in self._inbox if head[1] < self._committed or head[0] < self.view.number]
+        for head in old:
+            del self._inbox[head]
+
+    # Exchanges.
+
+    def sum(self, arrays: Sequence[HostArray], what: str) -> list[HostArray]:
+        """The sums of all islands' arrays; zeros if the step has failed, which the program finds out at its end."""
+        attempt = self._attempt
+        assert attempt is not None
+        parcel = Parcel(arrays, what)
+        got = self._exchanged(attempt, parcel)
+        if got is not None:
+            try:
+                return parcel.total(attempt.view.members, self.me, got)
+            except ClusterError as error:
+                attempt.error = error
+        return [np.zeros_like(array) for array in arrays]
+
+    def _exchanged(self, attempt: Attempt, parcel: Parcel) -> dict[Island, bytearray] | None:
+        if attempt.failed or attempt.error is not None:
+            return None
+        head = (attempt.view.number, attempt.step, attempt.place)
+        attempt.place += 1
+        got = self._gathered(attempt, head, parcel.frames)
+        if got is None:
+            attempt.failed = True
+        return got
+
+    def _gathered(
+        self, attempt: Attempt, head: Head, frames: Sequence[bytes | memoryview]
+    ) -> dict[Island, bytearray] | None:
+        """Waits for what the others have sent, and sends this island's own; None if the view has changed."""
+        others = [member for member in attempt.view.members if member != self.me]
+        for other in others:
+            if self.view != attempt.view:
+                return None
+            # To whom nothing can be sent is dead, or says nothing for long: the watch will tell.
+            self._links.send(other.rank, Lane.DATA, head, frames, self.silent_s)
+        with self.lock:
+
+            def complete() -> bool:
+                return self.view != attempt.view or len(self._inbox.get(head, ())) == len(others)
+
+            try:
+                self._await(complete, f"take part in step {attempt.step}", lambda: self._missing(head, others))
+            except JaxtributeError as error:
+                attempt.error = error
+                return None
+            return None if self.view != attempt.view else self._inbox.pop(head, {})
+
+    def _missing(self, head: Head, others: Sequence[Island]) -> list[Island]:
+        return [other for other in others if other not in self._inbox.get(head, {})]
+
+    def _await(self, ready: Callable[[], bool], what: str, whom: Callable[[], list[Island]] | None = None) -> None:
+        """Waits until `ready()`, under the lock.
+
+        Raises:
+          ClusterError: this island was left out of a view.
+          DeadlineError: the others take too long.
+        """
+        end = time.monotonic() + self.timeout_s
+        while not ready():
+            self.check_part()
+            if time.monotonic() > end:
+                told = self._told.get(self.view.number, {})
+                late = whom() if whom else [member for member in self.view.members if member not in told]
+                names = ", ".join(f"island {island.rank}" for island in late) or "the others"
+                doubted = self.membership.suspected & set(self.view.members)
+                silent = f" Silent: {sorted(island.rank for island in doubted)}." if doubted else ""
+                raise DeadlineError(
+                    f"island {self.me.rank} has waited {self.timeout_s:g} s for {names} to {what}.{silent} HINT: look "
+                    "at what they print; give more time with timeout_s=."
+                )
+            self.lock.wait(min(_TICK_S, max(end - time.monotonic(), 0.001)))
+        if self.membership.state is State.FENCED:
+            raise ClusterError(
+                f"island {self.me.rank} was left out of view {self.view.number} by the others. HINT: end this process."
+            )
+
+    def check_part(self) -> None:
+        """Checks that this island may still take part.
+
+        Raises:
+          ClusterError: it was left out, or has left.
+        """
+        if self.membership.state is State.FENCED:
+            raise ClusterError(
+                f"island {self.me.rank} was silent for more than {self.silent_s:g} s, and the others go on without "
+                "it. HINT: end this process; if islands are often as slow as this, give more time with silent_s=."
+            )
+        if self._closed:
+            raise ClusterError(f"island {self.me.rank} has left the others. HINT: make a new strategy.")
+
+    # The other threads.
+
+    def _heard(self, island: Island, lane: Lane, head: Head, data: bytearray) -> None:
+        if lane is Lane.JOURNAL:
+            self._heard_of_journal(island, head, data)
+            return
+        with self.lock:
+            self._heard_at[island] = time.monotonic()
+            self._broken.discard(island)
+            if lane is Lane.DATA:
+                if self._entered is None or head[0] >= self._entered.number:
+                    self._inbox.setdefault(head, {})[island] = data
+                    self.lock.notify_all()
+                return
+            message, status = _decoded(data)
+            if status is not None:
+                self._told.setdefault(message.number, {})[island] = status
+            self._after(self.membership.receive(island, message, time.monotonic()))
+
+    def _heard_of_journal(self, island: Island, head: Head, data: bytearray) -> None:
+        if head[2] == ASKS:
+            with self.lock:
+                told, parts = answer(self, head[0])
+            # In the thread of this newcomer's connection: nothing else waits for it.
+            self._links.send(island.rank, Lane.JOURNAL, told, [parts], self.silent_s)
+            return
+        with self.lock:
+            if self.newcomer is not None:
+                self.newcomer.heard(island, head, data)
+                self.lock.notify_all()
+
+    def _lost(self, island: Island, proved: bool) -> None:
+        with self.lock:
+            if proved:
+                self._after(self.membership.proved_dead(island, time.monotonic()))
+            else:
+                self._broken.add(island)
+
+    def _after(self, sends: Sequence[Send]) -> None:
+        """Takes note of what the state machine has decided, and sends what it says."""
+        for send in sends:
+            self.say(*send)
+        view = self.membership.view
+        if view is not None and view is not self._entered:
+            self._entered = view
+            attempt = self._attempt
+            held = attempt.view.number if attempt is not None and attempt.held else -1
+            self._status = Status(self._committed, held) if self.newcomer is None else Status(-1)
+            self._told = {number: told for number, told in self._told.items() if number >= view.number}
+            self._told.setdefault(view.number, {})[self.me] = self._status
+            for send in self.membership.signs():
+                self.say(*send)
+        self.lock.notify_all()
+
+    def _watch(self) -> None:
+        """Tells the others that this island lives, and notices who does not."""
+        while not self._closed:
+            with self.lock:
+                now = time.monotonic()
+                sends = [*self.membership.signs(), *self.membership.tick(now)]
+                members = self.membership.view.members if self.membership.view is not None else ()
+                for member in members:
+                    last = self._heard_at.setdefault(member, now)
+                    if member != self.me and now - last > self.silent_s:
+                        sends += self.membership.suspect(member, now)
+                self._after(sends)
+                broken = [island for island in self._broken if island in members]
+                late = self.newcomer is not None and self.newcomer.is_late(now)
+            for island in broken:
+                if self._links.proves_dead(island):
+                    self._broken.discard(island)
+                    self._lost(island, proved=True)
+            if late:
+                # The others wait for it: they go on at once when it is gone.
+                self.close()
+            time.sleep(_TICK_S)
+
+    def _speak(self) -> None:
+        """Sends what the state machine says; a thread of its own, as an island that is stopped takes nothing."""
+        while (send := self._sends.get()) is not None:
+            send()
+
+    def _tell(self, island: Island, message: Message) -> None:
+        with self.lock:
+            current = self._entered is not None and message.number == self._entered.number
+            status = self._status if current and message.kind is Kind.ALIVE else None
+        self._links.send(island.rank, Lane.CONTROL, (0, 0, 0), [_encoded(message, status)], _CONTROL_S)
+
+
+def _encoded(message: Message, status: Status | None) -> bytes:
+    view = message.view
+    plain: list[Any] = [
+        message.kind.value,
+        message.number,
+        message.ballot,
+        message.earlier,
+        None if view is None else plain_view(view),
+        status,
+    ]
+    return json.dumps(plain).encode()
+
+
+def _decoded(data: bytearray) -> tuple[Message, Status | None]:
+    kind, number, ballot, earlier, view, status = json.loads(data)
+    seen = None if view is None else view_of(view)
+    message = Message(Kind(kind), number, _ballot(ballot), seen, _ballot(earlier))
+    return message, None if status is None else Status(*status)
+
+
+def _ballot(plain: Sequence[Any]) -> Ballot:
+    return Ballot(plain[0], Island(*plain[1]))

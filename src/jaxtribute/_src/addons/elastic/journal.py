@@ -1,0 +1,216 @@
+"""`Journal`: what the committed steps have given to Python, for islands that join and run the program anew."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtribute._src.addons.elastic.membership import Island, View
+from jaxtribute._src.addons.elastic.values import IslandValue
+from jaxtribute.typing import HostArray
+
+LARGEST = 64 << 10
+"""Bytes that a step may give to Python, for islands to join later."""
+MOST = 256 << 20
+"""Bytes of a whole journal."""
+_OVERHEAD = 300
+_HEAD = struct.Struct("!II")
+_ANSWER = 1 << 20
+
+
+class CannotKeep(Exception):  # noqa: N818
+    """A result is too large for the journal, or of a type that it does not know."""
+
+
+@dataclass
+class Entry:
+    """Results of a step.
+
+    Attributes:
+      signature: says what kind of step it was.
+      view: the view that it was taken in.
+      plain: the structure of the result, as JSON knows it.
+      arrays: the result's arrays.
+      reads: what the program read of variables after the step before, by the variables' numbers; None in place of an
+        array that was too large.
+      problem: why the result is not here; empty if it is.
+    """
+
+    signature: str
+    view: View
+    plain: Any
+    arrays: list[HostArray]
+    reads: dict[int, HostArray | None]
+    problem: str = ""
+
+
+@dataclass
+class Journal:
+    """The entries of all committed steps, and what the program has read since the last."""
+
+    entries: list[Entry] = field(default_factory=list[Entry])
+    reads: dict[int, HostArray | None] = field(default_factory=dict[int, "HostArray | None"])
+    problem: str = ""
+    """Reason why no island can join any more; empty if one can."""
+    _size: int = 0
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def append(self, signature: str, view: View, result: Any) -> None:
+        """Adds what the step has given that was just committed."""
+        arrays: list[HostArray] = []
+        plain, problem = None, ""
+        try:
+            plain = described(result, arrays)
+        except CannotKeep as reason:
+            arrays, problem = [], f"step {len(self)} ({signature}) gave {reason}"
+        self.add(Entry(signature, view, plain, arrays, self.reads, problem))
+        self.reads = {}
+
+    def add(self, entry: Entry) -> None:
+        """Adds an entry."""
+        self.problem = entry.problem = self.problem or entry.problem
+        if self.problem:
+            # Nobody can get past the first entry that is missing: what follows need not be kept.
+            entry.arrays, entry.plain, entry.reads = [], None, {}
+        self._size += _OVERHEAD + sum(array.nbytes for array in entry.arrays)
+        if self._size > MOST and not self.problem:
+            self.problem = f"what the steps gave to Python came to more than {MOST >> 20} MiB at step {len(self)}"
+        self.entries.append(entry)
+
+    def note_read(self, variable: int, array: Any) -> None:
+        """Keeps what the program reads of a variable; the first time after each step."""
+        if variable not in self.reads:
+            self.reads[variable] = np.array(array) if array.nbytes <= LARGEST else None
+
+    def answer(self, first: int, view: View) -> bytes:
+        """The entries from a number on, as many as fit into an answer; at the end the reads since, and the view."""
+        parts: list[bytes] = []
+        size, last = 0, first
+        for entry in self.entries[first:]:
+            parts.append(_written(entry))
+            size, last = size + len(parts[-1]), last + 1
+            if size > _ANSWER:
+                break
+        if last >= len(self.entries):
+            parts.append(_written(Entry("", view, None, [], dict(self.reads))))
+        return b"".join(parts)
+
+
+def entries_in(data: bytes | bytearray) -> list[Entry]:
+    """The entries of an answer."""
+    entries: list[Entry] = []
+    offset = 0
+    while offset < len(data):
+        (signature, view, plain, reads, problem), arrays, offset = unpacked(data, offset)
+        count = len(arrays) - sum(has for _, has in reads)
+        values = iter(arrays[count:])
+        seen = {variable: next(values) if has else None for variable, has in reads}
+        entries.append(Entry(signature, view_of(view), plain, arrays[:count], seen, problem))
+    return entries
+
+
+def _written(entry: Entry) -> bytes:
+    reads = [(variable, array is not None) for variable, array in entry.reads.items()]
+    plain = [entry.signature, plain_view(entry.view), entry.plain, reads, entry.problem]
+    return packed(plain, [*entry.arrays, *(array for array in entry.reads.values() if array is not None)])
+
+
+# Views, nests and arrays as bytes. Nothing here can make a newcomer run code that it has not.
+
+
+def plain_view(view: View) -> list[Any]:
+    """A view as JSON knows it."""
+    return [view.number, view.members, view.exiles]
+
+
+def view_of(plain: Sequence[Any]) -> View:
+    """The inverse of `plain_view`."""
+    number, *islands = plain
+    members, exiles = (tuple(Island(*island) for island in each) for each in islands)
+    return View(number, members, exiles)
+
+
+def packed(plain: Any, arrays: Sequence[HostArray]) -> bytes:
+    """Bytes of what JSON knows, and of arrays, with a checksum."""
+    kinds = [(array.dtype.name, array.shape) for array in arrays]
+    body = [json.dumps([plain, kinds]).encode()]
+    size = len(body[0])
+    # A view of bytes: element types such as bfloat16 are unknown to the buffer protocol.
+    body += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).tobytes() for array in arrays]
+    whole = b"".join(body)
+    return _HEAD.pack(size, zlib.crc32(whole)) + whole
+
+
+def unpacked(data: bytes | bytearray, offset: int = 0) -> tuple[Any, list[HostArray], int]:
+    """The inverse of `packed`; and where what follows begins.
+
+    Raises:
+      ValueError: the checksum is another.
+    """
+    size, check = _HEAD.unpack_from(data, offset)
+    start = offset + _HEAD.size
+    end = start + size
+    plain, kinds = json.loads(bytes(data[start:end]))
+    arrays: list[HostArray] = []
+    for name, shape in kinds:
+        dtype = np.dtype(name)
+        count = int(np.prod(shape, dtype=np.int64))
+        arrays.append(np.frombuffer(data, dtype, count, end).reshape(shape).copy())
+        end += count * dtype.itemsize
+    if zlib.crc32(memoryview(data)[start:end]) != check:
+        raise ValueError("the checksum is another")
+    return plain, arrays, end
+
+
+def described(nest: Any, arrays: list[HostArray]) -> Any:
+    """The structure of a nest, as JSON knows it; its arrays are added to `arrays`.
+
+    Raises:
+      CannotKeep: the arrays are too large, or something else is in the nest.
+    """
+    if nest is None or type(nest) in (bool, int, float, str):
+        return ["=", nest]
+    if isinstance(nest, IslandValue):
+        return ["island", nest.rows, described(nest.data, arrays)]
+    if isinstance(nest, (jax.Array, np.ndarray, np.generic)):
+        if not jnp.issubdtype(nest.dtype, np.number) and nest.dtype != np.bool_:
+            raise CannotKeep(f"an array of {nest.dtype}")
+        arrays.append(np.asarray(nest))
+        size = sum(array.nbytes for array in arrays)
+        if size > LARGEST:
+            raise CannotKeep(f"{size} bytes to Python, and {LARGEST} are kept")
+        return ["jax" if isinstance(nest, jax.Array) else "numpy", len(arrays) - 1]
+    if type(nest) in (list, tuple):
+        return [type(nest).__name__, [described(each, arrays) for each in nest]]
+    if type(nest) is dict and all(type(key) is str for key in nest):
+        return ["dict", [[key, described(value, arrays)] for key, value in nest.items()]]
+    raise CannotKeep(f"a {type(nest).__name__}")
+
+
+def rebuilt(plain: Any, arrays: Sequence[HostArray], mesh: Any, view: View) -> Any:
+    """The nest of a structure and its arrays; the inverse of `described`."""
+    kind, *content = plain
+    if kind == "=":
+        return content[0]
+    if kind == "island":
+        # Another island's: this one had no examples, and adds nothing to what becomes of it.
+        value = IslandValue(rebuilt(content[1], arrays, mesh, view), mesh, rows=0)
+        value.view = view
+        return value
+    if kind in ("jax", "numpy"):
+        array = arrays[content[0]]
+        return jnp.asarray(array) if kind == "jax" else array
+    if kind == "dict":
+        return {key: rebuilt(value, arrays, mesh, view) for key, value in content[0]}
+    made = [rebuilt(each, arrays, mesh, view) for each in content[0]]
+    return tuple(made) if kind == "tuple" else made

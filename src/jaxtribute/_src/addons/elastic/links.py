@@ -1,0 +1,276 @@
+"""Connections between islands: sockets in threads, one a use, so that nothing small waits behind what is large.
+
+Whoever has something to say connects; whoever listens only reads. So no two threads ever use one connection, which TLS
+would not allow. A process that ends closes its connections at once, and nobody listens at its address any more: both
+together prove that it is dead. A connection that merely breaks proves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+
+from jaxtribute._src.addons.elastic.membership import Island
+from jaxtribute.errors import ArgumentError, DeadlineError
+from jaxtribute.extending import Address
+
+_GREETING = struct.Struct("!8sIIB")
+_HEAD = struct.Struct("!qqqq")
+_MAGIC = b"jdisland"
+_CERTIFICATES = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
+_LONGEST = 1 << 40
+RETRY_S = 0.05
+
+
+class Lane(IntEnum):
+    """The use of a connection."""
+
+    CONTROL = 0
+    DATA = 1
+    JOURNAL = 2
+    """Between a newcomer and the others."""
+
+
+_FIRST = (Lane.CONTROL, Lane.DATA)
+"""The connections that islands have from the beginning."""
+Head = tuple[int, int, int]
+"""Three numbers before each message: of data the view, the step and the place in the step."""
+Heard = Callable[[Island, Lane, Head, bytearray], None]
+Lost = Callable[[Island, bool], None]
+
+
+class Tls:
+    """The job's certificates, for islands that other machines can reach."""
+
+    def __init__(self, files: Sequence[str]) -> None:
+        certificate, key, authority = files
+        self.calls = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=authority)
+        # The job's authority signs certificates of the job's processes and nothing else.
+        self.calls.check_hostname = False
+        self.called = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority)
+        self.called.verify_mode = ssl.CERT_REQUIRED
+        for context in (self.calls, self.called):
+            context.load_cert_chain(certificate, key)
+
+    @classmethod
+    def needed_for(cls, addresses: Sequence[Address]) -> Tls | None:
+        """The certificates that the environment names, if any of the addresses can be reached from elsewhere.
+
+        Raises:
+          ArgumentError: there are none.
+        """
+        open_ones = [address for address in addresses if not address.is_loopback()]
+        if not open_ones:
+            return None
+        files = [os.environ.get(name, "") for name in _CERTIFICATES]
+        if not all(files):
+            raise ArgumentError(
+                f"the island at {open_ones[0]} can be reached from other machines, and the job has no certificates "
+                f"({', '.join(_CERTIFICATES)}). HINT: start it with `jaxtribute launch`, which makes them, or use "
+                "addresses on 127.0.0.1."
+            )
+        return cls(files)
+
+
+class Links:
+    """This island's connections to all others.
+
+    Args:
+      me: this island.
+      addresses: of all islands, by rank.
+      heard: called with each message, in a thread for each connection.
+      lost: called when a connection of another island has ended, with True if that proves that its process has.
+    """
+
+    def __init__(self, me: Island, addresses: Sequence[str], heard: Heard, lost: Lost) -> None:
+        self._me, self._heard, self._lost = me, heard, lost
+        self._addresses = [Address.parse(address) for address in addresses]
+        self._tls = Tls.needed_for(self._addresses)
+        self._outgoing: dict[tuple[int, Lane], socket.socket] = {}
+        self._incoming: dict[tuple[Island, Lane], socket.socket] = {}
+        self._locks = {(rank, lane): threading.Lock() for rank in range(len(addresses)) for lane in Lane}
+        self._closed = False
+        own = self._addresses[me.rank]
+        family = socket.AF_INET6 if ":" in own.host else socket.AF_INET
+        # The launcher keeps the port reserved, which nobody else can listen on then.
+        reserved = os.environ.get("JAXTRIBUTE_LAUNCHER") == "1"
+        self._listener = socket.create_server(
+            (own.host, own.port), family=family, backlog=4 * len(addresses), reuse_port=reserved
+        )
+        _in_thread("islands: accepting", self._accept)
+
+    def send(self, rank: int, lane: Lane, head: Head, parts: Sequence[bytes | memoryview], wait_s: float) -> bool:
+        """Sends a message; False if it could not be sent within `wait_s`."""
+        lock = self._locks[rank, lane]
+        end = time.monotonic() + wait_s
+        if not lock.acquire(timeout=wait_s):
+            return False
+        try:
+            connection = self._outgoing.get((rank, lane)) or self._connected(rank, lane)
+            if connection is None:
+                return False
+            try:
+                connection.settimeout(max(end - time.monotonic(), 0.001))
+                size = sum(map(len, parts))
+                connection.sendall(_HEAD.pack(*head, size))
+                for part in parts:
+                    connection.sendall(part)
+            except OSError:
+                # What was sent in part cannot be taken back: the connection is of no more use.
+                self._outgoing.pop((rank, lane), None)
+                connection.close()
+                return False
+            return True
+        finally:
+            lock.release()
+
+    def await_all(self, timeout_s: float) -> None:
+        """Waits until each island has been reached and has reached this one.
+
+        Raises:
+          DeadlineError: some have not; it names them.
+        """
+        end = time.monotonic() + timeout_s
+        others = [rank for rank in range(len(self._addresses)) if rank != self._me.rank]
+        while True:
+            missing = [rank for rank in others if not self._meets(rank)]
+            if not missing:
+                return
+            if time.monotonic() > end:
+                names = ", ".join(f"island {rank} at {self._addresses[rank]}" for rank in missing)
+                raise DeadlineError(
+                    f"island {self._me.rank} has waited {timeout_s:g} s for {names}. HINT: start all of them, with "
+                    "the same addresses, or give more time with timeout_s=."
+                )
+            time.sleep(RETRY_S)
+
+    def _meets(self, rank: int) -> bool:
+        for lane in _FIRST:
+            with self._locks[rank, lane]:
+                if self._outgoing.get((rank, lane)) is None and self._connected(rank, lane) is None:
+                    return False
+        incoming = [(island, lane) for island, lane in list(self._incoming) if island.rank == rank]
+        # One that has ended meanwhile and was started again joins the others: it need not be waited for.
+        return set(_FIRST) <= {lane for _, lane in incoming} or any(island.incarnation for island, _ in incoming)
+
+    def _connected(self, rank: int, lane: Lane) -> socket.socket | None:
+        """Connects to an island, or returns None."""
+        if self._closed:
+            return None
+        address = self._addresses[rank]
+        try:
+            connection = socket.create_connection((address.host, address.port), timeout=1.0)
+        except OSError:
+            return None
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            if self._tls is not None:
+                connection = self._tls.calls.wrap_socket(connection)
+            connection.sendall(_GREETING.pack(_MAGIC, self._me.rank, self._me.incarnation, lane))
+        except OSError:
+            connection.close()
+            return None
+        self._outgoing[rank, lane] = connection
+        return connection
+
+    def refuses(self, rank: int) -> bool:
+        """True if nobody listens at an island's address: its process has ended."""
+        address = self._addresses[rank]
+        try:
+            socket.create_connection((address.host, address.port), timeout=1.0).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def proves_dead(self, island: Island) -> bool:
+        """True if an island's process has ended, and all that it has said has been heard."""
+        # Its last words may be that this island was left out: whoever has slept must read them before it acts.
+        speaks = any(other == island for other, _ in list(self._incoming))
+        return not speaks and self.refuses(island.rank)
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            _in_thread("islands: reading", lambda connection=connection: self._read(connection))
+
+    def _read(self, connection: socket.socket) -> None:
+        """Reads what an island says, until its end."""
+        with contextlib.closing(connection):
+            try:
+                connection.settimeout(10.0)
+                if self._tls is not None:
+                    connection = self._tls.called.wrap_socket(connection, server_side=True)
+                magic, rank, incarnation, lane = _GREETING.unpack(_exactly(connection, _GREETING.size))
+                if magic != _MAGIC or rank >= len(self._addresses):
+                    return
+                connection.settimeout(None)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            except (OSError, ValueError):
+                return
+            island, lane = Island(rank, incarnation), Lane(lane)
+            self._incoming[island, lane] = connection
+            with contextlib.suppress(OSError, ValueError):
+                while True:
+                    *head, size = _HEAD.unpack(_exactly(connection, _HEAD.size))
+                    if not 0 <= size < _LONGEST:
+                        break
+                    first, second, third = head
+                    self._heard(island, lane, (first, second, third), _exactly(connection, size))
+            if self._incoming.get((island, lane)) is connection:
+                del self._incoming[island, lane]
+        if not self._closed:
+            # Another process may be there already.
+            if not any(other.rank == island.rank and other > island for other, _ in list(self._incoming)):
+                self._forget(island.rank)
+            self._lost(island, self.proves_dead(island))
+
+    def _forget(self, rank: int) -> None:
+        """Drops the connections to a process that is gone: another may listen there soon."""
+        for lane in Lane:
+            connection = self._outgoing.pop((rank, lane), None)
+            if connection is not None:
+                connection.close()
+
+    def close(self) -> None:
+        """Ends all connections; the others take this process for dead."""
+        self._closed = True
+        # A thread that waits in `accept` would go on to listen.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in [*self._outgoing.values(), *self._incoming.values()]:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+
+def _exactly(connection: socket.socket, size: int) -> bytearray:
+    """The next `size` bytes.
+
+    Raises:
+      ConnectionError: the connection has ended.
+    """
+    data = bytearray(size)
+    view, got = memoryview(data), 0
+    while got < size:
+        count = connection.recv_into(view[got:])
+        if not count:
+            raise ConnectionError("the other end has gone")
+        got += count
+    return data
+
+
+def _in_thread(name: str, call: Callable[[], None]) -> None:
+    threading.Thread(target=call, name=name, daemon=True).start()

@@ -1,0 +1,168 @@
+"""`IslandProgram`: compiled steps that can be done again. Nothing is donated, and nothing kept before the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxtribute import Variable
+from jaxtribute._src.addons.elastic.membership import View
+from jaxtribute._src.addons.elastic.pieces import Pieces
+from jaxtribute._src.addons.elastic.runtime import PLACE, IslandMesh
+from jaxtribute._src.addons.elastic.steps import Step
+from jaxtribute._src.addons.elastic.values import IslandValue, stamped
+from jaxtribute._src.addons.elastic.variables import check_known
+from jaxtribute.extending import Capture, EagerStep, Programs, slice_sizes, updating
+
+
+class IslandProgram:
+    """A function compiled for one structure of arguments; what `Program` is elsewhere.
+
+    Args:
+      first: the function as traced for the first shapes.
+      retrace: traces it for others, and for other views.
+      home: accepted; the device is the one that the function runs on.
+      donated_leaves: accepted; nothing is donated.
+      name: the function's, for messages.
+      repeatable: accepted.
+    """
+
+    def __init__(
+        self,
+        first: Capture,
+        retrace: Callable[[Sequence[Any]], Capture],
+        home: object = None,
+        donated_leaves: Sequence[int] = (),
+        name: str = "",
+        repeatable: tuple[type, ...] = (),
+    ) -> None:
+        mesh = first.executor.home
+        assert isinstance(mesh, IslandMesh)
+        self.name, self._mesh, self._retrace = name, mesh, retrace
+        self._first: Capture | None = first
+        self._compiled: dict[Any, _Compiled] = {}
+
+    def __call__(self, leaves: Sequence[Any], within: EagerStep | None = None) -> Any:
+        """Takes one step with the other islands."""
+        mesh = self._mesh
+
+        def body(view: View) -> tuple[_Compiled, list[Any]]:
+            compiled = self._for(leaves, view)
+            # Before it is told that this island holds the step, all of it must be there.
+            return compiled, jax.block_until_ready(compiled(leaves, within, mesh.place_in(view)))
+
+        if within is not None:
+            compiled, outputs = mesh.step(Step(self.name), body)
+            return compiled.kept(outputs, within)
+        return mesh.step(_ProgramStep(self, leaves), body)
+
+    def compiled_for(self, leaves: Sequence[Any], view: View) -> _Compiled:
+        """The function, for arguments of such shapes, in a view."""
+        return self._for(leaves, view)
+
+    def rehearse(self, leaves: Sequence[Any], view: View) -> None:
+        """Compiles the function for a view, by a call of which nothing is kept."""
+        compiled = self._for(leaves, view)
+        jax.block_until_ready(compiled(leaves, None, self._mesh.place_in(view), blank=True))
+
+    def _for(self, leaves: Sequence[Any], view: View) -> _Compiled:
+        """The program for arguments of such shapes in a view of such a size."""
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        count, place = len(view.members), self._mesh.place_in(view)
+        # Which of the arguments are batches is known to the trace alone: the shares of all are asked.
+        shares = tuple(slice_sizes(leaf.shape[0], count)[place] if leaf.ndim else 0 for leaf in leaves)
+        key = shapes, count, shares
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            capture, self._first = self._first, None
+            if capture is None or self._mesh.view_of(capture.executor) != view:
+                capture = self._retrace(leaves)
+            compiled = self._compiled[key] = _Compiled(capture, self._mesh)
+        return compiled
+
+
+class _ProgramStep(Step[Any]):
+    """A call of a function. Its result is made of its arrays by what it was traced to."""
+
+    def __init__(self, program: IslandProgram, leaves: Sequence[Any]) -> None:
+        kinds = " ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
+        super().__init__(f"{program.name}({kinds})", lambda view: program.rehearse(leaves, view))
+        self._program, self._leaves = program, leaves
+        self._written: Sequence[Variable] = ()
+
+    def kept(self, result: tuple[_Compiled, list[Any]]) -> Any:
+        compiled, outputs = result
+        return list(outputs[: compiled.count])
+
+    def finished(self, result: tuple[_Compiled, list[Any]], view: View) -> Any:
+        compiled, outputs = result
+        return stamped(compiled.kept(outputs, None), view)
+
+    def replayed(self, kept: Any, view: View) -> Any:
+        compiled = self._program.compiled_for(self._leaves, view)
+        self._written = compiled.written
+        result = stamped(compiled.result(kept), view)
+        for leaf in jax.tree.leaves(result, is_leaf=lambda leaf: isinstance(leaf, IslandValue)):
+            if isinstance(leaf, IslandValue):
+                leaf.rows = 0  # another island's, to which this one adds nothing
+        return result
+
+    def written(self) -> Sequence[Variable]:
+        return self._written
+
+
+class _Compiled:
+    """A traced function, compiled for shapes and for the size of a view."""
+
+    def __init__(self, capture: Capture, mesh: IslandMesh) -> None:
+        self._capture, self._mesh = capture, mesh
+        self._inputs: list[Any] = list(capture.executor.inputs)
+        self.written: list[Any] = list(capture.executor.written)
+        for variable in self.written:
+            check_known(variable)
+        self.count = capture.tree.num_leaves
+        self._fed = capture.executor.fed
+        pieces = Pieces.of(capture.closed, mesh.islands.sum)
+        run: Any = pieces or Programs.as_function(capture.closed)
+
+        def program(leaves: list[Any], inputs: list[Any]) -> list[Any]:
+            own = len(leaves) - self._fed
+            outputs = run(*leaves[:own], *inputs, *leaves[own:])
+            # JAX would hand an input that is also an output back as it is: the caller's own memory, as a variable's.
+            passed = {id(value) for value in (*leaves, *inputs)}
+            return [jnp.copy(value) if id(value) in passed else value for value in outputs]
+
+        self._run: Any = program if pieces else jax.jit(program)
+
+    def __call__(
+        self, leaves: Sequence[Any], within: EagerStep | None, place: int, *, blank: bool = False
+    ) -> list[Any]:
+        """Computes the results and the variables' new values; those of zeros if `blank`."""
+        inputs: list[Any] = []
+        for entry in self._inputs:
+            if entry is PLACE:
+                inputs.append(jnp.int32(place))
+            elif blank:
+                inputs.append(jnp.zeros_like(entry.stored))
+            else:
+                inputs.append(entry.peek() if within is None else within.get(entry))
+        with jax.default_device(self._mesh.devices[0]):
+            return self._run(list(leaves), inputs)
+
+    def result(self, arrays: Sequence[Any]) -> Any:
+        """The function's result of its arrays."""
+        return self._capture.result(list(arrays))
+
+    def kept(self, outputs: Sequence[Any], within: EagerStep | None) -> Any:
+        """Gives the variables their new values, and returns the function's results."""
+        new = list(zip(self.written, outputs[self.count :], strict=True))
+        if within is None:
+            with updating:
+                for variable, array in new:
+                    variable.bind(array)
+        else:
+            within.operate(lambda: [within.bind(variable, array) for variable, array in new])
+        return self.result(outputs[: self.count])

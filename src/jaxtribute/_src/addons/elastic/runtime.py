@@ -1,0 +1,200 @@
+"""`IslandMesh`: one device, and the other islands behind it; what programs and eager steps ask of them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import io_callback
+
+from jaxtribute import Variable
+from jaxtribute._src.addons.elastic.exchange import Islands
+from jaxtribute._src.addons.elastic.journal import Entry, rebuilt
+from jaxtribute._src.addons.elastic.membership import View
+from jaxtribute._src.addons.elastic.pieces import EXCHANGE
+from jaxtribute._src.addons.elastic.steps import FirstValue, Step
+from jaxtribute._src.addons.elastic.values import GlobalBatch
+from jaxtribute._src.addons.elastic.variables import Register
+from jaxtribute.extending import Context, Overlay, ReplicaMesh, TracedProgram, Tracer, slice_sizes
+from jaxtribute.typing import Array, Device, HostArray
+
+R = TypeVar("R")
+
+
+class Place:
+    """Stands for this island's number in the view, among the inputs of a program."""
+
+
+PLACE = Place()
+
+
+class IslandMesh(ReplicaMesh):
+    """The device of this island's replica, and the other islands.
+
+    Args:
+      device: the device.
+      islands: this island among the others.
+    """
+
+    def __init__(self, device: Device, islands: Islands) -> None:
+        super().__init__([device])
+        self.islands = islands
+        self.register = Register()
+        self.register.read, self.register.replaces = self._reads, self._replaces
+        self._replaced: Variable | None = None
+        """The variable whose old value is of no use to the program: it is being assigned."""
+        islands.state, islands.bind = self.register.state, self.register.take
+        self._pinned: View | None = None
+        self._traced: weakref.WeakKeyDictionary[Any, View] = weakref.WeakKeyDictionary()
+        """The view that each function is traced for."""
+        from jaxtribute._src.addons.elastic.program import IslandProgram  # it needs this module
+
+        self.program = IslandProgram
+
+    def step(self, kind: Step[R], body: Callable[[View], R]) -> R:
+        """Takes a step with the other islands; see `Islands.step`. Within a step, `body` is a part of it.
+
+        While this island replays what it has missed, the result is what another island had.
+        """
+        if self._pinned is not None:
+            return body(self._pinned)
+        newcomer = self.islands.newcomer
+        if newcomer is not None:
+            rehearse = kind.rehearse
+            prepare = None if rehearse is None else lambda view: self._pinning(view, rehearse)
+            entry = newcomer.next(kind.signature, prepare)
+            if entry is not None:
+                return self._pinning(entry.view, lambda view: self._replayed(kind, entry, view))
+        tried: list[View] = []
+
+        def within(view: View) -> R:
+            tried[:] = [view]
+            return self._pinning(view, body)
+
+        result = self.islands.step(within)
+        self.islands.journal.append(kind.signature, tried[0], kind.kept(result))
+        return kind.finished(result, tried[0])
+
+    def _pinning(self, view: View, call: Callable[[View], R]) -> R:
+        self._pinned = view
+        try:
+            return call(view)
+        finally:
+            self._pinned = None
+
+    def _replayed(self, kind: Step[R], entry: Entry, view: View) -> R:
+        result = kind.replayed(rebuilt(entry.plain, entry.arrays, self, view), view)
+        self.register.forget(kind.written())
+        return result
+
+    def _reads(self, number: int, variable: Variable) -> None:
+        """Called before the program reads a variable."""
+        if self._pinned is not None:
+            return
+        if variable is self._replaced:
+            self._replaced = None
+            return
+        newcomer = self.islands.newcomer
+        if newcomer is not None and variable.stored.is_deleted():
+            variable.bind(variable.policy.place(newcomer.read(number, variable.name)))
+        # A newcomer, too, will be asked by those that come after it.
+        self.islands.journal.note_read(number, variable.stored)
+
+    def _replaces(self, variable: Variable) -> None:
+        """Called before the program assigns a variable: outside of steps a newcomer need not know its old value."""
+        if self.islands.newcomer is None or self._pinned is not None or self.executor().traced:
+            return
+        if variable.stored.is_deleted():
+            variable.bind(jnp.zeros_like(variable.stored))
+            self._replaced = variable
+
+    @staticmethod
+    def executor() -> Any:
+        """The executor of the program or step that the calling code is part of."""
+        executor: Any = Context.current().executor
+        while isinstance(executor, Overlay):
+            executor = executor.below
+        return executor
+
+    @property
+    def view(self) -> View:
+        """The view that the code which asks is run or traced for."""
+        executor = self.executor()
+        if isinstance(executor, TracedProgram):
+            return self._traced.setdefault(executor, self._pinned or self.islands.seen_view)
+        return self._pinned or self.islands.seen_view
+
+    def view_of(self, executor: Any) -> View | None:
+        """The view that a function was traced for; None if it has not asked."""
+        return self._traced.get(executor)
+
+    @property
+    def place(self) -> Any:
+        """This island's number in the view: an int32 scalar, which programs take as an input."""
+        executor = self.executor()
+        if isinstance(executor, TracedProgram):
+            _ = self.view  # which it is traced for from now on
+            return executor.take(PLACE, (), jnp.dtype("int32"))
+        return jnp.int32(self.place_in(self.view))
+
+    def place_in(self, view: View) -> int:
+        """This island's number in a view; while it replays what it has missed, that of the one that it replaces."""
+        ranks = [member.rank for member in view.members]
+        rank = self.islands.me.rank
+        return ranks.index(rank) if rank in ranks else 0
+
+    def own_rows(self, array: Array) -> Array:
+        """This island's rows of an array that has those of all."""
+        view, total = self.view, array.shape[0]
+        sizes = slice_sizes(total, len(view.members))
+        size = sizes[self.place_in(view)]
+        start = jnp.minimum(self.place * np.int32(sizes[0]), np.int32(total - size))
+        return lax.dynamic_slice_in_dim(array, start, size)
+
+    def shared(self, leaf: Any) -> GlobalBatch:
+        """An array of a batch that all islands have whole, and take their rows of."""
+        return GlobalBatch(leaf, self)
+
+    # Exchanges. Traced, they become calls out of the program; failed ones give zeros, and the step is done again.
+
+    def total(self, arrays: Sequence[Array], what: str) -> list[Any]:
+        """The sums of all islands' arrays. Differentiable: backwards it is the same sum of the cotangents."""
+        call = jax.custom_vjp(lambda leaves: self._summed(leaves, what))
+        call.defvjp(
+            lambda leaves: (self._summed(leaves, what), None),
+            lambda _, cotangents: (self._summed(cotangents, f"gradient of {what}"),),
+        )
+        return call(list(arrays))
+
+    def _summed(self, arrays: Sequence[Array], what: str) -> list[Any]:
+        def exchange(*given: Any) -> list[HostArray]:
+            return self.islands.sum(list(map(np.asarray, given)), what)
+
+        if not any(isinstance(array, Tracer) for array in arrays):
+            kinds = [f"{array.dtype}{list(array.shape)}" for array in arrays]
+            sums = self.step(Step(f"{what} {' '.join(kinds)}"), lambda _: exchange(*arrays))
+            return list(map(jnp.asarray, sums))
+        shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+
+        def called_out(*given: Any) -> Any:
+            return io_callback(exchange, shapes, *given, ordered=True)
+
+        # A call by name, at which the program can be cut; see `pieces`.
+        called_out.__name__ = f"{EXCHANGE}{what}"
+        return jax.jit(called_out)(*arrays)
+
+    def agreed(self, value: Any, what: str, settings: str) -> Any:
+        """The first island's `value`; all must call it."""
+        array = np.asarray(value)
+        kind = FirstValue(f"{what} {array.dtype.name}{list(array.shape)} {settings}", array, self.register)
+
+        def body(view: View) -> Any:
+            own = array if self.place_in(view) == 0 else np.zeros_like(array)
+            return self.islands.sum([own], f"{what}, {settings}")[0]
+
+        return self.step(kind, body)

@@ -1,0 +1,291 @@
+"""The launcher of islands: whoever dies is started again alone, while the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from jaxtribute._src.addons.launcher.attempt import (
+    DRAIN_S,
+    Kind,
+    Outcome,
+    Program,
+    exit_code,
+    failure,
+    in_words,
+    start_rank,
+)
+from jaxtribute._src.addons.launcher.environment import INCARNATION
+from jaxtribute._src.addons.launcher.escalation import Escalation, Signal
+from jaxtribute._src.addons.launcher.family import Family, Process
+from jaxtribute._src.addons.launcher.leader import report, worst
+from jaxtribute._src.addons.launcher.node import LOOPBACK, LocalNode, Start
+from jaxtribute._src.addons.launcher.options import Options
+from jaxtribute._src.addons.launcher.output import OutputReader, copy_size
+from jaxtribute._src.addons.launcher.terminal import say
+from jaxtribute.errors import ClusterError, DeadlineError
+from jaxtribute.extending import ExitCode, Kinds
+
+SAME = 3
+"""Number of ends in a row with the same error after which nothing else is to be expected."""
+SHORT_S = 60.0
+"""Seconds of a life in which an island is taken to have finished no step."""
+_LOOK_S = 0.5
+_LEFT = tuple(f"{error.__module__}.{error.__qualname__}:" for error in (ClusterError, DeadlineError))
+_PREEMPTED = (-Signal.SIGTERM, 128 + Signal.SIGTERM, int(ExitCode.RESUME))
+
+
+class Budget:
+    """Starts that are left, of failures and of preemptions.
+
+    Args:
+      failures: how often an island is started again after a failure.
+      preemptions: how often after a preemption.
+    """
+
+    def __init__(self, failures: int, preemptions: int) -> None:
+        self._limits = {Kind.FAILED: failures, Kind.PREEMPTED: preemptions}
+        self._taken = {Kind.FAILED: 0, Kind.PREEMPTED: 0}
+
+    def take(self, kind: Kind) -> bool:
+        """Takes one; false if none is left."""
+        if self._taken[kind] >= self._limits[kind]:
+            return False
+        self._taken[kind] += 1
+        return True
+
+    def described(self, kind: Kind) -> str:
+        """Number of those that are taken, and of all."""
+        what = "restarts" if kind is Kind.FAILED else "preemptions"
+        return f"{self._taken[kind]} of {self._limits[kind]} {what}"
+
+
+@dataclass
+class Life:
+    """An island's processes, one after the other.
+
+    Attributes:
+      rank: the island.
+      process: the one that runs.
+      incarnation: how many there were before.
+      errors: last lines of the tracebacks of its last short lives.
+    """
+
+    rank: int
+    process: Process | None = None
+    reader: OutputReader | None = None
+    incarnation: int = 0
+    errors: deque[str] = field(default_factory=lambda: deque[str](maxlen=SAME))
+
+    def is_stopped(self) -> bool:
+        """True if somebody has stopped the process (SIGSTOP), so far as this machine tells."""
+        if self.process is None:
+            return False
+        try:
+            stat = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[:1] == ["T"]
+
+    def loops(self, outcome: Outcome, lasted_s: float) -> bool:
+        """Takes note of an end; true if it ends in the same way over and over."""
+        line = outcome.traceback.rpartition("\n")[2]
+        if not line or lasted_s > SHORT_S:
+            self.errors.clear()
+            return False
+        self.errors.append(line)
+        return len(self.errors) == SAME and len(set(self.errors)) == 1
+
+
+class IslandsLauncher:
+    """Starts islands on this machine, and each of them again by itself.
+
+    None is ended because another has died, unless fewer are left than suffice. The job is done once all that live are.
+
+    Args:
+      options: the launch.
+      min_islands: how many suffice.
+    """
+
+    def __init__(self, options: Options, min_islands: int) -> None:
+        self._options, self._min_islands = options, min_islands
+        self._signals = Escalation(options.grace_s, options.save_s)
+        self._budget = Budget(options.max_restarts, options.preemptions)
+        self._lives = [Life(rank) for rank in range(options.workers)]
+        self._done: set[int] = set()
+        self._lost: dict[int, Outcome] = {}
+        """Islands that are not started again, and their ends, in order."""
+        self._cause: Outcome | None = None
+        """Reason for which the job ends before it is done."""
+
+    def forward(self, number: Signal) -> None:
+        """Hands a signal on; none is started again then."""
+        self._signals.forward(number)
+
+    def resize(self) -> None:
+        """Passes on that the terminal has another size."""
+        for life in self._lives:
+            if life.reader is not None and life.reader.terminal is not None:
+                copy_size(life.reader.terminal)
+
+    def grow(self) -> None:
+        """Says that there is nothing to do: islands do not end so that others can start."""
+        self._inform("SIGUSR1 is for jobs that start again as a whole; here nothing follows from it")
+
+    async def run(self) -> int:
+        """Runs the job to its end; the exit code.
+
+        Raises:
+          ArgumentError: the program cannot be run, or a log file cannot be written.
+        """
+        node = LocalNode(self._options, LOOPBACK)
+        with contextlib.closing(node), Family() as family:
+            addresses = node.reserve()
+            with Kinds.ATTEMPT.during(self, "0", len(addresses), 1) as attempt:
+                attempt.result = outcome = await self._all(family, node, addresses)
+        if outcome.kind is Kind.STOPPED:
+            report(outcome, self._options, shown=True)
+        elif self._lost and outcome.kind is Kind.DONE:
+            self._inform(f"the job is done, without {_islands(sorted(self._lost))}")
+        return outcome.code
+
+    async def _all(self, family: Family, node: LocalNode, addresses: list[str]) -> Outcome:
+        told = asyncio.ensure_future(self._tell(family))
+        stopped = asyncio.ensure_future(self._end_stopped())
+        lives = [asyncio.ensure_future(self._live(family, node, addresses, life)) for life in self._lives]
+        try:
+            await asyncio.gather(*lives)
+        finally:
+            for task in (told, stopped, *lives):
+                task.cancel()
+        return self._judged()
+
+    def _judged(self) -> Outcome:
+        asked = self._signals.asked
+        if asked is not None and (self._lost or asked is Signal.SIGINT):
+            saved = any(outcome.code == ExitCode.RESUME for outcome in self._lost.values())
+            return Outcome(Kind.PREEMPTED, ExitCode.RESUME) if saved else Outcome(Kind.STOPPED, 128 + asked)
+        if self._cause is not None:
+            return self._cause
+        return Outcome(Kind.DONE) if self._done else worst(list(self._lost.values()))
+
+    async def _tell(self, family: Family) -> None:
+        """Sends signals when they are due."""
+        while True:
+            self._signals.send_due(family)
+            self._signals.changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._signals.changed.wait(), self._signals.wait_s)
+
+    async def _end_stopped(self) -> None:
+        """Ends islands that somebody has stopped, once all others have been done for as long as saving takes."""
+        since = None
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            running = [life for life in self._lives if life.process is not None]
+            if not (self._done and running and all(life.is_stopped() for life in running)):
+                since = None
+                continue
+            since = since or time.monotonic()
+            if time.monotonic() - since > self._options.save_s:
+                names = _islands([life.rank for life in running])
+                say(f"{names} was stopped by a signal, and the others are done: its process is ended")
+                for life in running:
+                    if life.process is not None:
+                        life.process.kill()
+                since = None
+
+    async def _live(self, family: Family, node: LocalNode, addresses: list[str], life: Life) -> None:
+        """Keeps an island alive until it is done, or is not started again."""
+        rank = life.rank
+        while not self._is_ending:
+            program = node.program(Start(addresses, 0, len(addresses), life.incarnation), rank, {})
+            program.environment = {**program.environment, INCARNATION: str(life.incarnation)}
+            begun = time.monotonic()
+            code = await _once(family, life, program)
+            if code == 0:
+                self._done.add(rank)
+                return
+            if self._is_ending:
+                self._lost[rank] = Outcome(Kind.STOPPED, exit_code(code), rank)
+                return
+            outcome = _outcome(code, rank, program)
+            if outcome.kind is Kind.FAILED or not self._options.quiet:
+                report(outcome, self._options, shown=program.output.shown)
+            looping = life.loops(outcome, time.monotonic() - begun)
+            if looping:
+                say(
+                    f"island {rank} has ended {SAME} times in a row with the same error, each within {SHORT_S:g} s of "
+                    "its start: it would go on like this, so the job ends here"
+                )
+            if looping or not self._goes_on(life, outcome):
+                self._lose(outcome, rank, for_good=looping)
+                return
+            life.incarnation += 1
+            self._inform(f"starts island {rank} again, alone ({self._budget.described(outcome.kind)})")
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._signals.asked is not None or self._cause is not None
+
+    def _goes_on(self, life: Life, outcome: Outcome) -> bool:
+        """True if an island that has died is started again."""
+        if self._done:
+            # Nobody is left to join.
+            return False
+        return self._budget.take(outcome.kind)
+
+    def _lose(self, outcome: Outcome, rank: int, *, for_good: bool) -> None:
+        """Goes on without an island, or ends the job."""
+        self._lost[rank] = outcome
+        left = len(self._lives) - len(self._lost)
+        few = 0 < left < self._min_islands
+        # The others have gone on and are done without it, unless it has come as far as they and failed by itself then.
+        own = bool(self._done) and outcome.traceback and not _left_behind(outcome)
+        if for_good or few or own:
+            self._cause = replace(outcome, kind=Kind.FAILED)
+        if for_good or few:
+            self._signals.stop()
+        if few and not for_good:
+            say(f"{left} of the islands {'is' if left == 1 else 'are'} left, fewer than {self._min_islands}: all end")
+        elif not for_good and left:
+            why = "others are done" if self._done else self._budget.described(outcome.kind)
+            self._inform(f"goes on without island {rank} ({why}); left: {left}")
+
+    def _inform(self, text: str) -> None:
+        if not self._options.quiet:
+            say(text)
+
+
+async def _once(family: Family, life: Life, program: Program) -> int:
+    """Runs one process of an island to the end of its output; its return code."""
+    try:
+        life.process, life.reader, end = start_rank(family, life.rank, program)
+        code = await end
+        life.process = None
+        await life.reader.finish(DRAIN_S)
+        return code
+    finally:
+        life.process = None
+        program.output.close()
+
+
+def _outcome(code: int, rank: int, program: Program) -> Outcome:
+    """Outcome of a process that has ended by itself."""
+    if code not in _PREEMPTED:
+        return failure(code, rank, program.output)
+    words = "saved and asks to be started again" if code == ExitCode.RESUME else in_words(code)
+    return Outcome(Kind.PREEMPTED, exit_code(code), rank, words)
+
+
+def _left_behind(outcome: Outcome) -> bool:
+    """True if an island has ended because the others have gone on without it, or were not there any more."""
+    return outcome.traceback.rpartition("\n")[2].startswith(_LEFT)
+
+
+def _islands(ranks: list[int]) -> str:
+    return f"island{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,196 @@
+"""Steps that islands take together, each island in a thread of this process, over real sockets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.processes import free_ports
+
+from jaxtribute._src.addons.elastic.exchange import Islands
+from jaxtribute._src.addons.elastic.membership import Island, View
+from jaxtribute._src.addons.elastic.packing import Parcel
+from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
+
+
+@contextmanager
+def islands(count: int, **settings: Any) -> Generator[list[Islands]]:
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
+    settings = {"silent_s": 2.0, "timeout_s": 20.0} | settings
+    with ThreadPoolExecutor(count) as pool:
+        made = list(pool.map(lambda rank: Islands(Island(rank), addresses, **settings), range(count)))
+    try:
+        yield made
+    finally:
+        for island in made:
+            island.close()
+
+
+def together(made: list[Islands], body: Callable[[Islands], Any]) -> list[Any]:
+    with ThreadPoolExecutor(len(made)) as pool:
+        return list(pool.map(body, made))
+
+
+def summing(island: Islands, *arrays: Any) -> list[Any]:
+    return island.step(lambda _: island.sum([np.asarray(array) for array in arrays], "sum"))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_sums_are_the_same_bits_everywhere(count: int) -> None:
+    chance = np.random.default_rng(0)
+    shapes = [(), (3,), (0, 2), (40, 7), (300, 100)]
+    given = [[chance.normal(size=shape).astype("float32") for shape in shapes] for _ in range(count)]
+    with islands(count) as made:
+        sums = together(made, lambda island: summing(island, *given[island.me.rank], np.int32(island.me.rank)))
+        assert [island.committed for island in made] == [1] * count
+    for place, shape in enumerate(shapes):
+        expected = given[0][place].copy()
+        for other in given[1:]:
+            expected = expected + other[place]
+        for own in sums:
+            assert own[place].shape == shape
+            np.testing.assert_array_equal(own[place], expected, strict=True)
+    assert all(own[-1] == sum(range(count)) for own in sums)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "int8", "complex64"])
+def test_sums_of_other_dtypes(dtype: str) -> None:
+    import ml_dtypes  # noqa: F401  (NumPy knows bfloat16 by it)
+
+    with islands(2) as made:
+        sums = together(made, lambda island: summing(island, np.ones(5, dtype)))
+    for (total,) in sums:
+        assert total.dtype == dtype
+        np.testing.assert_array_equal(total, np.full(5, 2, dtype))
+
+
+@pytest.mark.parametrize("killed", [(0,), (1,), (0, 2), (0, 1, 2)])
+def test_the_others_go_on_when_some_die_between_steps(killed: tuple[int, ...]) -> None:
+    with islands(4) as made:
+        together(made, lambda island: summing(island, 1))
+        for rank in killed:
+            made[rank].close()
+        left = [island for island in made if island.me.rank not in killed]
+        start = time.monotonic()
+        sums = together(left, lambda island: summing(island, 10**island.me.rank))
+        took = time.monotonic() - start
+        assert [int(total) for (total,) in sums] == [sum(10**island.me.rank for island in left)] * len(left)
+        assert [island.committed for island in left] == [2] * len(left)
+    assert took < 3.0
+
+
+class Stopped(Exception):  # noqa: N818
+    """Stands for the end of a process."""
+
+
+@pytest.mark.parametrize("moment", ["before", "between", "after"])
+def test_a_step_is_whole_or_done_again_when_one_dies_in_it(moment: str) -> None:
+    tries: list[tuple[int, View]] = []
+
+    def body(island: Islands, view: View) -> list[int]:
+        rank = island.me.rank
+        tries.append((rank, view))
+        dies = rank == 0
+        if dies and moment == "before":
+            island.close()
+            raise Stopped
+        first = island.sum([np.asarray(1)], "first")
+        if dies and moment == "between":
+            island.close()
+            raise Stopped
+        second = island.sum([np.asarray(10)], "second")
+        if dies:
+            island.close()
+            raise Stopped
+        return [int(first[0]), int(second[0])]
+
+    def run(island: Islands) -> Any:
+        try:
+            return island.step(lambda view: body(island, view))
+        except Stopped:
+            return None
+
+    with islands(3) as made:
+        results = together(made, run)
+        # Once they all hold it without the dead island's word, the survivors need not do it again.
+        expected = [3, 30] if moment == "after" else [2, 20]
+        assert results == [None, expected, expected]
+        assert [island.committed for island in made[1:]] == [1, 1]
+        assert made[1].view == View(1, (Island(1), Island(2)))
+
+
+def test_random_deaths_lose_and_double_nothing() -> None:
+    """Each survivor's sums, step by step, are those of the others; every step has all of those who were in it."""
+    chance = np.random.default_rng(5)
+    with islands(4) as made:
+        ends = {int(rank): int(step) for rank, step in zip(chance.permutation(4)[:3], (7, 7, 19), strict=True)}
+        seen: dict[int, list[tuple[int, int]]] = {rank: [] for rank in range(4)}
+
+        def run(island: Islands) -> None:
+            rank = island.me.rank
+            for step in range(30):
+                if ends.get(rank) == step:
+                    threading.Timer(0.002 * rank, island.close).start()
+                try:
+                    total, members = island.step(
+                        lambda view: (island.sum([np.asarray(1 << 8 * island.me.rank)], "x")[0], len(view.members))
+                    )
+                except ClusterError:
+                    assert rank in ends
+                    return
+                seen[rank].append((int(total), members))
+
+        together(made, run)
+    (last,) = {0, 1, 2, 3} - ends.keys()
+    assert len(seen[last]) == 30
+    for total, members in seen[last]:
+        assert total.bit_count() == members
+    for rank in ends:
+        assert seen[rank] == seen[last][: len(seen[rank])]
+
+
+def test_a_different_program_is_named() -> None:
+    with islands(2) as made:
+
+        def run(island: Islands) -> str:
+            with pytest.raises(ClusterError, match="other values than island"):
+                summing(island, np.zeros(1 + island.me.rank))
+            return "told"
+
+        assert together(made, run) == ["told"] * 2
+
+
+def test_waits_for_a_living_island_end_with_its_name() -> None:
+    with islands(2, timeout_s=1.0) as made, pytest.raises(DeadlineError, match=r"island 0 has waited 1 s for island 1"):
+        summing(made[0], 1)
+
+
+def test_too_few_islands_do_not_go_on() -> None:
+    with islands(2, min_islands=2) as made:
+        made[1].close()
+        time.sleep(0.2)
+        with pytest.raises(ClusterError, match="min_islands is 2"):
+            together(made[:1] * 3, lambda island: summing(island, 1))
+
+
+def test_an_island_that_does_not_come_is_named() -> None:
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    with pytest.raises(DeadlineError, match=rf"for island 1 at {addresses[1]}"):
+        Islands(Island(0), addresses, 1.0, 0.3)
+
+
+def test_other_machines_need_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAX_MTLS_CERT_FILE", raising=False)
+    with pytest.raises(ArgumentError, match="has no certificates"):
+        Islands(Island(0), ["10.0.0.1:5000", "10.0.0.2:5000"], 1.0, 1.0)
+
+
+def test_parcels_join_small_arrays_of_a_dtype() -> None:
+    parcel = Parcel([np.zeros(2, "f4"), np.zeros(1 << 20, "f4"), np.zeros(3, "f4"), np.zeros(1, "i4")], "x")
+    assert [len(frame) for frame in parcel.frames] == [4, 4 << 20, 20, 4]

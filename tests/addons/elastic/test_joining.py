@@ -1,0 +1,302 @@
+"""Islands that die and come back, each in a thread of this process: the result is that of one device."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tests.addons.elastic.test_strategy import Job, Killed
+
+import jaxtribute as jd
+from jaxtribute._src.addons.elastic.journal import Journal, entries_in, rebuilt
+from jaxtribute._src.addons.elastic.membership import Island, View
+from jaxtribute.errors import ClusterError
+
+DEADLINE_S = 60.0
+
+
+@dataclass
+class History:
+    """What happens to the islands of a job.
+
+    Attributes:
+      count: the number of islands; the one of rank `immortal` never dies.
+      deaths: ranks and the steps before which they die, each once.
+      sizes: of the batches.
+    """
+
+    count: int
+    immortal: int
+    deaths: list[tuple[int, int]]
+    sizes: list[int]
+    delays: list[float]
+    done: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+
+    @classmethod
+    def drawn(cls, seed: int) -> History:
+        chance = np.random.default_rng(seed)
+        count = int(chance.choice([2, 3, 3, 4]))
+        immortal = int(chance.integers(count))
+        sizes = [int(size) for size in chance.choice([7, 2], 10)]
+        mortal = [rank for rank in range(count) if rank != immortal]
+        deaths = {(int(chance.choice(mortal)), int(chance.integers(0, 7))) for _ in range(int(chance.integers(1, 5)))}
+        return cls(count, immortal, sorted(deaths), sizes, [float(each) for each in chance.uniform(0, 0.3, 9)])
+
+    def all_are_back(self, strategy: Any) -> bool:
+        """True if all have died as they should, and are in the view again."""
+        members = strategy.extended.islands_mesh.islands.view.members
+        return len(members) == self.count and sum(member.incarnation for member in members) == len(self.deaths)
+
+    def data(self) -> list[tuple[Any, Any, Any]]:
+        chance = np.random.default_rng(3)
+        made: list[tuple[Any, Any, Any]] = []
+        for size in self.sizes:
+            x = chance.normal(size=(size, 4)).astype("float32")
+            ids = np.arange(size, dtype="int32") + 1 + sum(len(each[0]) for each in made)
+            made.append((x, x @ np.arange(1, 5, dtype="float32"), ids))
+        return made
+
+
+Each = Callable[[int, list[float]], None]
+
+
+def training(strategy: jd.Strategy, data: list[Any], *, compiled: bool, each: Each | None = None) -> Any:
+    """Trains a linear model with Adam; returns the losses, the sum of the examples' ids, and the weights."""
+    with strategy.scope():
+        w = jd.Variable(jnp.zeros(4), name="w")
+        ledger = jd.Variable(0, aggregation=jd.VariableAggregation.SUM, name="ledger")
+        optimizer = jd.Optimizer(optax.adam(0.1), [w])
+
+    def replica(x: jax.Array, y: jax.Array, ids: jax.Array, total: jax.Array) -> jax.Array:
+        loss, grads = jd.value_and_grad(lambda: jnp.sum((x @ w - y) ** 2) / total, [w])()
+        optimizer.apply_gradients(zip(grads, [w], strict=True))
+        ledger.assign_add(jnp.sum(ids).astype(jnp.int32))
+        return jd.get_replica_context().all_reduce("SUM", loss)
+
+    @jd.function
+    def step(x: Any, y: Any, ids: Any, total: jax.Array) -> jax.Array:
+        return strategy.reduce("MEAN", strategy.run(replica, (x, y, ids, total)), axis=None)
+
+    seen: list[float] = []
+    for number, batch in enumerate(strategy.experimental_distribute_dataset(data)):
+        if each is not None:
+            each(number, seen)
+        total = jnp.float32(len(data[number][0]))
+        if compiled:
+            loss = step(*batch, total)
+        else:
+            loss = strategy.reduce("MEAN", strategy.run(replica, (*batch, total)), axis=None)
+        seen.append(float(loss))
+        if number % 3 == 1:
+            seen.append(float(ledger))  # which a newcomer has not computed
+    return seen, int(ledger), np.asarray(w)
+
+
+def lives(job: Job, rank: int, history: History, body: Callable[..., Any]) -> Any:
+    """Starts an island again and again, until its program has ended; returns what it returned, and its last number."""
+    for incarnation in range(20):
+        strategy = job.strategy(rank, incarnation)
+
+        def each(number: int, seen: list[float], strategy: Any = strategy) -> None:
+            death = rank, number
+            if death in history.deaths and death not in history.done:
+                history.done.add(death)
+                strategy.close()
+                raise Killed
+            if rank == history.immortal and number == len(history.sizes) - 2:
+                end = time.monotonic() + DEADLINE_S
+                while not history.all_are_back(strategy):
+                    assert time.monotonic() < end, f"{strategy.islands} of {history}"
+                    time.sleep(0.01)
+
+        try:
+            return body(strategy, each), incarnation
+        except Killed:
+            time.sleep(history.delays[incarnation])
+        finally:
+            strategy.close()
+    raise AssertionError("it died too often")
+
+
+def played(history: History, body: Callable[..., Any], **settings: Any) -> list[Any]:
+    job = Job(history.count, **settings)
+    with ThreadPoolExecutor(history.count) as pool:
+        futures = [pool.submit(lives, job, rank, history, body) for rank in range(history.count)]
+        return [future.result(timeout=2 * DEADLINE_S) for future in futures]
+
+
+SEEDS = range(40 if os.environ.get("JAXTRIBUTE_ALL_CASES") else 2)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_islands_that_come_back_go_on_where_the_others_are(seed: int, compiled: bool) -> None:
+    history = History.drawn(seed)
+    data = history.data()
+    results = played(history, lambda strategy, each: training(strategy, data, compiled=compiled, each=each))
+    expected = training(jd.OneDeviceStrategy("CPU:0"), data, compiled=True)
+    assert sum(incarnation for _, incarnation in results) == len(history.deaths)
+    first = results[0][0]
+    for (seen, ledger, weights), _ in results:
+        np.testing.assert_allclose(seen, expected[0], rtol=1e-5, atol=1e-6)
+        assert seen == first[0]
+        assert ledger == expected[1] == sum(range(1, sum(history.sizes) + 1))
+        np.testing.assert_allclose(weights, expected[2], rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(weights, first[2])
+
+
+def joining(body: Callable[[jd.Strategy], Any], steps: Callable[[jd.Strategy], Any]) -> Any:
+    """What `body` gives an island that comes to a job which has run `steps`, and waits at their end."""
+    job = Job(2)
+    ready, done, both = threading.Event(), threading.Event(), threading.Barrier(2, timeout=DEADLINE_S)
+
+    def stays() -> None:
+        with contextlib.closing(job.strategy(0)) as strategy:
+            both.wait()
+            steps(strategy)
+            ready.set()
+            assert done.wait(DEADLINE_S)
+
+    def leaves() -> None:
+        with contextlib.closing(job.strategy(1)):
+            both.wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(stays), pool.submit(leaves)]
+        try:
+            assert ready.wait(DEADLINE_S)
+            with contextlib.closing(job.strategy(1, 1)) as strategy:
+                return body(strategy)
+        finally:
+            done.set()
+            for future in futures:
+                future.result(timeout=DEADLINE_S)
+
+
+def counter(strategy: jd.Strategy) -> tuple[Any, Any]:
+    with strategy.scope():
+        v = jd.Variable(0.0, aggregation="ONLY_FIRST_REPLICA", name="v")
+    return v, jd.function(lambda: strategy.run(lambda: v.assign_add(1.0)))
+
+
+def test_what_a_newcomer_cannot_know_is_refused() -> None:
+    def steps(strategy: jd.Strategy) -> None:
+        v, step = counter(strategy)
+        step()
+        float(v)
+        step()
+
+    def body(strategy: jd.Strategy) -> None:
+        v, step = counter(strategy)
+        assert float(v) == 0.0  # no step has written it yet
+        step()
+        assert float(v) == 1.0  # the others have read it as well
+        step()
+        v.assign(5.0)  # as the others would have
+        v.assign_add(10.0)
+        assert float(v) == 15.0
+
+    joining(body, steps)
+
+
+def test_a_read_that_the_others_have_not_made_is_refused() -> None:
+    def steps(strategy: jd.Strategy) -> None:
+        _, step = counter(strategy)
+        step()
+        step()
+
+    def body(strategy: jd.Strategy) -> None:
+        v, step = counter(strategy)
+        step()
+        with pytest.raises(ClusterError, match="v:0 is read between steps 1 and 2, by an island that joins"):
+            float(v)
+        with pytest.raises(ClusterError, match="v:0 is read between"):
+            v.lease()
+        with pytest.raises(ClusterError, match="v:0 is read between"):
+            v.assign_add(1.0)
+
+    joining(body, steps)
+
+
+def test_another_program_is_refused() -> None:
+    def steps(strategy: jd.Strategy) -> None:
+        counter(strategy)[1]()
+
+    def body(strategy: jd.Strategy) -> None:
+        counter(strategy)
+        with pytest.raises(ClusterError, match=r"its program takes step 1 as .run <lambda>"):
+            strategy.run(lambda: None)
+        with strategy.scope(), pytest.raises(ClusterError, match=r"takes step 1 as .*variable"):
+            jd.Variable(0.0)
+
+    joining(body, steps)
+
+
+def test_a_result_that_is_too_large_to_keep_is_named() -> None:
+    def body(strategy: jd.Strategy) -> None:
+        with pytest.raises(ClusterError, match=r"step 0 \(run large.*gave 524288 bytes to Python, and 65536 are kept"):
+            strategy.run(lambda: None)
+
+    joining(body, lambda strategy: strategy.run(large))
+
+
+def large() -> jax.Array:
+    return jnp.zeros(1 << 17)
+
+
+def test_an_island_of_a_job_that_has_ended_is_told() -> None:
+    with pytest.raises(ClusterError, match="no other island trains: island 0 has ended"):
+        Job(2).strategy(1, 1)
+
+
+def test_results_are_kept_as_they_are() -> None:
+    nest = {"a": [1, 2.5, None, "x"], "b": (jnp.ones((2, 3), "bfloat16"), np.arange(3), np.float64(2)), "c": True}
+    journal = Journal()
+    view = View(3, (Island(0), Island(1, 2)), (Island(2),))
+    journal.append("first", view, nest)
+    journal.note_read(4, jnp.arange(3))
+    journal.append("second", view, [])
+    journal.note_read(5, jnp.zeros(1 << 17))
+    first, second, end = entries_in(journal.answer(0, view))
+    made = rebuilt(first.plain, first.arrays, None, first.view)
+    assert jax.tree.structure(made) == jax.tree.structure(nest)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), made["b"], nest["b"])
+    assert (made["a"], made["c"], first.view, first.signature) == (nest["a"], True, view, "first")
+    np.testing.assert_array_equal(second.reads[4], [0, 1, 2])
+    assert end.reads == {5: None}
+    journal.append("third", view, object())
+    assert "step 2 (third) gave a object" in journal.problem
+    data = bytearray(journal.answer(0, view))
+    data[20] ^= 1
+    with pytest.raises(ValueError, match="checksum"):
+        entries_in(data)
+
+
+def test_an_island_that_ends_before_the_others_have_met_it_joins_them() -> None:
+    job = Job(2)
+
+    def body(strategy: jd.Strategy) -> float:
+        v, step = counter(strategy)
+        step()
+        return float(v)
+
+    def first() -> float:
+        with contextlib.closing(job.strategy(0)) as strategy:
+            return body(strategy)
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(first)
+        with contextlib.closing(job.strategy(1, 1)) as strategy:
+            assert body(strategy) == 1.0
+            assert future.result(timeout=DEADLINE_S) == 1.0

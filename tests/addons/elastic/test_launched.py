@@ -1,0 +1,166 @@
+"""Islands as processes of `jaxtribute launch --elastic`, of which some are killed or stopped while they train."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elastic_program import batches, expected
+from jaxtribute._src.addons.testing.leaks import is_alive
+from samples import ALL_CASES
+
+PROGRAM = Path(__file__).parents[2] / "support" / "elastic_program.py"
+DEADLINE_S = 120.0
+pytestmark = pytest.mark.slow
+
+
+class Job:
+    """A launcher, its islands and what they have told.
+
+    Args:
+      folder: where they tell it.
+      workers: how many.
+      steps: of the training.
+      options: of the launcher.
+      silent_s: see `ElasticStrategy`.
+    """
+
+    def __init__(self, folder: Path, workers: int, steps: int, *options: str, silent_s: float = 5.0) -> None:
+        self.folder, self.steps = folder, steps
+        self._end = time.monotonic() + DEADLINE_S
+        launch = [sys.executable, "-m", "jaxtribute.cli", "launch", "--elastic", "--workers", str(workers)]
+        with (folder / "output").open("wb") as output:
+            self._process = subprocess.Popen(
+                [*launch, "--devices-per-worker", "1", *options, str(PROGRAM), str(folder), str(steps)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"SILENT_S": str(silent_s)},
+            )
+
+    @property
+    def output(self) -> str:
+        """What all have printed so far."""
+        return (self.folder / "output").read_text(errors="replace")
+
+    def told(self, island: int) -> list[tuple[int, int, float]]:
+        """Process, number and moment of each step that an island has finished."""
+        file = self.folder / f"island-{island}"
+        lines = file.read_text().splitlines() if file.exists() else []
+        whole = [line.split() for line in lines if line.count(" ") == 3]
+        return [(int(pid), int(step), float(moment)) for pid, step, moment, _ in whole]
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Waits for a condition."""
+        while not condition():
+            assert time.monotonic() < self._end, f"waited in vain until {what}; output:\n{self.output}"
+            assert self._process.poll() is None, f"the job has ended before {what}; output:\n{self.output}"
+            time.sleep(0.002)
+
+    def signal(self, number: signal.Signals, *islands: int, at_step: int = 0) -> float:
+        """Sends a signal to islands that have finished a step; the moment."""
+        for island in islands:
+            self.until(lambda island=island: len(self.told(island)) > at_step, f"island {island} is at step {at_step}")
+        pids = [self.told(island)[-1][0] for island in islands]
+        for pid in pids:
+            os.kill(pid, number)
+        return time.time()
+
+    def wait(self) -> int:
+        """The exit code."""
+        try:
+            return self._process.wait(max(self._end - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job goes on for ever; output:\n{self.output}") from None
+
+    def check(self, *islands: int, tolerance: float = 1e-6) -> None:
+        """Checks that these islands, and no others, have learned what one device learns from each example once."""
+        results = sorted(self.folder.glob("result-*.npz"))
+        assert [path.name for path in results] == [f"result-{island}.npz" for island in islands], self.output
+        ledger = sum(len(ids) for _, _, ids in batches(self.steps))
+        learned = expected(self.steps)
+        for path in results:
+            with np.load(path) as result:
+                assert tuple(result["islands"]) == islands, self.output
+                np.testing.assert_array_equal(result["seen"], np.ones(ledger), err_msg=self.output)
+                for name, value in learned.items():
+                    np.testing.assert_allclose(result[name], value, rtol=0, atol=tolerance, err_msg=self.output)
+
+    def close(self) -> None:
+        """Ends what is left."""
+        if self._process.poll() is None:
+            self._process.kill()  # its islands end with it
+        self._process.wait()
+
+
+@contextmanager
+def job(
+    folder: Path, workers: int, steps: int = 300, options: tuple[str, ...] = (), silent_s: float = 5.0
+) -> Generator[Job]:
+    made = Job(folder, workers, steps, *options, silent_s=silent_s)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("killed", [0, 1] if ALL_CASES else [0])
+def test_the_others_finish_what_a_killed_island_has_begun(killed: int, tmp_path: Path) -> None:
+    with job(tmp_path, 2) as running:
+        running.signal(signal.SIGKILL, killed, at_step=60)
+        assert running.wait() == 0, running.output
+        assert f"goes on without island {killed}" in running.output
+        running.check(1 - killed)
+
+
+@pytest.mark.skipif(not ALL_CASES, reason="JAXTRIBUTE_ALL_CASES is not set")
+def test_two_of_four_are_killed_at_once(tmp_path: Path) -> None:
+    with job(tmp_path, 4) as running:
+        running.signal(signal.SIGKILL, 0, 2, at_step=60)
+        assert running.wait() == 0, running.output
+        running.check(1, 3)
+
+
+@pytest.mark.parametrize("late", [False, True] if ALL_CASES else [True])
+def test_an_island_that_was_stopped_ends_when_it_goes_on(late: bool, tmp_path: Path) -> None:
+    with job(tmp_path, 2, silent_s=5.0) as running:
+        running.signal(signal.SIGSTOP, 1, at_step=60)
+        stopped_at = len(running.told(1))
+        running.until(lambda: len(running.told(0)) > stopped_at + 50, "the other goes on")
+        if late:
+            process = running.told(0)[-1][0]
+            running.until(lambda: not is_alive(process), "the other has ended")
+        running.signal(signal.SIGCONT, 1)
+        assert running.wait() == 0, running.output
+        assert re.search(r"island 1 was (silent for more than 5 s, and the others go on|left out)", running.output)
+        assert len(running.told(1)) <= stopped_at + 1
+        running.check(0)
+
+
+@pytest.mark.skipif(not ALL_CASES, reason="JAXTRIBUTE_ALL_CASES is not set")
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_island_is_started_again_alone_and_joins(killed: int, tmp_path: Path) -> None:
+    with job(tmp_path, 2, steps=4000, options=("--max-restarts", "1")) as running:
+        moment = running.signal(signal.SIGKILL, killed, at_step=60)
+        before, other = running.told(killed)[-1][0], running.told(1 - killed)[-1][0]
+
+        def joined() -> bool:
+            return running.told(killed)[-1][0] != before
+
+        running.until(joined, "the island has finished a step again")
+        print(f"joined after {running.told(killed)[-1][2] - moment:.1f} s")
+        assert running.wait() == 0, running.output
+        assert f"starts island {killed} again, alone (1 of 1 restarts)" in running.output
+        assert {pid for pid, _, _ in running.told(1 - killed)} == {other}
+        # Other islands add in another order, which differs by 1e-6 after so many steps.
+        running.check(0, 1, tolerance=1e-5)

@@ -1,0 +1,83 @@
+"""Programs that are cut where islands exchange values, against the whole ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+
+from jaxtribute._src.addons.elastic.pieces import EXCHANGE, Pieces
+from jaxtribute._src.core.jaxprs.core import as_function
+from jaxtribute.typing import HostArray
+
+
+def tripled(arrays: Sequence[HostArray], what: str = "") -> list[HostArray]:
+    """Stands for a sum over three islands."""
+    return [3 * array for array in arrays]
+
+
+def total(x: Any, what: str = "a sum") -> Any:
+    def called_out(x: Any) -> Any:
+        return io_callback(
+            lambda x: tripled([np.asarray(x)]), [jax.ShapeDtypeStruct(x.shape, x.dtype)], x, ordered=True
+        )
+
+    called_out.__name__ = f"{EXCHANGE}{what}"
+    return jax.jit(called_out)(x)[0]
+
+
+def two(x: jax.Array, y: jax.Array) -> Any:
+    first = total(x * y)
+    return first, total(jnp.sum(first) + y[0]) * y, x, jnp.float32(4)
+
+
+def inside_calls(x: jax.Array, y: jax.Array) -> Any:
+    return jax.jit(lambda x: jax.jit(lambda x: total(x) + 1)(x * 2) - y)(x), total(y)
+
+
+def nothing(x: jax.Array, y: jax.Array) -> Any:
+    return x + y, y, y
+
+
+def at_the_ends(x: jax.Array, y: jax.Array) -> Any:
+    sums = total(x)
+    return sums, sums, total(y), x
+
+
+def constant(x: jax.Array, y: jax.Array) -> Any:
+    table = jnp.asarray(np.arange(3, dtype=np.float32))
+    return total(x + table) + table, total(table) + y
+
+
+@pytest.mark.parametrize("program", [two, inside_calls, nothing, at_the_ends, constant])
+def test_pieces_compute_what_the_whole_does(program: Callable[..., Any]) -> None:
+    x, y = jnp.asarray([1.0, 2.0, 3.0]), jnp.asarray([4.0, 5.0, 7.0])
+    closed = jax.make_jaxpr(program)(x, y)
+    exchanged: list[str] = []
+
+    def exchange(arrays: Sequence[HostArray], what: str) -> list[HostArray]:
+        exchanged.append(what)
+        return tripled(arrays)
+
+    pieces = Pieces.of(closed, exchange)
+    assert pieces is not None
+    results = pieces(x, y)
+    for result, expected in zip(results, as_function(closed)(x, y), strict=True):
+        assert isinstance(result, jax.Array)
+        np.testing.assert_array_equal(result, expected)
+    assert len({id(result) for result in results}) == len(results)
+    assert set(exchanged) <= {"a sum"}
+
+
+def test_an_exchange_in_a_loop_leaves_the_program_whole() -> None:
+    def program(x: jax.Array) -> Any:
+        return jax.lax.scan(lambda carry, _: (total(carry), None), x, length=2)[0]
+
+    closed = jax.make_jaxpr(program)(jnp.ones(2))
+    assert Pieces.of(closed, tripled) is None
+    np.testing.assert_array_equal(jax.jit(as_function(closed))(jnp.ones(2))[0], [9.0, 9.0])

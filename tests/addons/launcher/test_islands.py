@@ -1,0 +1,173 @@
+"""Islands that the launcher starts again one by one; scripts of the shell stand for programs."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxtribute._src.addons.cli.main import main
+from jaxtribute._src.addons.launcher.attempt import Kind, Outcome
+from jaxtribute._src.addons.launcher.escalation import Signal
+from jaxtribute._src.addons.launcher.islands import Budget, IslandsLauncher, Life
+from jaxtribute._src.addons.launcher.options import Options
+
+# Each start of each island leaves a line: island, incarnation, process.
+RECORD = """
+index=$(echo "$TF_CONFIG" | sed 's/.*"index": \\([0-9]*\\).*/\\1/')
+life=$JAXTRIBUTE_INCARNATION
+echo "$index $life $$" >> record
+fail() {
+    echo 'Traceback (most recent call last):'
+    echo '  File "train.py", line 1'
+    echo "$1"
+    exit 1
+}
+# Until as many starts were made; then all are done.
+await() { while test $(wc -l < record) -lt $1; do sleep 0.02; done; }
+"""
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def go(script: str, *, send: Callable[[IslandsLauncher], None] | None = None, least: int = 1, **more: Any) -> int:
+    """Runs a job of two islands, or as many as are asked for; `send` is called once all have left a line."""
+    settings: dict[str, Any] = {"workers": 2, "grace_s": 0.3} | more
+    options = Options(command=("sh", "-c", RECORD + script), **settings)
+
+    async def job() -> int:
+        launcher = IslandsLauncher(options, least)
+        running = asyncio.ensure_future(launcher.run())
+        if send is not None:
+            while len(starts()) < options.workers:
+                await asyncio.sleep(0.01)
+            send(launcher)
+        return await asyncio.wait_for(running, 60)
+
+    return asyncio.run(job())
+
+
+def starts() -> list[tuple[int, int]]:
+    """Island and incarnation of every start."""
+    return sorted((index, life) for index, life, _ in lines())
+
+
+def lines() -> list[list[int]]:
+    record = Path("record")
+    return [[int(word) for word in line.split()] for line in record.read_text().splitlines()] if record.exists() else []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("island", [0, 1])
+def test_whoever_dies_is_started_again_alone(island: int, capsys: pytest.CaptureFixture[str]) -> None:
+    script = f'test "$index $life" = "{island} 0" && kill -9 $$; await 3'
+    assert go(script, max_restarts=2) == 0
+    assert starts() == sorted([(0, 0), (1, 0), (island, 1)])
+    assert f"starts island {island} again, alone (1 of 2 restarts)" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_without_restarts_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert go('test "$index" = 1 && kill -9 $$; await 3; sleep 0.3', workers=3) == 0
+    assert starts() == [(0, 0), (1, 0), (2, 0)]
+    said = capsys.readouterr().err
+    assert "goes on without island 1 (0 of 0 restarts); left: 2" in said
+    assert "the job is done, without island 1" in said
+
+
+@pytest.mark.slow
+def test_fewer_than_suffice_end_the_job(capsys: pytest.CaptureFixture[str]) -> None:
+    assert go('test "$index" = 1 && exit 7; sleep 600', least=2) == 7
+    assert "1 of the islands is left, fewer than 2: all end" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_failures_and_preemptions_are_counted_apart() -> None:
+    # One failure, then two preemptions, of budgets of one and of two.
+    script = "test $index = 1 && case $life in 0) kill -9 $$;; 1) exit 75;; 2) kill -TERM $$;; esac; await 5"
+    assert go(script, max_restarts=1, max_preemptions=2, least=2) == 0
+    assert starts() == [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]
+
+
+@pytest.mark.slow
+def test_the_same_error_three_times_in_a_row_ends_the_job(capsys: pytest.CaptureFixture[str]) -> None:
+    assert go('test $index = 1 && fail "ValueError: boom"; sleep 600', max_restarts=9) == 1
+    assert starts() == [(0, 0), (1, 0), (1, 1), (1, 2)]
+    assert "island 1 has ended 3 times in a row with the same error" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_other_errors_in_between_are_no_loop() -> None:
+    script = 'test $index = 1 && case $life in 1) kill -9 $$;; 0|2|3) fail "ValueError: boom";; esac; await 6'
+    assert go(script, max_restarts=9) == 0
+
+
+def test_a_long_life_is_no_part_of_a_loop() -> None:
+    failed = Outcome(Kind.FAILED, 1, 0, "", "Traceback:\nValueError: boom")
+    life = Life(0)
+    assert [life.loops(failed, 1.0), life.loops(failed, 1.0), life.loops(failed, 100.0)] == [False] * 3
+    assert [life.loops(failed, 1.0) for _ in range(3)] == [False, False, True]
+
+
+def test_a_budget_ends() -> None:
+    budget = Budget(1, 0)
+    assert [budget.take(Kind.PREEMPTED), budget.take(Kind.FAILED), budget.take(Kind.FAILED)] == [False, True, False]
+
+
+@pytest.mark.slow
+def test_who_dies_when_others_are_done_is_not_started_again(capsys: pytest.CaptureFixture[str]) -> None:
+    script = "await 2; test $index = 0 && exit 0; sleep 0.5; kill -9 $$"
+    assert go(script, max_restarts=9) == 0
+    assert "goes on without island 1 (others are done)" in capsys.readouterr().err
+    assert starts() == [(0, 0), (1, 0)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("error", "code"), [("ValueError: boom", 1), ("jaxtribute.errors.ClusterError: late", 0)])
+def test_an_error_after_the_others_are_done_is_told_by_the_exit_code(error: str, code: int) -> None:
+    assert go(f'await 2; test $index = 0 && exit 0; sleep 0.5; fail "{error}"', max_restarts=9) == code
+
+
+@pytest.mark.slow
+def test_a_stopped_island_does_not_hold_up_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    begun = time.monotonic()
+    assert go("await 2; test $index = 0 && exit 0; kill -STOP $$", save_s=0.5) == 0
+    assert time.monotonic() - begun < 30
+    assert "island 1 was stopped by a signal, and the others are done" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(Signal.SIGINT, 130), (Signal.SIGTERM, 75)])
+def test_nobody_is_started_again_after_a_signal_to_the_launcher(number: Signal, code: int) -> None:
+    script = "trap 'exit 75' TERM; trap 'exit 1' INT; while :; do sleep 0.02; done"
+    assert go(script, send=lambda launcher: launcher.forward(number), max_restarts=9, max_preemptions=9) == code
+    assert starts() == [(0, 0), (1, 0)]
+    for _, _, pid in lines():
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--min-islands", "1"], "--min-islands without --elastic"),
+        (["--elastic", "--workers", "2", "--min-islands", "3"], "--min-islands 3 is more than the 2 worker"),
+        (["--elastic", "--min-workers", "1"], "--elastic with --min-workers"),
+        (["--elastic", "--ps", "1"], "--elastic with --ps"),
+        (["--elastic", "--ray", "auto"], "--elastic with --ray"),
+        (["--elastic", "--nodes", "2", "--coordinator", "a:1"], "--elastic with --nodes, --coordinator"),
+        (["--elastic", "--devices-per-worker", "2"], "--elastic with --devices-per-worker 2"),
+    ],
+)
+def test_options_that_make_no_sense_together(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["launch", *arguments, "sh", "-c", "exit 0"]) == 2
+    assert words in capsys.readouterr().err
