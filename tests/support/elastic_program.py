@@ -102,7 +102,7 @@ def main(folder: Path, steps: int) -> None:
 
     for number, batch in told(strategy, folder, data):
         step(batch, jnp.float32(len(data[number][2])))
-    learned = dict(zip(initial(), map(np.asarray, model), strict=True))
+    learned: dict[str, Any] = dict(zip(initial(), map(np.asarray, model), strict=True))
     # Whole at once: the file is there when it is complete.
     scratch = folder / f"scratch-{strategy.island}.npz"
     np.savez(scratch, seen=np.asarray(seen), islands=strategy.islands, **learned)

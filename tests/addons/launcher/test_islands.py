@@ -39,7 +39,8 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def go(script: str, *, send: Callable[[IslandsLauncher], None] | None = None, least: int = 1, **more: Any) -> int:
     """Runs a job of two islands, or as many as are asked for; `send` is called once all have left a line."""
-    options = Options(command=("sh", "-c", RECORD + script), **({"workers": 2, "grace_s": 0.3} | more))
+    settings: dict[str, Any] = {"workers": 2, "grace_s": 0.3} | more
+    options = Options(command=("sh", "-c", RECORD + script), **settings)
 
     async def job() -> int:
         launcher = IslandsLauncher(options, least)

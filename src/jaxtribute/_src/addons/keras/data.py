@@ -155,7 +155,7 @@ class Placer:
 
 
 def shared_by_islands(strategy: Strategy) -> Callable[[Any], Any] | None:
-    """Function that makes a batch one that islands share, of a strategy whose other replicas are in programs of their own."""
+    """Function that makes a batch one that islands share; None for a strategy that has none."""
     return getattr(strategy.extended.mesh, "shared", None)
 
 
