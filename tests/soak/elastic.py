@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-
 from tests.support.processes import free_ports
 
 DEADLINE_S = 120.0
