@@ -99,6 +99,8 @@ class Islands:
         """Functions that make and take the values of all variables; of whoever has them."""
         self._fed: View | None = None
         self._committed = 0
+        self.again = 0
+        """How many steps this island has computed in vain, as another one had died."""
         self._attempt: Attempt | None = None
         self._inbox: dict[Head, dict[Island, bytearray]] = {}
         self._status = Status(0)
@@ -169,6 +171,7 @@ class Islands:
                 raise attempt.error
             if not attempt.failed and (self._confirmed(attempt) or self._resolved(attempt)):
                 return result
+            self.again += 1
 
     def _begin(self) -> Attempt:
         with self.lock:
