@@ -128,7 +128,7 @@ class Policy(ABC):
             return DescribedArray.of(value, value.dtype, self.where)
         return DescribedArray(shape, value.dtype, self.where)
 
-    def made(self, variable: Variable) -> None:
+    def made(self, variable: Variable) -> None:  # noqa: B027 (most policies keep no account)
         """Called with each new variable that is stored so, for policies that keep account of them."""
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
