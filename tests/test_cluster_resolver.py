@@ -7,7 +7,7 @@ from processes import run_python
 
 
 def test_names_are_those_of_tensorflow_and_a_few_more() -> None:
-    names = {name for name in vars(jd.cluster_resolver) if not name.startswith("_")}
+    names = {name for name in dir(jd.cluster_resolver) if not name.startswith("_")}
     assert names == set(
         "ClusterResolver Detection GCEClusterResolver KubernetesClusterResolver KubernetesExecutableLocation "
         "SimpleClusterResolver SlurmClusterResolver TFConfigClusterResolver TPUClusterResolver UnionResolver "

@@ -61,7 +61,7 @@ def test_sums_are_the_same_bits_everywhere(count: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "int8", "complex64"])
 def test_sums_of_other_dtypes(dtype: str) -> None:
-    import ml_dtypes  # noqa: F401  (NumPy knows bfloat16 by it)
+    import ml_dtypes  # noqa: F401  # pyright: ignore[reportUnusedImport]  (NumPy knows bfloat16 by it)
 
     with islands(2) as made:
         sums = together(made, lambda island: summing(island, np.ones(5, dtype)))

@@ -1,3 +1,4 @@
+# pyright: reportOptionalMemberAccess=false, reportCallIssue=false, reportArgumentType=false
 """Islands that die and come back, each in a thread of this process: the result is that of one device."""
 
 from __future__ import annotations

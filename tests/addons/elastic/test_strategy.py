@@ -1,3 +1,4 @@
+# pyright: reportOptionalMemberAccess=false, reportCallIssue=false, reportArgumentType=false
 """`ElasticStrategy` against one device: each island in a thread of this process, which has a context of its own."""
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class Islands:
         self._fed: View | None = None
         self._committed = 0
         self.again = 0
-        """How many steps this island has computed in vain, as another one had died."""
+        """Number of steps that this island has computed in vain, as another one had died."""
         self._attempt: Attempt | None = None
         self._inbox: dict[Head, dict[Island, bytearray]] = {}
         self._status = Status(0)
