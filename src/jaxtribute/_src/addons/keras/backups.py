@@ -12,13 +12,21 @@ from jaxtribute.typing import Foreign, Leaf
 
 
 def backed_up(original: Callable[..., Any], callback: Foreign, *args: Leaf) -> None:
-    """`BackupAndRestore`'s methods that write or delete."""
+    """A method of `BackupAndRestore` that writes or deletes."""
     strategy = strategy_of(internals.model_of(callback))
     path = internals.backup_file(callback)
     if strategy is None:
         original(callback, *args)
     else:
         multi_worker.once(strategy, internals.model_of(callback), path, lambda _: original(callback, *args))
+
+
+def deleted(original: Callable[..., Any], callback: Foreign, *args: Leaf) -> None:
+    """`BackupAndRestore.on_train_end`: a worker that is late may still write into the folder that the first deletes."""
+    strategy = strategy_of(internals.model_of(callback))
+    if strategy is not None and strategy.extended.mesh.peers is not None:
+        strategy.extended.mesh.peers.exchange("the end of Keras's backups", "")
+    backed_up(original, callback, *args)
 
 
 def restored(original: Callable[..., Any], callback: Foreign, *args: Leaf) -> None:

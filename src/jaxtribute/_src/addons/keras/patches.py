@@ -317,7 +317,8 @@ PATCHES = (
     Patch(
         keras.callbacks.TensorBoard, ("_log_weights",), multi_worker.histograms, "all workers read what is in slices"
     ),
-    Patch(keras.callbacks.BackupAndRestore, ("_save_model", "on_train_end"), backups.backed_up, _WRITTEN),
+    Patch(keras.callbacks.BackupAndRestore, ("_save_model",), backups.backed_up, _WRITTEN),
+    Patch(keras.callbacks.BackupAndRestore, ("on_train_end",), backups.deleted, _WRITTEN),
     Patch(keras.callbacks.BackupAndRestore, ("on_train_begin",), backups.restored, "workers begin alike"),
     *(
         Patch(
