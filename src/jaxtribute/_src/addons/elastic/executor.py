@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxtribute import PerReplica, ReduceOp, Variable, VariableAggregation
 from jaxtribute._src.addons.elastic.runtime import IslandMesh
-from jaxtribute._src.addons.elastic.values import IslandValue
+from jaxtribute._src.addons.elastic.values import IslandValue, is_value
 from jaxtribute._src.addons.elastic.variables import check_known
 from jaxtribute.errors import ArgumentError, VariableError
 from jaxtribute.extending import Context, Executor, InReplica, Overlay, Summation, Update, operand, slice_sizes
@@ -130,13 +130,10 @@ class IslandReplica(Overlay):
             known = isinstance(leaf, (jax.Array, np.ndarray, np.generic))
             return IslandValue(jnp.asarray(leaf), self._mesh, rows=self.rows) if known else leaf
 
-        def is_leaf(leaf: Leaf) -> bool:
-            return isinstance(leaf, (PerReplica, Variable))
-
-        args, kwargs = jax.tree.map(wrapped, (args, kwargs), is_leaf=is_leaf)
+        args, kwargs = jax.tree.map(wrapped, (args, kwargs), is_leaf=is_value)
         with Context(strategy, None, self.below).entered():
             result = fn(strategy, *args, **kwargs)
-        return jax.tree.map(lambda leaf: leaf.data if isinstance(leaf, IslandValue) else leaf, result, is_leaf=is_leaf)
+        return jax.tree.map(lambda leaf: leaf.data if isinstance(leaf, IslandValue) else leaf, result, is_leaf=is_value)
 
     def component(self, value: Array, mesh: Any, *, scalar: bool) -> PerReplica[Any]:
         return IslandValue(value, mesh, rows=self.rows)

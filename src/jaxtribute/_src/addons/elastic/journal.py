@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src.addons.elastic.membership import Island, View
+from jaxtribute._src.addons.elastic.packing import raw
 from jaxtribute._src.addons.elastic.values import IslandValue
 from jaxtribute.typing import HostArray
 
@@ -145,8 +146,7 @@ def packed(plain: Any, arrays: Sequence[HostArray]) -> bytes:
     kinds = [(array.dtype.name, array.shape) for array in arrays]
     body = [json.dumps([plain, kinds]).encode()]
     size = len(body[0])
-    # A view of bytes: element types such as bfloat16 are unknown to the buffer protocol.
-    body += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).tobytes() for array in arrays]
+    body += [raw(array).tobytes() for array in arrays]
     whole = b"".join(body)
     return _HEAD.pack(size, zlib.crc32(whole)) + whole
 

@@ -18,6 +18,11 @@ _ALONE = 1 << 16
 """Bytes of an array that is not copied beside others to be added to."""
 
 
+def raw(array: HostArray) -> HostArray:
+    """The bytes of an array, as such: element types such as bfloat16 are unknown to the buffer protocol."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
 def groups(arrays: Sequence[HostArray]) -> list[list[int]]:
     """The places of arrays that are added up as one: the small ones of a dtype."""
     small: dict[Any, list[int]] = {}
@@ -60,8 +65,7 @@ class Parcel:
     @property
     def frames(self) -> list[bytes | memoryview]:
         """The bytes to send."""
-        # A view of bytes: element types such as bfloat16 are unknown to the buffer protocol.
-        return [self._seal, *(flat.view(np.uint8).data for flat in self._flat)]
+        return [self._seal, *(raw(flat).data for flat in self._flat)]
 
     def total(self, order: Sequence[Island], me: Island, others: Mapping[Island, bytearray]) -> list[HostArray]:
         """The sums of all islands' arrays.

@@ -13,7 +13,7 @@ from jaxtribute._src.addons.elastic.membership import View
 from jaxtribute._src.addons.elastic.pieces import Pieces
 from jaxtribute._src.addons.elastic.runtime import PLACE, IslandMesh
 from jaxtribute._src.addons.elastic.steps import Step
-from jaxtribute._src.addons.elastic.values import IslandValue, stamped
+from jaxtribute._src.addons.elastic.values import island_values, stamped
 from jaxtribute._src.addons.elastic.variables import check_known
 from jaxtribute.extending import Capture, EagerStep, Programs, slice_sizes, updating
 
@@ -50,7 +50,7 @@ class IslandProgram:
         mesh = self._mesh
 
         def body(view: View) -> tuple[_Compiled, list[Any]]:
-            compiled = self._for(leaves, view)
+            compiled = self.compiled_for(leaves, view)
             # Before it is told that this island holds the step, all of it must be there.
             return compiled, jax.block_until_ready(compiled(leaves, within, mesh.place_in(view)))
 
@@ -59,16 +59,12 @@ class IslandProgram:
             return compiled.kept(outputs, within)
         return mesh.step(_ProgramStep(self, leaves), body)
 
-    def compiled_for(self, leaves: Sequence[Any], view: View) -> _Compiled:
-        """The function, for arguments of such shapes, in a view."""
-        return self._for(leaves, view)
-
     def rehearse(self, leaves: Sequence[Any], view: View) -> None:
         """Compiles the function for a view, by a call of which nothing is kept."""
-        compiled = self._for(leaves, view)
+        compiled = self.compiled_for(leaves, view)
         jax.block_until_ready(compiled(leaves, None, self._mesh.place_in(view), blank=True))
 
-    def _for(self, leaves: Sequence[Any], view: View) -> _Compiled:
+    def compiled_for(self, leaves: Sequence[Any], view: View) -> _Compiled:
         """The program for arguments of such shapes in a view of such a size."""
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         count, place = len(view.members), self._mesh.place_in(view)
@@ -105,9 +101,8 @@ class _ProgramStep(Step[Any]):
         compiled = self._program.compiled_for(self._leaves, view)
         self._written = compiled.written
         result = stamped(compiled.result(kept), view)
-        for leaf in jax.tree.leaves(result, is_leaf=lambda leaf: isinstance(leaf, IslandValue)):
-            if isinstance(leaf, IslandValue):
-                leaf.rows = 0  # another island's, to which this one adds nothing
+        for value in island_values(result):
+            value.rows = 0  # another island's, to which this one adds nothing
         return result
 
     def written(self) -> Sequence[Variable]:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtribute import Variable
 from jaxtribute._src.addons.elastic.journal import LARGEST
 from jaxtribute._src.addons.elastic.membership import View
+from jaxtribute._src.addons.elastic.packing import raw
 from jaxtribute._src.addons.elastic.variables import Register
 from jaxtribute.typing import HostArray
 
@@ -72,4 +73,4 @@ class FirstValue(Step[Any]):
 
 
 def _checksum(array: HostArray) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return zlib.crc32(raw(array).data)

@@ -26,7 +26,7 @@ from jaxtribute._src.addons.elastic.executor import IslandReplica, reduced
 from jaxtribute._src.addons.elastic.membership import Island, View
 from jaxtribute._src.addons.elastic.runtime import IslandMesh
 from jaxtribute._src.addons.elastic.steps import Step
-from jaxtribute._src.addons.elastic.values import GlobalBatch, IslandValue, stamped
+from jaxtribute._src.addons.elastic.values import GlobalBatch, IslandValue, is_value, stamped
 from jaxtribute._src.addons.elastic.variables import IslandPolicy, IslandVariable
 from jaxtribute.cluster_resolver import TFConfigClusterResolver
 from jaxtribute.config import prepare_cpu_backend
@@ -101,7 +101,7 @@ class ElasticExtended(StrategyExtended):
             executor = IslandReplica(Context.current().executor, mesh, totals)
             with Context(strategy, ReplicaContext(strategy, mesh.place), executor).entered():
                 result = fn(*args, **kwargs)
-            return jax.tree.map(lambda leaf: _own(leaf, mesh, executor.rows), result, is_leaf=_is_value)
+            return jax.tree.map(lambda leaf: _own(leaf, mesh, executor.rows), result, is_leaf=is_value)
 
         return super().call_for_each_replica(replica, args, kwargs)
 
@@ -149,10 +149,6 @@ class ElasticExtended(StrategyExtended):
         return [strategy.reduce(reduce_op, value, axis=None) for value, _ in value_destination_pairs]
 
 
-def _is_value(leaf: Leaf) -> bool:
-    return isinstance(leaf, (PerReplica, Variable))
-
-
 def _own(leaf: Leaf, mesh: IslandMesh, rows: int | None) -> Any:
     """A result of this island's replica as the value of which each island has its own."""
     known = isinstance(leaf, (jax.Array, np.ndarray, np.generic))
@@ -163,7 +159,7 @@ class _Run(Step[Any]):
     """A `run` that is a step of its own. What it writes, a newcomer does not know."""
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Nest) -> None:
-        leaves = jax.tree.leaves((args, kwargs), is_leaf=_is_value)
+        leaves = jax.tree.leaves((args, kwargs), is_leaf=is_value)
         arrays = [leaf.data if isinstance(leaf, GlobalBatch) else leaf for leaf in leaves]
         kinds = " ".join(str(list(array.shape)) for array in arrays if isinstance(array, (jax.Array, np.ndarray)))
         super().__init__(f"run {getattr(fn, '__name__', type(fn).__name__)}({kinds})")
@@ -287,7 +283,7 @@ class ElasticStrategy(Strategy):
         now = Context.current()
         if now.replica is not None and now.strategy is self:
             raise ContextError("reduce was called in a replica function. HINT: use ReplicaContext.all_reduce.")
-        leaves, tree = jax.tree.flatten(value, is_leaf=_is_value)
+        leaves, tree = jax.tree.flatten(value, is_leaf=is_value)
         extended = self._elastic
 
         def body(_: object) -> list[Any]:

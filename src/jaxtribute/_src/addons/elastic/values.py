@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxtribute import PerReplica, Variable
 from jaxtribute._src.addons.elastic.membership import View
-from jaxtribute.typing import Nest
+from jaxtribute.typing import Leaf, Nest
 
 
 @partial(
@@ -51,9 +51,18 @@ class GlobalBatch(PerReplica[Any]):
         return (mesh.own_rows(self.data),)
 
 
+def is_value(leaf: Leaf) -> bool:
+    """True for a leaf that JAX would look into: a distributed value, or a variable."""
+    return isinstance(leaf, (PerReplica, Variable))
+
+
+def island_values(nest: Nest) -> list[IslandValue]:
+    """The values in a nest of which each island has its own."""
+    return [leaf for leaf in jax.tree.leaves(nest, is_leaf=is_value) if isinstance(leaf, IslandValue)]
+
+
 def stamped(result: Nest, view: View) -> Any:
     """The result of a step whose parts are those of the islands of a view."""
-    for leaf in jax.tree.leaves(result, is_leaf=lambda leaf: isinstance(leaf, (PerReplica, Variable))):
-        if isinstance(leaf, IslandValue):
-            leaf.view = view
+    for value in island_values(result):
+        value.view = view
     return result
