@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jaxtribute import ReduceOp, ReplicaContext
 from jaxtribute._src.addons.keras import share
 from jaxtribute._src.addons.keras.internals import KerasOptimizer, KerasVariable, in_stateless_scope
-from jaxtribute.experimental import CommunicationOptions
 from jaxtribute.extending import Context
 from jaxtribute.typing import Array, Leaf, Nest
 
@@ -52,10 +51,10 @@ def together(variable: KerasVariable, value: Array) -> Any:
     # Each replica starts from the same sum: adding up what they have added counts every example once.
     if variable.aggregation == "sum":  # metrics: what each replica adds
         old = variable.stored.read_value()
-        return old + replica.all_reduce(ReduceOp.SUM, value - old, CommunicationOptions(wire="float32"))
+        return old + replica.all_reduce(ReduceOp.SUM, value - old, share.EXACT)
     averaged = variable.aggregation == "mean" or (variable.aggregation == "none" and not variable.trainable)
     if averaged and jnp.issubdtype(variable.stored.dtype, jnp.inexact):  # moving averages
-        return replica.all_reduce(ReduceOp.MEAN, value, CommunicationOptions(wire="float32"))
+        return replica.all_reduce(ReduceOp.MEAN, value, share.EXACT)
     return value  # weights and slots, which summed gradients keep alike
 
 

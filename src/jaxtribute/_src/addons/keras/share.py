@@ -25,6 +25,9 @@ from jaxtribute.experimental import CommunicationOptions
 from jaxtribute.extending import Context
 from jaxtribute.typing import Array, DType, Foreign, Leaf, Nest, Numeric
 
+EXACT = CommunicationOptions(wire="float32")
+"""The hints of sums that are no gradients: metrics and statistics, whatever type gradients travel in."""
+
 
 @dataclass(slots=True)
 class Share:
@@ -90,7 +93,7 @@ class Share:
         if self.context.strategy.extended.wire is None:
             # One collective for all of it: a message between processes costs more than what is in it.
             return self.sum((grads, others))
-        return self.sum(grads), self.sum(others, CommunicationOptions(wire="float32"))
+        return self.sum(grads), self.sum(others, EXACT)
 
 
 def nothing(value: Numeric) -> Any:

@@ -17,9 +17,8 @@ from jaxtribute._src.addons.keras.internals import KerasModel, KerasVariable
 from jaxtribute._src.addons.keras.meeting import entered, share_of
 from jaxtribute._src.addons.keras.merging import State, contributions, merged, start_of_layers, start_of_metrics
 from jaxtribute._src.addons.keras.parts import Ends, PartsOfSteps
-from jaxtribute._src.addons.keras.share import Share
+from jaxtribute._src.addons.keras.share import EXACT, Share
 from jaxtribute.errors import ContextError
-from jaxtribute.experimental import CommunicationOptions
 from jaxtribute.extending import Context, within_budget
 from jaxtribute.typing import Array, Nest
 
@@ -146,8 +145,7 @@ def predict_step(model: KerasModel, lists: Lists) -> Step:
             outputs, ends = model.predict_step((trainable, start), batch)
             changed = _changed(start, ends)
             if not share.alone and any(new is not None for new in changed):
-                exact = CommunicationOptions(wire="float32")
-                totals = share.sum(contributions(lists.layers, start, changed, share), exact)
+                totals = share.sum(contributions(lists.layers, start, changed, share), EXACT)
                 changed = _changed(layers, merged(lists.layers, layers, totals))
         # A replica without examples computed made-up ones, of which no row may reach the outputs.
         outputs = jax.tree.map(lambda leaf: _own(leaf if share.rows else leaf[:0], share), outputs)
