@@ -222,6 +222,15 @@ def _refuse_for_slurm(arguments: argparse.Namespace) -> None:
         )
 
 
+_OF_A_MACHINE = ("--node-rank", "--coordinator", "--key", "--min-workers")
+"""Options of a launcher that is one of several, or that starts the whole job again."""
+
+
+def _given(arguments: argparse.Namespace, *options: str) -> list[str]:
+    """Those of the options that the command line has."""
+    return [option for option in options if getattr(arguments, option[2:].replace("-", "_")) is not None]
+
+
 def _refuse_for_ray(arguments: argparse.Namespace) -> None:
     from jaxtribute.errors import ArgumentError
 
@@ -229,14 +238,7 @@ def _refuse_for_ray(arguments: argparse.Namespace) -> None:
         if arguments.resources:
             raise ArgumentError("--resources without --ray. HINT: name the Ray cluster that has them, --ray auto.")
         return
-    given = {
-        "--nodes": arguments.nodes,
-        "--node-rank": arguments.node_rank,
-        "--coordinator": arguments.coordinator,
-        "--key": arguments.key,
-        "--min-workers": arguments.min_workers,
-    }
-    wrong = [name for name, value in given.items() if value is not None]
+    wrong = _given(arguments, "--nodes", *_OF_A_MACHINE)
     if wrong:
         raise ArgumentError(
             f"{', '.join(wrong)} with --ray, where Ray says which machines there are. HINT: leave them out; --workers "
@@ -255,16 +257,8 @@ def _refuse_for_islands(arguments: argparse.Namespace) -> None:
                 "whole."
             )
         return
-    given = {
-        "--ps": arguments.ps,
-        "--ray": arguments.ray,
-        "--nodes": arguments.nodes if (arguments.nodes or 1) > 1 else None,
-        "--node-rank": arguments.node_rank,
-        "--coordinator": arguments.coordinator,
-        "--key": arguments.key,
-        "--min-workers": arguments.min_workers,
-    }
-    wrong = [name for name, value in given.items() if value is not None]
+    several_machines = ["--nodes"] if (arguments.nodes or 1) > 1 else []
+    wrong = _given(arguments, "--ps", "--ray", *several_machines, *_OF_A_MACHINE)
     if wrong:
         raise ArgumentError(
             f"--elastic with {', '.join(wrong)}: islands are processes on one machine as yet, and none of them hosts "
