@@ -1,4 +1,3 @@
-# pyright: reportOptionalMemberAccess=false, reportCallIssue=false, reportArgumentType=false
 """Islands that die and come back, each in a thread of this process: the result is that of one device."""
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import jaxtribute as jd
 from jaxtribute._src.addons.elastic.journal import Journal, entries_in, rebuilt
 from jaxtribute._src.addons.elastic.membership import Island, View
 from jaxtribute.errors import ClusterError
+from replicas import here
 
 DEADLINE_S = 60.0
 
@@ -83,7 +83,7 @@ def training(strategy: jd.Strategy, data: list[Any], *, compiled: bool, each: Ea
         loss, grads = jd.value_and_grad(lambda: jnp.sum((x @ w - y) ** 2) / total, [w])()
         optimizer.apply_gradients(zip(grads, [w], strict=True))
         ledger.assign_add(jnp.sum(ids).astype(jnp.int32))
-        return jd.get_replica_context().all_reduce("SUM", loss)
+        return here().all_reduce("SUM", loss)
 
     @jd.function
     def step(x: Any, y: Any, ids: Any, total: jax.Array) -> jax.Array:
@@ -95,7 +95,8 @@ def training(strategy: jd.Strategy, data: list[Any], *, compiled: bool, each: Ea
             each(number, seen)
         total = jnp.float32(len(data[number][0]))
         if compiled:
-            loss = step(*batch, total)
+            x, y, ids = batch
+            loss = step(x, y, ids, total)
         else:
             loss = strategy.reduce("MEAN", strategy.run(replica, (*batch, total)), axis=None)
         seen.append(float(loss))

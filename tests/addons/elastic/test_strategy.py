@@ -1,4 +1,3 @@
-# pyright: reportOptionalMemberAccess=false, reportCallIssue=false, reportArgumentType=false
 """`ElasticStrategy` against one device: each island in a thread of this process, which has a context of its own."""
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from tests.support.processes import free_ports
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterError, VariableError
+from replicas import here
 
 RATE = 0.1
 
@@ -31,7 +31,8 @@ class Job:
     """
 
     def __init__(self, count: int, **settings: Any) -> None:
-        self.count, self._settings = count, {"timeout_s": 30.0} | settings
+        self.count = count
+        self._settings: dict[str, Any] = {"timeout_s": 30.0} | settings
         self._addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
 
     def strategy(self, rank: int, incarnation: int = 0) -> jd.experimental.ElasticStrategy:
@@ -85,7 +86,7 @@ def training(
         loss, grads = jd.value_and_grad(lambda: jnp.sum((x @ w - y) ** 2) / total, [w])()
         optimizer.apply_gradients(zip(grads, [w], strict=True))
         seen.assign_add(jnp.int32(x.shape[0]))
-        return jd.get_replica_context().all_reduce("SUM", loss)
+        return here().all_reduce("SUM", loss)
 
     @jd.function
     def step(x: Any, y: Any, total: jax.Array) -> jax.Array:
@@ -170,7 +171,7 @@ def in_replicas(count: int, replica: Callable[[], Any], *, compiled: bool = True
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 def test_what_replicas_ask_of_each_other(compiled: bool) -> None:
     def replica() -> Any:
-        context = jd.get_replica_context()
+        context = here()
         own = context.replica_id_in_sync_group
         return {
             "sum": context.all_reduce("SUM", own + 1),
@@ -205,7 +206,7 @@ def test_what_islands_write_is_combined(aggregation: str, expected: float, compi
             v = jd.Variable(5.0, aggregation=jd.VariableAggregation[aggregation])
 
         def replica() -> None:
-            v.assign_add(jd.get_replica_context().replica_id_in_sync_group.astype(jnp.float32) + jnp.float32(1))
+            v.assign_add(here().replica_id_in_sync_group.astype(jnp.float32) + jnp.float32(1))
 
         step = jd.function(lambda: strategy.run(replica)) if compiled else lambda: strategy.run(replica)
         step()
@@ -226,7 +227,7 @@ def test_the_first_island_s_initial_values_count() -> None:
 def test_means_weigh_islands_by_their_examples() -> None:
     def body(strategy: jd.experimental.ElasticStrategy) -> list[float]:
         (x,) = strategy.experimental_distribute_dataset([np.arange(5, dtype="float32")])
-        in_step = strategy.run(lambda x: jd.get_replica_context().all_reduce("MEAN", x.mean()), (x,))
+        in_step = strategy.run(lambda x: here().all_reduce("MEAN", x.mean()), (x,))
         outside = strategy.reduce("MEAN", strategy.run(lambda x: x.mean(), (x,)), axis=None)
         along = strategy.reduce("MEAN", strategy.run(lambda x: x, (x,)), axis=0)
         return [float(strategy.experimental_local_results(in_step)[0]), float(outside), float(along)]
@@ -237,7 +238,7 @@ def test_means_weigh_islands_by_their_examples() -> None:
 
 def test_a_value_that_a_dead_island_had_a_part_of_is_refused() -> None:
     def body(strategy: jd.experimental.ElasticStrategy) -> str:
-        value = strategy.run(lambda: jd.get_replica_context().replica_id_in_sync_group)
+        value = strategy.run(lambda: here().replica_id_in_sync_group)
         if strategy.island == 0:
             strategy.close()
             return ""
@@ -273,7 +274,7 @@ def test_gradients_of_several_calls_make_one_update(compiled: bool) -> None:
         return np.asarray(w)
 
     transform = optax.MultiSteps(optax.adam(RATE), every_k_schedule=3)
-    expected = jnp.zeros(4)
+    expected: Any = jnp.zeros(4)
     state = transform.init(expected)
     with jax.numpy_dtype_promotion("standard"):
         for x, y in data:
