@@ -113,9 +113,9 @@ class Optimizer:
         _check_variables(self._variables)
         self._parameters = Parameters.of(self._variables, tree)
         of_gradients = variables if wrt is None else wrt
-        self._wrt, gradients = _taken_apart(of_gradients)
-        _check_wrt(self._wrt, self._variables)
-        self._targets = Targets(self._wrt, gradients, listed(of_gradients))
+        differentiated, gradients = _taken_apart(of_gradients)
+        _check_wrt(differentiated, self._variables)
+        self._targets = Targets(differentiated, gradients, listed(of_gradients))
         self._strategy: Strategy = self._variables[0].distribute_strategy
         self._mesh = self._strategy.extended.mesh
         self._slots: Slots
@@ -141,7 +141,7 @@ class Optimizer:
         # A variable that is stored whole and has no slots of its shape has nothing to shard.
         self._sliced = {i: cut for i, cut in cuts.items() if i not in chosen or i in self._slots.owners}
         places = {variable: i for i, variable in enumerate(self._variables)}
-        of_grads = enumerate(places[variable] for variable in self._wrt)
+        of_grads = enumerate(places[variable] for variable in differentiated)
         self._sliced_grads = {k: self._sliced[i] for k, i in of_grads if i in self._sliced}
         self._update = _whole_update(transform, self._slots, self._parameters, gradients)
         table = next((variable for variable in self._variables if variable.policy.by_rows), None)
@@ -156,9 +156,9 @@ class Optimizer:
         self._eager_update = jax.jit(compared(self._update, "an optimizer's update", self._mesh))
         if cycle > 1:
             # A cycle of one call needs no sums: it is the update itself.
-            shapes = gradients.unflatten([jax.ShapeDtypeStruct(v.shape, v.dtype) for v in self._wrt])
+            shapes = gradients.unflatten([jax.ShapeDtypeStruct(v.shape, v.dtype) for v in differentiated])
             value = uses_value(transform, self._parameters, shapes)
-            self._accumulation = make_accumulation(self._strategy, self._wrt, cycle, op, value=value)
+            self._accumulation = make_accumulation(self._strategy, differentiated, cycle, op, value=value)
 
     @property
     def transform(self) -> optax.GradientTransformation:
@@ -238,7 +238,7 @@ class Optimizer:
         if self._rows is not None and not context.executor.traced:
             self._rows.apply_eagerly(grads, reduce_op, extra, context)
             return
-        examples = for_examples(grads, self._wrt)
+        examples = for_examples(grads, self._targets.variables)
         if self.remote is not None:
             _check_remote(self._strategy, gradients_for_each_example=examples or None, **extra)
             self.remote.apply(grads, context)
@@ -249,7 +249,7 @@ class Optimizer:
                 extra.pop("value", None)  # which the transformation would not look at
         extras = Extras.of(extra)
         grads.extend(extras.reduced)
-        call = Call(context, extras, len(self._wrt), op)
+        call = Call(context, extras, len(self._targets.variables), op)
         if examples:
             grads, op = call.gathered(grads)
         executor = context.executor
@@ -360,7 +360,7 @@ class Optimizer:
         others: Sequence[Any],
     ) -> list[Any]:
         """The new arrays of the variables and their slots, from those that `_held` gave."""
-        count, replicas = len(self._variables), self._mesh.size
+        count, replicas, wrt = len(self._variables), self._mesh.size, self._targets.variables
         # Gradients that are reduced already have left the idle replicas out.
         idle = () if op is None else context.executor.idle
         update = call.bound(self._update, others)
@@ -376,7 +376,7 @@ class Optimizer:
             summation = self._strategy.extended.summation(None)
             grads = context.executor.reduce_gradients(grads, op, replicas, summation)
         # A central variable is updated where it is stored, so its gradient goes there first.
-        admits = [variable.policy.admit for variable in self._wrt]
+        admits = [variable.policy.admit for variable in wrt]
         admits += [admits[0]] * (len(grads) - len(admits))
         grads = [admit(grad) for admit, grad in zip(admits, grads, strict=True)]
         values, params = list(held[count:]), list(held[:count])
@@ -385,7 +385,7 @@ class Optimizer:
         # It reads no variables, and should not be compiled again because other code does.
         with traced_reads.steady():
             if call.compiled_once:
-                return self._eager_update(grads[: len(self._wrt)], values, params, call.named(grads, others))
+                return self._eager_update(grads[: len(wrt)], values, params, call.named(grads, others))
             return jax.jit(update)(grads, values, params)
 
 
