@@ -154,7 +154,8 @@ def test_public_classes_and_functions_are_pickled_by_their_names() -> None:
         module = importlib.import_module(name)
         for public_name in getattr(module, "__all__", ()):
             value = getattr(module, public_name)
-            if inspect.isclass(value) or inspect.isfunction(value):
+            own = getattr(value, "__module__", "").startswith("jaxtribute")  # JAX's own may have none to be found by
+            if own and (inspect.isclass(value) or inspect.isfunction(value)):
                 assert pickle.loads(pickle.dumps(value)) is value, f"{name}.{public_name}"
 
 
