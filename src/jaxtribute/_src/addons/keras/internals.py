@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import keras
 import numpy as np
-from keras.src import backend
+from keras.src import activations, backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.dtypes import PYTHON_DTYPES_MAP
 from keras.src.backend.common.stateless_scope import get_stateless_scope
@@ -26,6 +26,8 @@ from keras.src.backend.config import is_nnx_enabled as is_nnx_enabled
 from keras.src.backend.jax import trainer
 from keras.src.legacy.saving import legacy_h5_format as legacy_h5_format
 from keras.src.losses import loss as losses
+from keras.src.losses import losses as losses_of_keras
+from keras.src.metrics import reduction_metrics
 from keras.src.models.functional import Functional as Functional
 from keras.src.saving import saving_lib as saving_lib
 from keras.src.saving.keras_saveable import KerasSaveable as KerasSaveable
@@ -53,7 +55,10 @@ KerasOptimizer: TypeAlias = Any
 JAXTrainer: Any = getattr(trainer, "JAXTrainer", None) or getattr(trainer, "Trainer")  # noqa: B009
 """The class of all models that trains them. The one that scans is called `Trainer`."""
 JAXEpochIterator: Any = trainer.JAXEpochIterator
+ACTIVATIONS: frozenset[Any] = frozenset(activations.ALL_OBJECTS)
+"""The functions that layers take as activations. Those that look beyond an element look along the last axis."""
 losses_module: Any = losses
+means_module: Any = reduction_metrics
 nn: Any = getattr(backend, "ops", backend).nn
 """The backend's functions of neural networks: `backend.nn`, and `backend.ops.nn` beside the trainer that scans."""
 tracked_dicts = (TrackedDict, TrackedOrderedDict)
@@ -202,6 +207,49 @@ def is_plain(model: KerasModel) -> bool:
     if not all(isinstance(one, keras.Layer) for one in getattr(model, "operations", ())):
         return False
     return all(function is None or is_keras(function) for function in functions)
+
+
+_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "call")
+
+
+def parts_of(model: KerasModel) -> list[Any]:
+    """A model and its layers, those within others too."""
+    return list(model._flatten_layers())
+
+
+def has_instead(part: Foreign) -> bool:
+    """True if an object has methods of its own in place of those of its class, or losses that were added to it."""
+    return any(name in vars(part) for name in _STEPS) or bool(getattr(part, "_losses", None))
+
+
+def calls_in(model: KerasModel) -> list[tuple[Any, list[Any], dict[str, Any]]] | None:
+    """The calls that a functional or sequential model consists of; None if there is no such list.
+
+    Each has an operation, all of its arguments, flat, and those that are given by name.
+    """
+    graph = getattr(model, "_functional", None) if type(model) is keras.Sequential else model
+    if type(graph) is not Functional:
+        return None
+    nodes = [node for nodes in graph._nodes_by_depth.values() for node in nodes if not node.is_input]
+    return [(node.operation, node.arguments._flat_arguments, node.arguments.kwargs) for node in nodes]
+
+
+def losses_of(model: KerasModel) -> list[Any]:
+    """The losses of a compiled model, one for each output that has one."""
+    whole = model._compile_loss
+    return [] if whole is None else [one.loss for one in whole._flat_losses]
+
+
+def function_of_loss(loss: Foreign) -> tuple[Any, dict[str, Any]]:
+    """The function that one of Keras's own losses is of, and its arguments; None for any other loss."""
+    known = type(loss).__module__ == losses_of_keras.__name__
+    return (loss.fn, loss._fn_kwargs) if known else (None, {})
+
+
+def function_of_metric(metric: Foreign) -> tuple[Any, dict[str, Any]]:
+    """The function that one of Keras's own metrics takes the mean of, and its arguments; None for any other one."""
+    known = is_keras(type(metric)) and isinstance(metric, reduction_metrics.MeanMetricWrapper)
+    return (metric._fn, metric._fn_kwargs) if known else (None, {})
 
 
 def line_of_user(eqn: JaxprEqn) -> str | None:

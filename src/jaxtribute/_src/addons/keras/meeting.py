@@ -89,8 +89,10 @@ def entered(share: Share) -> Generator[None]:
         yield
 
 
-def share_of(context: ReplicaContext, rows: int, total: int, metrics: frozenset[int], weighs_later: bool) -> Share:
+def share_of(
+    context: ReplicaContext, rows: int, total: int, metrics: frozenset[int], weighs_later: bool, count: Any = None
+) -> Share:
     """A replica's share of the batch of a step; see `Share` and `InStep`."""
     replica = InStep(context, weighs_later)
-    replica.share = Share(replica, rows, total, metrics=metrics)
+    replica.share = Share(replica, rows, total, count, metrics=metrics)
     return replica.share

@@ -99,7 +99,8 @@ class PartsOfSteps:
 
     def tell(self, share: Share, batch: Nest) -> None:
         """Tells a replica what its step makes of its batch."""
-        if share.alone or self._plain:
+        # A step that takes padding is known to treat each row by itself.
+        if share.alone or self._plain or share.count is not None:
             return
         leaves, tree = jax.tree.flatten(batch)
         key = tree, *((leaf.shape[1:], leaf.dtype) for leaf in leaves)

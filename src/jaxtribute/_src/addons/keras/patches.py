@@ -21,8 +21,10 @@ from jaxtribute._src.addons.keras.building import as_shapes, shapes_of_a_replica
 from jaxtribute._src.addons.keras.custom_loops import initialized_now
 from jaxtribute._src.addons.keras.data import DistributedAdapter, adapted, readable, weighted
 from jaxtribute._src.addons.keras.internals import JAXEpochIterator, JAXTrainer, KerasModel, is_nnx_enabled
+from jaxtribute._src.addons.keras.padding import Batches
 from jaxtribute._src.addons.keras.server_loops import applied
 from jaxtribute._src.addons.keras.share import (
+    own_values,
     synchronizable,
     whole_batch_additions,
     whole_batch_gradients,
@@ -277,7 +279,8 @@ def _on_host(original: Method, epoch: Foreign) -> Iterator[Any]:
     else:
         iterator = epoch.data_adapter.get_jax_iterator()
     # A device may read a batch's memory when its source has long gone on, and written the next one there.
-    return iterator if internals.has_arrays(epoch.data_adapter) else map(copied, iterator)
+    iterator = iterator if internals.has_arrays(epoch.data_adapter) else map(copied, iterator)
+    return Batches(iterator, epoch.data_adapter)
 
 
 # ---------------------------------------------------------------------------------------------------------- the table
@@ -373,6 +376,7 @@ PATCHES = (
     Patch(
         internals.losses_module, ("reduce_weighted_values",), whole_batch_losses, "a loss is that of the whole batch"
     ),
+    Patch(internals.means_module, ("reduce_to_samplewise_values",), own_values, "what pads a batch counts in no mean"),
     Patch(JAXTrainer, ("_aggregate_additional_loss",), whole_batch_additions, "so are losses of layers that are sums"),
     Patch(internals.nn, ("moments",), whole_batch_moments, "batch statistics may be those of the whole batch"),
     Patch(

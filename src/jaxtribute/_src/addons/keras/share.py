@@ -35,13 +35,15 @@ class Share:
 
     Attributes:
       context: the replica.
-      rows: its examples.
-      total: the examples of all replicas.
+      rows: its examples, and what pads them.
+      total: the same of all replicas.
     """
 
     context: ReplicaContext
     rows: int
     total: int
+    count: Any = None
+    """The number of examples of all replicas, of a batch whose last rows are padding; None if none are."""
     reduced: bool = False
     """True if gradients need no reduction where they are applied."""
     worker: int | None = None
@@ -66,9 +68,38 @@ class Share:
     """The gradients that optimizers have been given so far."""
 
     @property
-    def weight(self) -> float:
+    def weight(self) -> Any:
         """Weight of the replica's means in those of the batch."""
+        if self.count is not None:
+            return self.rows / self.count
         return self.rows / self.total if self.total else 1.0
+
+    @property
+    def divisor(self) -> Any:
+        """The weight, for what is divided by it: of a replica without examples nothing counts."""
+        return self.weight if self.rows else 1.0
+
+    @property
+    def mask(self) -> Any:
+        """A number for each row: 1, or 0 where it is padding."""
+        first = self.context.replica_id_in_sync_group * self.rows
+        return (first + jnp.arange(self.rows) < self.count).astype(jnp.float32)
+
+    def own(self, values: Array) -> Any:
+        """Values of each row, zero where it is padding.
+
+        Raises:
+          ContextError: they are no values of rows.
+        """
+        if self.count is None:
+            return values
+        if values.shape[:1] != (self.rows,):
+            raise ContextError(
+                f"a value of shape {values.shape} in a step of {self.rows} rows, some of them padding, of which each "
+                "should have its own. HINT: report this, with the model; run_eagerly=True does without padding."
+            )
+        mask = self.mask.astype(values.dtype)
+        return values * mask.reshape(-1, *[1] * (values.ndim - 1))
 
     @property
     def alone(self) -> bool:
@@ -144,14 +175,19 @@ def whole_batch_losses(
     dtype: DType = None,
 ) -> Any:
     """Keras's `reduce_weighted_values`, for a replica's part of a batch."""
-    loss = original(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
     share = current()
+    if share is not None and share.count is not None:
+        if sample_weight is None:
+            values = share.own(jnp.asarray(values))
+        else:
+            sample_weight = share.own(jnp.asarray(sample_weight))
+    loss = original(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
     # A loss without examples' axis is no mean over the batch that could be put together.
     if share is None or share.alone or not share.total or jnp.ndim(values) == 0:
         return loss
     # The step weights what comes of this by the share of examples; a sum is to come out of that unweighted.
     if reduction == "sum":
-        return mean_p.bind(loss / (share.weight or 1.0))
+        return mean_p.bind(loss / share.divisor)
     if reduction == "mean_with_sample_weight" and (mask is not None or sample_weight is not None):
         divisor = original(jnp.ones_like(values), sample_weight=sample_weight, mask=mask, reduction="sum")
     elif reduction in ("sum_over_batch_size", "mean") and mask is not None:
@@ -159,7 +195,7 @@ def whole_batch_losses(
     else:
         return loss
     total = share.sum(divisor)
-    return mean_p.bind(loss * (divisor / jnp.where(total == 0, 1, total)) / (share.weight or 1.0))
+    return mean_p.bind(loss * (divisor / jnp.where(total == 0, 1, total)) / share.divisor)
 
 
 def whole_batch_additions(original: Callable[..., Any], model: KerasModel, loss: Array) -> Any:
@@ -167,10 +203,26 @@ def whole_batch_additions(original: Callable[..., Any], model: KerasModel, loss:
     loss, share = original(model, loss), current()
     if share is None or share.alone:
         return loss
+    if share.count is not None:
+        # Of weights alone, and the same on all replicas, whose weights add up to more than one.
+        return loss * (share.count / share.total)
     number = len(share.added)
     share.added.append(loss)
     # A sum over the examples, which the step weights by their share.
-    return mean_p.bind(loss / (share.weight or 1.0)) if number in share.added_sums else loss
+    return mean_p.bind(loss / share.divisor) if number in share.added_sums else loss
+
+
+def own_values(
+    original: Callable[..., Any], values: Nest, sample_weight: Nest, reduce_fn: Callable[..., Any], dtype: DType
+) -> tuple[Any, Any]:
+    """Keras's `reduce_to_samplewise_values`, by which means add up: padding has the weight 0."""
+    values, sample_weight = original(values, sample_weight, reduce_fn, dtype)
+    share = current()
+    if share is None or share.count is None:
+        return values, sample_weight
+    if jnp.ndim(values) == 0:  # one number, such as a loss, which counts once for each example
+        return values, jnp.sum(share.mask).astype(values.dtype)
+    return share.own(values), share.own(jnp.ones_like(values) if sample_weight is None else sample_weight)
 
 
 def whole_batch_moments(

@@ -23,8 +23,11 @@ from jaxtribute.extending import Context, within_budget
 from jaxtribute.typing import Array, Nest
 
 Logs = dict[str, Any]
-Step = Callable[[Any, int], tuple[list[Any], Any]]
-"""Takes a replica's batch and the number of examples of all; gives new values of `Lists.all` and logs or outputs."""
+Step = Callable[..., tuple[list[Any], Any]]
+"""Takes a replica's batch and the number of rows of all; gives new values of `Lists.all` and logs or outputs.
+
+If the last rows are padding, the number of all others comes third, as an array.
+"""
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,8 @@ def train_step(model: KerasModel, lists: Lists) -> Step:
 
     parts = PartsOfSteps(model, lists.metrics, ends, weighs_later=own)
 
-    def step(batch: Nest, total: int) -> tuple[list[Any], Logs]:
-        share, batch = _share(batch, total, lists, weighs_later=own)
+    def step(batch: Nest, total: int, count: Any = None) -> tuple[list[Any], Logs]:
+        share, batch = _share(batch, total, lists, count, weighs_later=own)
         parts.tell(share, batch)
         before = list(map(values_of, (lists.trainable, lists.layers, lists.optimizer, lists.metrics)))
         trainable, layers, optimizer, metrics = before
@@ -119,8 +122,8 @@ def test_step(model: KerasModel, lists: Lists) -> Step:
 
     parts = PartsOfSteps(model, lists.metrics, ends)
 
-    def step(batch: Nest, total: int) -> tuple[list[Any], Logs]:
-        share, batch = _share(batch, total, lists)
+    def step(batch: Nest, total: int, count: Any = None) -> tuple[list[Any], Logs]:
+        share, batch = _share(batch, total, lists, count)
         parts.tell(share, batch)
         trainable, layers, metrics = map(values_of, (lists.trainable, lists.layers, lists.metrics))
         start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
@@ -160,12 +163,13 @@ def _own(output: Array, share: Share) -> Any:
     return output if share.alone else lax.optimization_barrier((output, share.context.replica_id_in_sync_group))[0]
 
 
-def _share(batch: Nest, total: int, lists: Lists, weighs_later: bool = False) -> tuple[Share, Any]:
+def _share(batch: Nest, total: int, lists: Lists, count: Any = None, weighs_later: bool = False) -> tuple[Share, Any]:
     """The replica's share, and its batch: made-up examples if it has none, which go into nothing that is reduced."""
     context = Context.current().replica
     if context is None:
         raise ContextError("a Keras step runs in a replica context only. HINT: call model.fit, which enters one.")
-    share = share_of(context, rows_of(batch), total, lists.metric_ids, weighs_later)
+    count = None if count is None else count.astype(jnp.float32)
+    share = share_of(context, rows_of(batch), total, lists.metric_ids, weighs_later, count)
     # A program computes something in any case; the weight of these examples is zero.
     if not share.rows:
         batch = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), batch)

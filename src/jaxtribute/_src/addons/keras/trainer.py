@@ -13,6 +13,7 @@ from jaxtribute import Mirrored, PerReplica, Strategy, function, get_strategy
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.data import Placer, shared_by_islands
 from jaxtribute._src.addons.keras.internals import KerasModel
+from jaxtribute._src.addons.keras.padding import Kind, Padding
 from jaxtribute._src.addons.keras.steps import Lists, Step, predict_step, test_step, train_step
 from jaxtribute._src.addons.keras.variables import StrategyVariable, adopt, on_servers
 from jaxtribute.extending import Context
@@ -26,6 +27,11 @@ SCHEDULER = "_jaxtribute_servers"
 """The attribute of a model that keeps what it has on workers."""
 Function = Callable[[Any, Iterator[Any]], tuple[Any, Any]]
 """Function that Keras calls per step, or per `steps_per_execution` of them: `(state, iterator) -> (logs, state)`."""
+
+
+OnBatch = Callable[[Any, Iterator[Any]], Any]
+"""One step on a batch from Keras, and on what it comes from."""
+_KINDS: dict[Any, Kind] = {train_step: "train", test_step: "test", predict_step: "predict"}
 
 
 def remember(model: KerasModel, strategy: Strategy) -> None:
@@ -97,8 +103,8 @@ def make_predict_function(model: KerasModel, strategy: Strategy) -> Function:
     else:
         step = _step(model, strategy, predict_step)
 
-    def whole(batch: Nest) -> Any:
-        return jax.tree.map(lambda leaf: _joined(leaf, strategy), step(batch), is_leaf=_is_distributed)
+    def whole(batch: Nest, source: Iterator[Any]) -> Any:
+        return jax.tree.map(lambda leaf: _joined(leaf, strategy), step(batch, source), is_leaf=_is_distributed)
 
     # One replica's outputs are arrays.
     return _repeated(model, step if strategy.num_replicas_in_sync == 1 else whole, joins=True)
@@ -114,9 +120,7 @@ def _scheduled(model: KerasModel, strategy: Strategy, kind: str) -> Function:
     return make_function(model, strategy, kind)
 
 
-def _stateful(
-    model: KerasModel, strategy: Strategy, method: Callable[[Any], Any], *, joins: bool = False
-) -> Callable[[Any], Any]:
+def _stateful(model: KerasModel, strategy: Strategy, method: Callable[[Any], Any], *, joins: bool = False) -> OnBatch:
     """One step in TensorFlow's form on a batch from Keras: each replica runs it as a loop of the user's own would."""
     lists = Lists.of(model)
     for variable in lists.all:
@@ -134,10 +138,10 @@ def _stateful(
         return result if joins else jax.tree.map(shown, result, is_leaf=_is_distributed)
 
     run = function(step).owning_arguments() if compiled else step
-    return lambda batch: run(place(batch)[0])
+    return lambda batch, _: run(place(batch)[0])
 
 
-def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], Step]) -> Callable[[Any], Any]:
+def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], Step]) -> OnBatch:
     """One step on a batch from Keras: compiled, or each replica's Python if the model runs eagerly."""
     lists = Lists.of(model)
     for variable in (*lists.trainable, *lists.layers, *lists.metrics):
@@ -158,14 +162,14 @@ def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], St
             return value.data
         return strategy.experimental_local_results(value)[0]
 
-    # A function for each number of examples: steps are calls of arrays alone, which run again without a look at each.
+    # A function for each number of rows: steps are calls of arrays alone, which run again without a look at each.
     @cache
-    def step_of(total: int) -> Callable[[Any], Any]:
-        def step(batch: Nest) -> Any:
+    def step_of(total: int) -> Callable[..., Any]:
+        def step(batch: Nest, *count: Mirrored) -> Any:
             # New values come out of the replicas rather than being written inside: Keras's steps are pure functions of
             # lists.
             # Past `run` of parameter servers, which warns of code on the coordinator: here Keras means it.
-            values, result = Strategy.run(strategy, replica, (batch, total))
+            values, result = Strategy.run(strategy, replica, (batch, total, *count))
             for variable, value in zip(lists.all, values, strict=True):
                 if value is not None:
                     variable.stored.assign(value if alike else strategy.experimental_local_results(value)[0])
@@ -174,24 +178,36 @@ def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], St
         # Batches are this file's own: cut from arrays that nobody writes to meanwhile, or copied.
         return function(step).owning_arguments() if compiled else step
 
-    def on_batch(batch: Nest) -> Any:
-        placed, rows = place(batch)
-        return step_of(rows)(placed)
+    padding = Padding.of(model, strategy, _KINDS[make]) if compiled else None
+
+    def on_batch(batch: Nest, source: Iterator[Any]) -> Any:
+        padded = None if padding is None else padding(batch, source)
+        if padded is None:
+            placed, rows = place(batch)
+            return step_of(rows)(placed)
+        placed, rows = place(padded.batch)
+        if padded.count is not None:
+            return step_of(rows)(placed, padded.count)
+        return jax.tree.map(
+            lambda leaf: np.asarray(_joined(leaf, strategy))[: padded.rows],
+            step_of(rows)(placed),
+            is_leaf=_is_distributed,
+        )
 
     return on_batch
 
 
-def _repeated(model: KerasModel, step: Callable[[Any], Any], *, joins: bool = False) -> Function:
+def _repeated(model: KerasModel, step: OnBatch, *, joins: bool = False) -> Function:
     """`steps_per_execution` steps in one call, up to the end of the data."""
 
     def call(state: Nest, iterator: Iterator[Any]) -> tuple[Any, Any]:
         # Not guarded: the end of the data before any step is what Keras waits for.
-        results = [step(next(iterator))]
+        results = [step(next(iterator), iterator)]
         for _ in range(model.steps_per_execution - 1):
             batch = next(iterator, None)
             if batch is None:
                 break
-            results.append(step(batch))
+            results.append(step(batch, iterator))
         if not joins or len(results) == 1:
             return results[-1], state
         return jax.tree.map(lambda *parts: np.concatenate(list(map(np.asarray, parts))), *results), state

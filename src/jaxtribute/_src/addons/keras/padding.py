@@ -1,0 +1,113 @@
+"""Batches that replicas cannot share equally, made larger on the host: one program is then enough for all.
+
+The rows that are added are copies of the first one. They count in no loss and no metric, and outputs go without them;
+only models of which this is known to be exact get them, see `row_wise.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxtribute._src.addons.keras.data import shared_by_islands
+from jaxtribute._src.addons.keras.internals import DataAdapter, KerasModel
+from jaxtribute._src.addons.keras.row_wise import Kind, is_row_wise
+from jaxtribute._src.addons.keras.variables import on_servers
+from jaxtribute.typing import Nest
+
+if TYPE_CHECKING:
+    from jaxtribute import Strategy
+
+
+class Batches(Iterator[Any]):
+    """The batches of an epoch, and what is known of their numbers of rows.
+
+    Args:
+      batches: the batches.
+      adapter: what Keras reads them by.
+    """
+
+    def __init__(self, batches: Iterator[Any], adapter: DataAdapter) -> None:
+        self._batches = iter(batches)
+        alone = adapter.num_batches == 1
+        self.rows: int | None = None if alone else adapter.batch_size
+        """The rows of most batches; those of the first one, if nothing is known before."""
+        self.uneven = not alone and bool(adapter.has_partial_batch)
+        """True if another number is sure to come."""
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """A batch that is padded.
+
+    Attributes:
+      batch: the rows, equally many for each replica.
+      rows: how many of them are no padding.
+      count: the same number, on all devices.
+    """
+
+    batch: Any
+    rows: int
+    count: Any
+
+
+class Padding:
+    """Chooses the batches of one of a model's functions that are padded, and pads them.
+
+    Args:
+      strategy: whose replicas get the batches.
+      kind: the function.
+    """
+
+    def __init__(self, strategy: Strategy, kind: Kind) -> None:
+        self._replicas, self._weighs = strategy.num_replicas_in_sync, kind != "predict"
+        self._full: set[Any] = set()
+        """Structures and numbers of rows for which there is a program that knows of no padding."""
+        self._padded: set[Any] = set()
+        """Those for which there is a program that does."""
+        self._count = cache(lambda rows: strategy.place(np.int32(rows)))
+
+    @classmethod
+    def of(cls, model: KerasModel, strategy: Strategy, kind: Kind) -> Padding | None:
+        """The padding for a model's function; None if nothing may be padded."""
+        mesh = strategy.extended.mesh
+        elsewhere = on_servers(strategy) or shared_by_islands(strategy) is not None or mesh.peers is not None
+        if elsewhere or mesh.size == 1 or not is_row_wise(model, kind):
+            return None
+        return cls(strategy, kind)
+
+    def __call__(self, batch: Nest, source: Iterator[Any]) -> Padded | None:
+        """The batch, padded, or with the note that nothing pads it; None if its own program is to run it as it is."""
+        leaves, tree = jax.tree.flatten(batch)
+        rows = _rows(leaves)
+        if not rows:
+            return None
+        full, uneven = rows, False
+        if isinstance(source, Batches):
+            source.rows = source.rows or rows
+            full, uneven = max(rows, source.rows), source.uneven
+        size = -(-full // self._replicas) * self._replicas
+        kind = tree, size
+        if rows == size and (not self._weighs or kind in self._full or not (uneven or kind in self._padded)):
+            self._full.add(kind)
+            return None
+        self._padded.add(kind)
+        more = size - rows
+        if more:
+            batch = tree.unflatten([np.concatenate([leaf, np.repeat(leaf[:1], more, axis=0)]) for leaf in leaves])
+        return Padded(batch, rows, self._count(rows) if self._weighs else None)
+
+
+def _rows(leaves: list[Any]) -> int:
+    """The number of rows that all arrays have; 0 if they differ, or are no arrays of the host's numbers."""
+    rows = {leaf.shape[0] if type(leaf) is np.ndarray and leaf.ndim else 0 for leaf in leaves}
+    known = len(rows) == 1 and all(leaf.dtype.kind in "biuf" for leaf in leaves if isinstance(leaf, np.ndarray))
+    return rows.pop() if known else 0
