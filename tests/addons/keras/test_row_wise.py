@@ -126,6 +126,42 @@ def test_a_listed_layer_is_known(name: str) -> None:
 def built(model: Any, *, y: Any = None) -> Any:
     """The model with its losses and metrics made, as `fit` makes them."""
     x = [np.zeros((2, *i.shape[1:]), i.dtype) for i in model.inputs]
+    labels = [np.zeros((2, *o.shape[1:]), np.float32) for o in model.outputs] if y is None else [y]
+    model._symbolic_build(data_batch=tuple(part[0] if len(part) == 1 else part for part in (x, labels)))
+    return model
+
+
+class OwnDense(L.Dense):
+    pass
+
+
+class OwnModel(keras.Model):
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(*args, **kwargs) * 2
+
+
+class OwnMetric(keras.metrics.Mean):
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return super().update_state(y_pred - keras.ops.mean(y_pred))
+
+
+def around(layer: Any, shape: tuple[int, ...] = FLAT, dtype: str = "float32") -> Any:
+    x = keras.Input(shape, dtype=dtype)
+    return built(compiled(keras.Model(x, L.Dense(2)(layer(x)))))
+
+
+def masked(layer: Any, dtype: str) -> Any:
+    return around(lambda x: L.LSTM(3)(layer(x)), LINE if dtype == "float32" else FLAT, dtype)
+
+
+def only(layer: Any) -> Any:
+    x = keras.Input(FLAT)
+    return keras.Model(x, layer(x))
+
+
+def with_loss(loss: Any, metrics: Any = (), **kwargs: Any) -> Any:
+    model = keras.Sequential([keras.Input((8,)), L.Dense(3, "softmax")])
+    model.compile("sgd", loss, metrics=list(metrics), **kwargs)
     name = str(getattr(loss, "name", loss))
     of_classes = any(part in name for part in ("sparse", "circle", "generalized"))
     return built(model, y=np.zeros(2, np.int32) if of_classes else np.zeros((2, 3), np.float32))

@@ -13,7 +13,8 @@ from jaxtribute import Mirrored, PerReplica, Strategy, function, get_strategy
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.data import Placer, shared_by_islands
 from jaxtribute._src.addons.keras.internals import KerasModel
-from jaxtribute._src.addons.keras.padding import Kind, Padding
+from jaxtribute._src.addons.keras.padding import Padding
+from jaxtribute._src.addons.keras.row_wise import Kind
 from jaxtribute._src.addons.keras.steps import Lists, Step, predict_step, test_step, train_step
 from jaxtribute._src.addons.keras.variables import StrategyVariable, adopt, on_servers
 from jaxtribute.extending import Context
