@@ -12,7 +12,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks import allreduce, elastic, keras_fit, ledger, live, network, overhead, scaling, startup, suites
+from benchmarks import (
+    allreduce,
+    elastic,
+    first_epoch,
+    keras_fit,
+    ledger,
+    live,
+    network,
+    overhead,
+    scaling,
+    startup,
+    suites,
+)
 from benchmarks.comparison import Comparison
 from benchmarks.environments import python_of
 from benchmarks.harness import ROOT
@@ -85,6 +97,7 @@ COMPARED: dict[str, Compare] = {
     "live": live.suite,
     "memory": suites.memory,
     "keras_fit": keras_fit.suite,
+    "first_epoch": first_epoch.suite,
 }
 
 _MODULES = (

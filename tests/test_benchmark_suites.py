@@ -42,6 +42,7 @@ PEERS = {
 """Suites of one peer of the library, all of whose contenders take a step."""
 COMMANDS = {
     "startup": ("benchmarks.peers.first_step", "jaxtribute", "1", "64-256-256-10"),
+    "first_epoch": ("benchmarks.peers.first_epoch", "jaxtribute", "mlp"),
     "lockstep": ("benchmarks.lockstep", "--json", "--seconds", "0.05"),
 }
 """Suites that start a process for each figure."""

@@ -330,6 +330,15 @@ def has_arrays(adapter: Foreign) -> bool:
     return isinstance(adapter, ArrayDataAdapter)
 
 
+def batch_sizes(adapter: Foreign) -> tuple[int | None, bool]:
+    """The rows of most of an adapter's batches, None if not known, and whether fewer are sure to be in the last one."""
+    try:
+        size, partial = adapter.batch_size, bool(adapter.has_partial_batch)
+    except NotImplementedError:  # some adapters do not say
+        return None, False
+    return (None, False) if adapter.num_batches == 1 else (size, partial)
+
+
 def shuffles(adapter: Foreign) -> bool:
     """True if a data adapter gives another order each epoch."""
     return bool(getattr(adapter, "_shuffle", False) or getattr(adapter, "shuffle", False))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.data import shared_by_islands
 from jaxtribute._src.addons.keras.internals import DataAdapter, KerasModel
 from jaxtribute._src.addons.keras.row_wise import Kind, is_row_wise
@@ -34,10 +35,10 @@ class Batches(Iterator[Any]):
 
     def __init__(self, batches: Iterator[Any], adapter: DataAdapter) -> None:
         self._batches = iter(batches)
-        alone = adapter.num_batches == 1
-        self.rows: int | None = None if alone else adapter.batch_size
+        rows, partial = internals.batch_sizes(adapter)
+        self.rows = rows
         """The rows of most batches; those of the first one, if nothing is known before."""
-        self.uneven = not alone and bool(adapter.has_partial_batch)
+        self.uneven = partial
         """True if another number is sure to come."""
 
     def __next__(self) -> Any:

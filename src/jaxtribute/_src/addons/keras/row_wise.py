@@ -148,7 +148,8 @@ def _has_listed_losses(model: KerasModel) -> bool:
         if not _is_function(function, arguments, LOSSES) or loss.reduction not in _REDUCTIONS:
             return False
     for metric in internals.metrics_of(model):
-        if type(metric) in (keras.metrics.Mean, keras.metrics.RootMeanSquaredError):
+        # Keras lists what holds the metrics of `compile`, too, if there are none.
+        if not metric.variables or type(metric) in (keras.metrics.Mean, keras.metrics.RootMeanSquaredError):
             continue
         if not _is_function(*internals.function_of_metric(metric), METRICS):
             return False

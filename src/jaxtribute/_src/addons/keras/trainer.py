@@ -13,7 +13,8 @@ from jaxtribute import Mirrored, PerReplica, Strategy, function, get_strategy
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.data import Placer, shared_by_islands
 from jaxtribute._src.addons.keras.internals import KerasModel
-from jaxtribute._src.addons.keras.padding import Kind, Padding
+from jaxtribute._src.addons.keras.padding import Padding
+from jaxtribute._src.addons.keras.row_wise import Kind
 from jaxtribute._src.addons.keras.steps import Lists, Step, predict_step, test_step, train_step
 from jaxtribute._src.addons.keras.variables import StrategyVariable, adopt, on_servers
 from jaxtribute.extending import Context
@@ -179,20 +180,26 @@ def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], St
         return function(step).owning_arguments() if compiled else step
 
     padding = Padding.of(model, strategy, _KINDS[make]) if compiled else None
+    return _padding(padding, place, step_of, strategy)
+
+
+def _padding(
+    padding: Padding | None, place: Placer, step_of: Callable[[int], Callable[..., Any]], strategy: Strategy
+) -> OnBatch:
+    """Steps on batches as they are, and on those that are padded first."""
+
+    def cut(outputs: Nest, rows: int) -> Any:
+        joined = jax.tree.map(lambda leaf: _joined(leaf, strategy), outputs, is_leaf=_is_distributed)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[:rows], joined)
 
     def on_batch(batch: Nest, source: Iterator[Any]) -> Any:
         padded = None if padding is None else padding(batch, source)
+        placed, rows = place(batch if padded is None else padded.batch)
         if padded is None:
-            placed, rows = place(batch)
             return step_of(rows)(placed)
-        placed, rows = place(padded.batch)
-        if padded.count is not None:
-            return step_of(rows)(placed, padded.count)
-        return jax.tree.map(
-            lambda leaf: np.asarray(_joined(leaf, strategy))[: padded.rows],
-            step_of(rows)(placed),
-            is_leaf=_is_distributed,
-        )
+        if padded.count is None:
+            return cut(step_of(rows)(placed), padded.rows)
+        return step_of(rows)(placed, padded.count)
 
     return on_batch
 
