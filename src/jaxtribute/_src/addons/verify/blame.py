@@ -112,7 +112,7 @@ class Suspects:
             if f"the result{path}" not in names and not isinstance(found.outputs.get(path), tuple)
         ]
         self._right = self._runs.upstream(
-            [number for value in right for number in self._runs.makers(value)], truths=False
+            [number for value in right for number in self._runs.makers(value)], evidence=True
         )
         self._trail = Trail(self._runs, self._wrong)
 
@@ -122,7 +122,7 @@ class Suspects:
             return self._never_reduced()
         leaves = self._trail.leaves
         if not leaves:
-            return self._counted() or self._merged() or self._unreduced() or self._unknown()
+            return self._counted() or self._merged() or self._unreduced() or self._around() or self._unknown()
         # What one device computes in a way of its own, as of a synchronized layer, cannot be compared.
         paired = [leaf for leaf in leaves if all(self._runs.others(leaf))]
         first, *others = paired or leaves
@@ -413,6 +413,18 @@ class Suspects:
                 return culprit
         return None
 
+    def _around(self) -> Culprit | None:
+        """Blames what the code around the replicas makes of a value that it has reduced or gathered rightly."""
+        one, other = (np.asarray(value) for value in (self._apart[0].alone, self._apart[0].others))
+        numbers = range(len(self._runs.tape.records))
+        outside = [number for number in numbers if self._runs.record(number).name.startswith("strategy.")]
+        if not outside or self._wrong or one.shape != other.shape:
+            return None
+        alike = [number for number in outside if _is_fraction(one, self._runs.record(number).results[0])]
+        replicas = self._runs.arrangement.replicas
+        scaled = any(np.allclose(one * factor, other, rtol=1e-4) for factor in (replicas, 1 / replicas))
+        return self._named("scaled-by-replicas" if alike and scaled else "unknown", (alike or outside)[-1])
+
     def _written(self) -> Place | None:
         """The line that writes a variable that differs."""
         lines = (self._lines.get(one.variable) for one in self._apart if one.variable is not None)
@@ -438,6 +450,18 @@ class Suspects:
             record.results[0] if record.results else None,
             [one.results[0] for one in others if one is not None and one.results],
         )
+
+
+def _is_fraction(value: Any, reduced: Any) -> bool:
+    """True if a value is another one times, or divided by, a whole number."""
+    if is_key(reduced) or np.shape(value) != np.shape(reduced) or not np.size(reduced) or value.dtype.kind not in "fiu":
+        return False
+    largest = np.unravel_index(int(np.argmax(np.abs(reduced))), np.shape(reduced))
+    if not reduced[largest] or not value[largest]:
+        return False
+    ratio = float(value[largest] / reduced[largest])
+    whole = max(abs(ratio), 1 / abs(ratio))
+    return abs(whole - round(whole)) < 1e-4 * whole and np.allclose(value, reduced * ratio, rtol=1e-4)
 
 
 def _value_of(one: Outcome, difference: Difference) -> Any:
