@@ -1,9 +1,8 @@
 """Planted mistakes are found, with the line and what to write instead; right programs raise no alarm.
 
-Some of the cases are run; VERIFY_ALL=1 runs them all.
+Some of the cases are run; JAXTRIBUTE_ALL_CASES=1 runs them all.
 """
 
-import os
 from pathlib import Path
 
 import jax
@@ -14,9 +13,10 @@ import verified_programs
 from jaxtribute import testing
 from jaxtribute._src.addons.cli.main import main
 from processes import run_python
+from samples import ALL_CASES
 from verified_programs import RIGHT, WRONG, Case
 
-EVERY = 1 if "VERIFY_ALL" in os.environ else 9
+EVERY = 1 if ALL_CASES else 9
 """Every so many of the cases are run: a sample spread over the programs, the same each time."""
 
 

@@ -253,6 +253,18 @@ class Runs:
             todo += self.all_makers(number) if record.name in _LINEAR else ()
         return False
 
+    def accumulates(self, number: int) -> bool:
+        """True if an operation makes a gradient of gradients: it scales or adds them."""
+        record = self.record(number)
+        if record.name not in _LINEAR:
+            return False
+        for place, value in enumerate(record.operands):
+            makers = self.makers_of(number, place)
+            begins = not is_key(value) and not np.any(value)
+            if not begins and (np.ndim(value) if not makers else not all(map(self.from_backward, makers))):
+                return False
+        return True
+
     def scaled_axes(self, leaf: int) -> list[int]:
         """The axes that have other lengths on replicas."""
         value, other = self.record(leaf).results[0], self.other(0, leaf)
@@ -264,6 +276,15 @@ class Runs:
     def picks_replica(self, number: int) -> bool:
         """True if an operation depends on which replica it is."""
         return any(self.record(each).name == "axis_index" for each in self.upstream(self.all_makers(number)))
+
+    def is_made_of_arrays(self, makers: Sequence[int]) -> bool:
+        """True if arrays that no operation has made, or keys, go into a value: it is no constant."""
+        return any(
+            is_key(value) or np.ndim(value)
+            for number in self.upstream(makers)
+            for place, value in enumerate(self.record(number).operands)
+            if is_key(value) or not self.makers_of(number, place)
+        )
 
     def is_counted(self, makers: Sequence[int]) -> bool:
         """True if a number is a sum over a replica's own rows."""
