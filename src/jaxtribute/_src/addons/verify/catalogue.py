@@ -146,6 +146,13 @@ _PATTERNS = (
         "strategy.experimental_distribute_values_from_function(lambda context: this replica's rows)",
     ),
     Pattern(
+        "decided-by-replica",
+        "this replica's own values decide what becomes of what all replicas share: replicas part as soon as one of "
+        "them decides otherwise",
+        "decide by what is reduced: ask the reduced gradients, or count the replicas that object, "
+        "jd.get_replica_context().all_reduce('SUM', jnp.where(right, 0, 1)) == 0",
+    ),
+    Pattern(
         "one-replica",
         "the value of one replica stands for that of all",
         "strategy.reduce('MEAN', value, axis=None) or 'SUM'; a variable with aggregation MEAN or SUM",

@@ -25,7 +25,11 @@ def rounding(tape: Tape) -> set[int]:
     """
     found: set[int] = set()
     for number, record in enumerate(tape.records):
-        if len(record.results) == 1 and _is_real(record.results[0]) and (_cancels(record) or _is_made(tape, record, found)):
+        if (
+            len(record.results) == 1
+            and _is_real(record.results[0])
+            and (_cancels(record) or _is_made(tape, record, found))
+        ):
             found.add(number)
     return found
 
@@ -42,10 +46,10 @@ def _is_made(tape: Tape, record: Record, found: set[int]) -> bool:
     if not found or record.name not in _KEEPS | _OF_ALL:
         return False
     operands = record.operands[:1] if record.name == "div" else record.operands[record.name == "select_n" :]
-    noise = [bool(makers) and found.issuperset(makers) for makers in (tape.makers.get(id(one), ()) for one in operands)]
-    if record.name in _OF_ALL and not all(one or not _largest(value) for one, value in zip(noise, operands, strict=True)):
-        return False
-    return any(noise)
+    made = [tape.makers.get(id(operand), ()) for operand in operands]
+    noise = [bool(makers) and found.issuperset(makers) for makers in made]
+    others = [value for value, one in zip(operands, noise, strict=True) if not one]
+    return any(noise) and not (record.name in _OF_ALL and any(map(_largest, others)))
 
 
 def _is_real(value: object) -> bool:
