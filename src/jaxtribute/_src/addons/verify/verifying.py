@@ -140,7 +140,7 @@ class Verification:
                 break  # enough is known: three and four replicas show what two have shown
             refused: list[tuple[Arrangement, str]] = []
             for arrangement in group:
-                if not arrangement.plain and any(map(_is_enough, wrong)):
+                if not arrangement.plain and (not verdict.tried or any(map(_is_enough, wrong))):
                     break
                 try:
                     found, one = self._run(arrangement), self._known[arrangement.alone][0]
@@ -148,7 +148,7 @@ class Verification:
                     refused.append((arrangement, f"cannot be followed: {reason}"))
                     break
                 except Exception as error:  # noqa: BLE001  # whatever the user's function raises for such rows
-                    refused.append((arrangement, f"raises {type(error).__name__}: {str(error).splitlines()[:1]}"))
+                    refused.append((arrangement, f"raises {type(error).__name__}: {str(error).partition('\n')[0]}"))
                     continue
                 verdict.tried.append(arrangement)
                 self._found[arrangement] = found
