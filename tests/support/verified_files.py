@@ -17,7 +17,6 @@ from jaxtribute._src.addons.verify.verdict import Verdict
 from jaxtribute._src.addons.verify.watching import KINDS, Watcher
 from jaxtribute.experimental import observe
 
-
 SHORTER = {"parameter_server": ["--epochs", "1"], "embeddings": ["--steps", "40"]}
 """Arguments of programs that start processes."""
 

@@ -820,7 +820,7 @@ def functional(strategy: jd.Strategy, wrong: str) -> Made:
                 gradient = gradient + 0.01 * w  # at: functional.decay
             update, slots = transform.update(context().all_reduce("SUM", gradient), slots)
         if wrong == "decided":
-            update = jnp.where(value < 100.0, update, 0.0)  # at: functional.decided
+            update = jnp.where(value < 100.0, jnp.asarray(update), 0.0)  # at: functional.decided
         return (w + update, slots), value
 
     @jd.function

@@ -148,7 +148,8 @@ class Verification:
                     refused.append((arrangement, f"cannot be followed: {reason}"))
                     break
                 except Exception as error:  # noqa: BLE001  # whatever the user's function raises for such rows
-                    refused.append((arrangement, f"raises {type(error).__name__}: {str(error).partition('\n')[0]}"))
+                    what, *_ = str(error).splitlines() or [""]
+                    refused.append((arrangement, f"raises {type(error).__name__}: {what}"))
                     continue
                 verdict.tried.append(arrangement)
                 self._found[arrangement] = found
