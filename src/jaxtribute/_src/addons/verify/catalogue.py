@@ -34,8 +34,8 @@ _PATTERNS = (
         "the mean over this replica's rows counts as much as that of a replica with more rows: right for batches that "
         "divide, wrong for others",
         "jd.nn.compute_average_loss(per_example_losses, global_batch_size=the rows of the whole batch) with reduction "
-        "'SUM'; for a metric strategy.reduce('MEAN', per_example_values, axis=0); with a layer's statistics batches that "
-        "divide (drop_remainder=True)",
+        "'SUM'; for a metric strategy.reduce('MEAN', per_example_values, axis=0); with statistics of layers batches "
+        "that divide (drop_remainder=True)",
     ),
     Pattern(
         "local-count",
