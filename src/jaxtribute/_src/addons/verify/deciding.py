@@ -52,7 +52,7 @@ def _behind(runs: Runs, numbers: list[int]) -> Iterator[int]:
     todo = list(numbers)
     while todo:
         number = todo.pop()
-        if number in seen or runs.is_sum(number) or "gather" in runs.record(number).name:
+        if number in seen or runs.is_sum(number) or runs.record(number).name.startswith(("all_gather", "strategy.")):
             continue
         seen.add(number)
         yield number
