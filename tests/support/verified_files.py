@@ -17,6 +17,9 @@ from jaxtribute._src.addons.verify.verdict import Verdict
 from jaxtribute._src.addons.verify.watching import KINDS, Watcher
 from jaxtribute.experimental import observe
 
+SHORTER = {"parameter_server": ["--epochs", "1"], "embeddings": ["--steps", "40"]}
+"""Arguments of programs that start processes."""
+
 
 def verdicts(file: Path) -> list[Verdict]:
     """What comes of the steps of a program, or of a page's."""
@@ -25,7 +28,8 @@ def verdicts(file: Path) -> list[Verdict]:
         if file.suffix == ".py":
             # All run on the devices of this process.
             text = file.read_text(encoding="utf-8")
-            run_script(file, ["--devices", "4"] if '"--devices"' in text or "import common" in text else [])
+            several = ["--devices", "4"] if '"--devices"' in text or "import common" in text else []
+            run_script(file, SHORTER.get(file.stem, several))
         else:
             run_page(file)
     return watcher.verdicts

@@ -350,6 +350,7 @@ def adversarial(strategy: jd.Strategy, wrong: str) -> Made:
     one_way="pairs-of-rows",
     whole="reduced-twice",
     softmax="softmax-over-batch",
+    redundancy="local-total",
 )
 def contrastive(strategy: jd.Strategy, wrong: str) -> Made:
     w, v = held = variables(strategy, (4, 3), (5, 3))
@@ -367,6 +368,9 @@ def contrastive(strategy: jd.Strategy, wrong: str) -> Made:
                 chosen = (one * other).sum(-1)
                 share = jax.nn.softmax(chosen)  # at: contrastive.softmax
                 return -(share * chosen).sum()
+            if wrong == "redundancy":
+                shared = one.T @ other / ROWS
+                return jnp.sum((shared - jnp.eye(3)) ** 2)  # at: contrastive.redundancy
             if wrong == "pairs_of_one_example":
                 return ((one[:, :, None] * other[:, None, :]) ** 2).sum() / ROWS
             everyone = context().all_gather(other, axis=0)
@@ -498,6 +502,7 @@ def dropout(strategy: jd.Strategy, wrong: str) -> Made:
     short="mean-of-means",
     masked="local-count",
     summed="local-mean",
+    clipped="gradient-before-reduction",
 )
 def accumulated(strategy: jd.Strategy, wrong: str) -> Made:
     w, v = held = variables(strategy, (4, 4), (4, 2))
@@ -518,10 +523,13 @@ def accumulated(strategy: jd.Strategy, wrong: str) -> Made:
             return each.sum() / ROWS
 
         total = [jnp.zeros(one.shape) for one in held]
-        if wrong == "scanned" and x.shape[0] % 2 == 0:
+        if wrong in ("scanned", "clipped") and x.shape[0] % 2 == 0:
 
             def body(total: Any, part: Any) -> Any:
                 found = jd.grad(lambda: loss_of(*part), held)()
+                if wrong == "clipped":
+                    norm = optax.tree.norm(found)  # at: accumulated.clipped
+                    found = [one * jnp.minimum(1.0, 0.01 / norm) for one in found]
                 return [one + other for one, other in zip(total, found, strict=True)], None
 
             parts = x.reshape(2, half, 4), y.reshape(2, half)
@@ -568,6 +576,8 @@ def measured(x: Any, y: Any, w: Any, wrong: str) -> Any:
     running="local-total mean-of-sums",
     f1="local-count local-total mean-of-means",
     maximum_of_rows="extreme-over-batch",
+    best="local-total",
+    around="scaled-by-replicas",
 )
 def metrics(strategy: jd.Strategy, wrong: str) -> Made:
     (w,) = variables(strategy, (4, 3))
@@ -589,6 +599,8 @@ def metrics(strategy: jd.Strategy, wrong: str) -> Made:
             steps.assign_add(1.0)  # at: metrics.steps
         if wrong == "running":
             share.assign(0.9 * share + 0.1 * right.sum())  # at: metrics.running
+        if wrong == "best":
+            share.assign(jnp.maximum(share.read_value(), right.sum()))  # at: metrics.best
         if wrong == "first":
             last.assign(right.sum())  # at: metrics.first
         return measured(x, y, w, wrong)
@@ -600,7 +612,9 @@ def metrics(strategy: jd.Strategy, wrong: str) -> Made:
             return strategy.reduce("SUM", result, axis=None)  # at: metrics.accuracy
         if wrong == "ratio":
             return strategy.reduce("MEAN", result, axis=None)  # at: metrics.ratio
-        if wrong in ("right", "counted", "variable", "first", "steps", "running"):
+        if wrong == "around":
+            return strategy.reduce("SUM", result, axis=0) * strategy.num_replicas_in_sync / ROWS  # at: metrics.around
+        if wrong in ("right", "counted", "variable", "first", "steps", "running", "best"):
             return strategy.reduce("MEAN", result, axis=0)
         return strategy.reduce("SUM" if wrong in ("maximum", "in_loss") else "MEAN", result, axis=None)
 
@@ -784,6 +798,8 @@ def outside(strategy: jd.Strategy, wrong: str) -> Made:
     "right clipped",
     updates="gradient-before-reduction",
     mean="local-mean",
+    decay="counted-on-each-replica",
+    decided="decided-by-replica",
 )
 def functional(strategy: jd.Strategy, wrong: str) -> Made:
     """A state that goes in and comes out."""
@@ -800,7 +816,11 @@ def functional(strategy: jd.Strategy, wrong: str) -> Made:
             updates = transform.update(gradient, slots)  # at: functional.updates
             update, slots = context().all_reduce("MEAN", updates)
         else:
+            if wrong == "decay":
+                gradient = gradient + 0.01 * w  # at: functional.decay
             update, slots = transform.update(context().all_reduce("SUM", gradient), slots)
+        if wrong == "decided":
+            update = jnp.where(value < 100.0, jnp.asarray(update), 0.0)  # at: functional.decided
         return (w + update, slots), value
 
     @jd.function
@@ -846,3 +866,29 @@ def experts(strategy: jd.Strategy, wrong: str) -> Made:
         return strategy.reduce("SUM", strategy.run(replica, args=(x, reward)), axis=None)
 
     return step, tuple(arrays((ROWS, 4), (ROWS,)))
+
+
+@program(
+    "right",
+    mean="local-mean",
+    norm="gradient-before-reduction",
+)
+def shifted(strategy: jd.Strategy, wrong: str) -> Made:
+    """One gradient is rounding alone, and the first step of Adam is as long for any gradient."""
+    w, shift = held = variables(strategy, (4, 3), (1,))
+    adam = optimizer(strategy, optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2)), held)
+
+    def replica(x: Any, y: Any) -> Any:
+        def loss() -> Any:
+            each = cross_entropy(x @ w + shift, y)
+            return each.mean() if wrong == "mean" else each.sum() / ROWS  # at: shifted.mean
+
+        value, gradients = jd.value_and_grad(loss, held)()
+        adam.apply_gradients(gradients)
+        return optax.tree.norm(gradients) if wrong == "norm" else value  # at: shifted.norm
+
+    @jd.function
+    def step(x: Any, y: Any) -> Any:
+        return strategy.reduce("MEAN" if wrong == "norm" else "SUM", strategy.run(replica, args=(x, y)), axis=None)
+
+    return step, (*arrays((ROWS, 4)), labels(3))

@@ -208,3 +208,34 @@ def test_a_function_of_a_coordinator_is_verified(loss: str, line: str, tmp_path:
     printed = run_python(command, str(script), timeout=300)
     assert ("step: as on one device" in printed) == (not line), printed
     assert line in printed
+
+
+ISLANDS = """
+import numpy as np, optax, jaxtribute as jd
+strategy = jd.experimental.ElasticStrategy()
+with strategy.scope():
+    w = jd.Variable(np.ones((3, 1), np.float32), name="w")
+    sgd = jd.Optimizer(optax.sgd(0.1), [w])
+
+def replica(x):
+    value, gradients = jd.value_and_grad(lambda: LOSS, [w])()
+    sgd.apply_gradients(gradients)
+    return value
+
+@jd.function
+def step(x):
+    return strategy.reduce("SUM", strategy.run(replica, (x,)), axis=None)
+
+data = strategy.experimental_make_numpy_dataset(np.eye(8, 3, dtype=np.float32)).repeat(3).batch(8)
+for x in strategy.experimental_distribute_dataset(data):
+    step(x)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("loss", "told"), [("((x @ w) ** 2).sum() / 8", "as on one"), ("((x @ w) ** 2).mean()", ":9")])
+def test_steps_of_islands_are_verified(loss: str, told: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ISLANDS.replace("LOSS", loss))
+    command = "import sys; from jaxtribute._src.addons.cli.main import main; print(main(['verify', sys.argv[1]]))"
+    assert told in run_python(command, str(script))

@@ -1,9 +1,8 @@
 """Planted mistakes are found, with the line and what to write instead; right programs raise no alarm.
 
-Some of the cases are run; VERIFY_ALL=1 runs them all.
+Some of the cases are run; JAXTRIBUTE_ALL_CASES=1 runs them all.
 """
 
-import os
 from pathlib import Path
 
 import jax
@@ -14,9 +13,10 @@ import verified_programs
 from jaxtribute import testing
 from jaxtribute._src.addons.cli.main import main
 from processes import run_python
+from samples import ALL_CASES
 from verified_programs import RIGHT, WRONG, Case
 
-EVERY = 1 if "VERIFY_ALL" in os.environ else 9
+EVERY = 1 if ALL_CASES else 9
 """Every so many of the cases are run: a sample spread over the programs, the same each time."""
 
 
@@ -54,17 +54,31 @@ ROOT = Path(__file__).parents[3]
 WRONG_ON_PURPOSE = {"launch.md", "verify.md"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES if page.name not in WRONG_ON_PURPOSE}
+EXAMPLES = "digits gpt keras_digits flax_nnx equinox_digits plain_jax haiku_style exact_evaluation elastic".split()
+SERVERS = "ParameterServerStrategy({"
 FILES = [
-    *(page for page, text in TEXTS.items() if "strategy.run(" in text and "ParameterServerStrategy({" not in text),
-    *(ROOT / "examples" / f"{name}.py" for name in "digits gpt keras_digits flax_nnx equinox_digits plain_jax".split()),
+    *(page for page, text in TEXTS.items() if "strategy.run(" in text and SERVERS not in text),
+    *(ROOT / "examples" / f"{name}.py" for name in EXAMPLES),
 ]
 """The programs of the documentation and the examples that run in one process."""
+WITH_SERVERS = [
+    *(page for page, text in TEXTS.items() if SERVERS in text),
+    *(ROOT / "examples" / f"{name}.py" for name in ("parameter_server", "embeddings")),
+]
+"""Those that start processes."""
 
 
 @pytest.mark.slow
 def test_examples_and_pages_raise_no_alarm() -> None:
     files = FILES if EVERY == 1 else FILES[4::EVERY]
-    run_python(ROOT / "tests" / "support" / "verified_files.py", *map(str, files), devices=4, timeout=900)
+    run_python(ROOT / "tests" / "support" / "verified_files.py", *map(str, files), devices=4, timeout=1800)
+
+
+@pytest.mark.ray
+@pytest.mark.skipif(not ALL_CASES, reason="JAXTRIBUTE_ALL_CASES is not set")
+@pytest.mark.parametrize("file", WITH_SERVERS, ids=lambda file: file.name)
+def test_programs_with_servers_raise_no_alarm(file: Path) -> None:
+    run_python(ROOT / "tests" / "support" / "verified_files.py", str(file), devices=4, timeout=900)
 
 
 def test_a_mistake_fails_a_test_and_changes_no_variable(verify_step: object) -> None:

@@ -112,7 +112,7 @@ class Suspects:
             if f"the result{path}" not in names and not isinstance(found.outputs.get(path), tuple)
         ]
         self._right = self._runs.upstream(
-            [number for value in right for number in self._runs.makers(value)], truths=False
+            [number for value in right for number in self._runs.makers(value)], evidence=True
         )
         self._trail = Trail(self._runs, self._wrong)
 
@@ -122,7 +122,7 @@ class Suspects:
             return self._never_reduced()
         leaves = self._trail.leaves
         if not leaves:
-            return self._counted() or self._merged() or self._unreduced() or self._unknown()
+            return self._counted() or self._merged() or self._unreduced() or self._around() or self._unknown()
         # What one device computes in a way of its own, as of a synchronized layer, cannot be compared.
         paired = [leaf for leaf in leaves if all(self._runs.others(leaf))]
         first, *others = paired or leaves
@@ -194,6 +194,8 @@ class Suspects:
         record = self._runs.record(broken)
         if record.backwards or record.eqn is None or record.name in SUMS or self._runs.after_sum(broken):
             return None
+        if self._added_term(broken) is not None:
+            return None
         for place in range(len(record.operands)):
             makers = self._runs.makers_of(broken, place)
             partial = self._runs.operand(broken, place).kind in (Kind.SUM, Kind.MEAN, Kind.SCALED)
@@ -227,15 +229,21 @@ class Suspects:
                 return self._named("mean-of-sums", reduction, self._runs.makers_of(leaf, kinds.index(Kind.SUM))[0])
             if any(one.variable is not None and one.variable.aggregation.name == "MEAN" for one in self._apart):
                 return self._named("local-total", self._runs.makers_of(leaf, kinds.index(Kind.SUM))[0], leaf)
-            # A number that is added to a part of a sum is no term of its own; the gradient of a term is one.
-            term = self._runs.upstream(self._runs.makers_of(leaf, kinds.index(Kind.SAME)))
-            made = record.backwards or any(
-                np.ndim(value) for number in term for value in self._runs.record(number).operands
-            )
-            return self._regularizer(leaf, kinds.index(Kind.SAME)) if made else None
+            term = self._added_term(leaf)
+            return self._regularizer(leaf, term) if term is not None else None
         if record.name in ("select_n", "mul") and self._runs.picks_replica(leaf):
             return self._named("one-replica", leaf)
         return None
+
+    def _added_term(self, number: int) -> int | None:
+        """The place of a term that is the same on all replicas, and is added to a part of a sum."""
+        record = self._runs.record(number)
+        kinds = [self._runs.operand(number, place).kind for place in range(len(record.operands))]
+        if record.name not in ADDS or not {Kind.SUM, Kind.SAME} <= set(kinds):
+            return None
+        place = kinds.index(Kind.SAME)
+        # A number that is added to a part of a sum is no term of its own; the gradient of a term is one.
+        return place if record.backwards or self._runs.is_made_of_arrays(self._runs.makers_of(number, place)) else None
 
     def _averages(self) -> int | None:
         """The division of a mean over the replicas on the way to what is wrong."""
@@ -293,6 +301,10 @@ class Suspects:
                 if near > 1.2 and abs(near / ratio - 1) < 0.5:
                     return self._of_means(number)
             elif record.name == "div" and self._runs.is_counted(makers):
+                if any(self._runs.record(one).backwards for one in self._runs.upstream(makers)):
+                    # No count, but the norm of a gradient.
+                    norm = self._runs.count_of(makers)
+                    return self._named("gradient-before-reduction", number if norm is None else norm, number)
                 return self._local_count(number)
         return None
 
@@ -390,9 +402,11 @@ class Suspects:
         numbers = [number for number in sorted(self._runs.upstream(self._wrong)) if self._runs.record(number).eqn]
         for number in numbers:
             record = self._runs.record(number)
-            for maker in () if record.backwards or self._runs.is_sum(number) else self._runs.all_makers(number):
+            if record.backwards or self._runs.is_sum(number) or self._runs.accumulates(number):
+                continue
+            for maker in self._runs.all_makers(number):
                 own = self._runs.relation(maker).kind not in (Kind.SAME, Kind.SKIPPED)
-                if own and self._runs.record(maker).backwards:
+                if own and self._runs.from_backward(maker):
                     return self._named("not-reduced", number, maker)
         for number in numbers:
             if self._runs.relation(number).kind not in (Kind.SAME, Kind.SKIPPED, Kind.ROWS):
@@ -404,14 +418,28 @@ class Suspects:
         line = self._written()
         how = {one.variable.aggregation.name for one in self._apart if one.variable is not None}
         for number in self._wrong:
-            kind = self._runs.relation(number).kind
+            kind, record = self._runs.relation(number).kind, self._runs.record(number)
             names = [_UNREDUCED[kind, one] for one in how if (kind, one) in _UNREDUCED]
+            if record.name in ("max", "min") and kind is Kind.SUM:
+                names = ["local-total"]
             if names or kind in (Kind.SUM, Kind.ROWS, Kind.MEAN):
                 culprit = self._named(names[0] if names else "one-replica", number)
                 if line is not None and line.line != getattr(culprit.place, "line", 0):
                     culprit.place, culprit.elsewhere = line, culprit.place
                 return culprit
         return None
+
+    def _around(self) -> Culprit | None:
+        """Blames what the code around the replicas makes of a value that it has reduced or gathered rightly."""
+        one, other = (np.asarray(value) for value in (self._apart[0].alone, self._apart[0].others))
+        numbers = range(len(self._runs.tape.records))
+        outside = [number for number in numbers if self._runs.record(number).name.startswith("strategy.")]
+        if not outside or self._wrong or one.shape != other.shape:
+            return None
+        alike = [number for number in outside if _is_fraction(one, self._runs.record(number).results[0])]
+        replicas = self._runs.arrangement.replicas
+        scaled = any(np.allclose(one * factor, other, rtol=1e-4) for factor in (replicas, 1 / replicas))
+        return self._named("scaled-by-replicas" if alike and scaled else "unknown", (alike or outside)[-1])
 
     def _written(self) -> Place | None:
         """The line that writes a variable that differs."""
@@ -438,6 +466,18 @@ class Suspects:
             record.results[0] if record.results else None,
             [one.results[0] for one in others if one is not None and one.results],
         )
+
+
+def _is_fraction(value: Any, reduced: Any) -> bool:
+    """True if a value is another one times, or divided by, a whole number."""
+    if is_key(reduced) or np.shape(value) != np.shape(reduced) or not np.size(reduced) or value.dtype.kind not in "fiu":
+        return False
+    largest = np.unravel_index(int(np.argmax(np.abs(reduced))), np.shape(reduced))
+    if not reduced[largest] or not value[largest]:
+        return False
+    ratio = float(value[largest] / reduced[largest])
+    whole = max(abs(ratio), 1 / abs(ratio))
+    return abs(whole - round(whole)) < 1e-4 * whole and np.allclose(value, reduced * ratio, rtol=1e-4)
 
 
 def _value_of(one: Outcome, difference: Difference) -> Any:

@@ -34,8 +34,8 @@ _PATTERNS = (
         "the mean over this replica's rows counts as much as that of a replica with more rows: right for batches that "
         "divide, wrong for others",
         "jd.nn.compute_average_loss(per_example_losses, global_batch_size=the rows of the whole batch) with reduction "
-        "'SUM'; for a metric "
-        "strategy.reduce('MEAN', per_example_values, axis=0)",
+        "'SUM'; for a metric strategy.reduce('MEAN', per_example_values, axis=0); with statistics of layers batches "
+        "that divide (drop_remainder=True)",
     ),
     Pattern(
         "local-count",
@@ -144,6 +144,13 @@ _PATTERNS = (
         "no argument of strategy.run is distributed: every replica computes with the whole batch",
         "for batch in strategy.experimental_distribute_dataset(batches), or for arrays at hand "
         "strategy.experimental_distribute_values_from_function(lambda context: this replica's rows)",
+    ),
+    Pattern(
+        "decided-by-replica",
+        "this replica's own values decide what becomes of what all replicas share: replicas part as soon as one of "
+        "them decides otherwise",
+        "decide by what is reduced: ask the reduced gradients, or count the replicas that object, "
+        "jd.get_replica_context().all_reduce('SUM', jnp.where(right, 0, 1)) == 0",
     ),
     Pattern(
         "one-replica",

@@ -266,7 +266,9 @@ class Machine:
         chosen = int(np.clip(int(operands[0]), 0, len(branches) - 1))
         if any("/jax/" not in _file_of(branch).replace("\\", "/") for branch in branches):
             chosen = self._chosen(place, len(branches), chosen)
-        return (yield from self.run(branches[chosen], operands[1:], place))
+        results = yield from self.run(branches[chosen], operands[1:], place)
+        # The condition has a say in what comes of it.
+        return [self._tape.same(value if is_key(value) else value.view(), value, operands[0]) for value in results]
 
     def _chosen(self, place: Place | None, count: int, index: int) -> int:
         """Notes which branch a condition asks for; returns the one to take."""

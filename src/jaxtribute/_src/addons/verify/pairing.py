@@ -15,6 +15,7 @@ import numpy as np
 from jaxtribute._src.addons.verify.machine import Record, Tape
 from jaxtribute._src.addons.verify.operations import is_key
 from jaxtribute._src.addons.verify.relations import NONE, SKIPPED, Kind, Relation, relate
+from jaxtribute._src.addons.verify.rounding import rounding
 from jaxtribute._src.addons.verify.sources import innermost
 from jaxtribute._src.addons.verify.stage import Outcome
 
@@ -47,6 +48,10 @@ class Runs:
         self._pairs = [_paired(self.tape, tape) for tape in found.tapes]
         self._found = found
         self._known: dict[int, Relation] = {}
+        pairs = [(pair, rounding(tape)) for pair, tape in zip(self._pairs, found.tapes, strict=True)]
+        self._rounding = {
+            number for number in rounding(self.tape) if all(pair.get(number) in theirs for pair, theirs in pairs)
+        }
 
     def record(self, number: int) -> Record:
         """The operation."""
@@ -56,12 +61,12 @@ class Runs:
         """The operations that a value comes from."""
         return self.tape.makers.get(id(value), ())
 
-    def upstream(self, numbers: Sequence[int], *, truths: bool = True) -> set[int]:
+    def upstream(self, numbers: Sequence[int], *, evidence: bool = False) -> set[int]:
         """All operations that some come from, these too.
 
         Args:
           numbers: the operations.
-          truths: whether to go on from what is true or false, of which other numbers can be the reason.
+          evidence: whether to leave out what stands behind values that say nothing of it.
         """
         seen: set[int] = set()
         todo = list(numbers)
@@ -70,9 +75,29 @@ class Runs:
             if number in seen:
                 continue
             seen.add(number)
-            if truths or getattr(self.record(number).results[0], "dtype", None) != np.bool_:
-                todo.extend(self.all_makers(number))
+            todo.extend(self._told_by(number) if evidence else self.all_makers(number))
         return seen
+
+    def _told_by(self, number: int) -> list[int]:
+        """The makers of an operation's operands, if it says something of them."""
+        if self._forgets(number):
+            return []
+        record = self.record(number)
+        if record.name == "select_n" and len(set(np.asarray(record.operands[0]).flat)) == 1:
+            return list(self.makers_of(number, 1 + int(np.asarray(record.operands[0]).flat[0])))
+        return self.all_makers(number)
+
+    def _forgets(self, number: int) -> bool:
+        """True for results that may be right whatever stands behind them.
+
+        So are truths, of which other numbers can be the reason, signs, what is rounding alone, and quotients of two
+        wrong numbers: Adam's first step is as long for every gradient.
+        """
+        record = self.record(number)
+        truth = getattr(record.results[0], "dtype", None) == np.bool_
+        if truth or number in self._rounding or record.name == "sign":
+            return True
+        return record.name == "div" and not any(self.operand(number, place).good for place in range(2))
 
     def forwards(self, number: int, name: str) -> bool:
         """True if an operation of that name, which is not made to differentiate, is in the same place."""
@@ -113,6 +138,8 @@ class Runs:
         others = self.others(number)
         if any(other is None for other in others) or record.name == "axis_index":
             return NONE if record.name != "axis_index" else SKIPPED
+        if number in self._rounding:
+            return SKIPPED
         worst = SKIPPED
         for place, value in enumerate(record.results):
             parts = [other.results[place] for other in others if other is not None and place < len(other.results)]
@@ -128,6 +155,8 @@ class Runs:
     def operand(self, number: int, place: int) -> Relation:
         """The way in which replicas make up an operand."""
         makers = self.makers_of(number, place)
+        if makers and self._rounding.issuperset(makers):
+            return SKIPPED
         record = self.record(number)
         others = self.others(number)
         if any(other is None or place >= len(other.operands) for other in others):
@@ -224,6 +253,18 @@ class Runs:
             todo += self.all_makers(number) if record.name in _LINEAR else ()
         return False
 
+    def accumulates(self, number: int) -> bool:
+        """True if an operation makes a gradient of gradients: it scales or adds them."""
+        record = self.record(number)
+        if record.name not in _LINEAR:
+            return False
+        for place, value in enumerate(record.operands):
+            makers = self.makers_of(number, place)
+            begins = not is_key(value) and not np.any(value)
+            if not begins and (np.ndim(value) if not makers else not all(map(self.from_backward, makers))):
+                return False
+        return True
+
     def scaled_axes(self, leaf: int) -> list[int]:
         """The axes that have other lengths on replicas."""
         value, other = self.record(leaf).results[0], self.other(0, leaf)
@@ -235,6 +276,15 @@ class Runs:
     def picks_replica(self, number: int) -> bool:
         """True if an operation depends on which replica it is."""
         return any(self.record(each).name == "axis_index" for each in self.upstream(self.all_makers(number)))
+
+    def is_made_of_arrays(self, makers: Sequence[int]) -> bool:
+        """True if arrays that no operation has made, or keys, go into a value: it is no constant."""
+        return any(
+            is_key(value) or np.ndim(value)
+            for number in self.upstream(makers)
+            for place, value in enumerate(self.record(number).operands)
+            if is_key(value) or not self.makers_of(number, place)
+        )
 
     def is_counted(self, makers: Sequence[int]) -> bool:
         """True if a number is a sum over a replica's own rows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -11,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from jaxtribute import REPLICA_AXIS as AXIS
-from jaxtribute import Optimizer, Variable
+from jaxtribute import Optimizer, Strategy, Variable
 from jaxtribute._src.addons.verify.holding import is_rows
 from jaxtribute._src.addons.verify.stage import Stage
 from jaxtribute.extending import InReplica, MirroredPolicy, OnReadPolicy, ReplicaMesh
@@ -63,6 +64,10 @@ def standing_in(strategy: Any, variables: Iterable[Variable], stage: Stage) -> G
                 policy = OnReadPolicy(mesh) if is_rows(variable) else MirroredPolicy(mesh)
                 stack.enter_context(mock.patch.object(variable, "_policy", policy))
         stack.enter_context(mock.patch.object(extended, "call_for_each_replica", stage.run))
+        # Islands reduce in a way of their own.
+        for name in ("run", "reduce", "gather"):
+            if getattr(type(strategy), name) is not getattr(Strategy, name):
+                stack.enter_context(mock.patch.object(strategy, name, partial(getattr(Strategy, name), strategy)))
         # Slices of slots are a way to store them: every virtual replica updates whole ones.
         stack.enter_context(mock.patch.object(Optimizer, "_in_slices", return_value=False))
         # One device reduces as several do, so that their operations pair up.

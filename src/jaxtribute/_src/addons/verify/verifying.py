@@ -12,9 +12,11 @@ import numpy as np
 
 from jaxtribute import Mirrored, PerReplica, ReduceOp, Variable
 from jaxtribute._src.addons.verify.arrangements import Arrangement, arrangements, pairs, uneven
+from jaxtribute._src.addons.verify.batches import batches_of, is_data, whole
 from jaxtribute._src.addons.verify.blame import Culprit, Suspects, last_line, repeated_draw, unreduced
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE
 from jaxtribute._src.addons.verify.comparing import Before, Difference, compared, differences
+from jaxtribute._src.addons.verify.deciding import decided
 from jaxtribute._src.addons.verify.feeding import paths_of, returned
 from jaxtribute._src.addons.verify.holding import snapshot, total_of
 from jaxtribute._src.addons.verify.machine import Branch, CannotVerify, Record
@@ -75,13 +77,13 @@ class Verification:
                 leaf.values[0] if isinstance(leaf, PerReplica) and place not in first._split else leaf
                 for place, leaf in enumerate(leaves)
             ]
-        whole = list(map(_whole, leaves))
+        wholes = list(map(whole, leaves))
         self._placed = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Mirrored)]
-        both = zip(leaves, whole, strict=True)
-        self._given_data = any(_is_data(one) for leaf, one in both if not isinstance(leaf, Mirrored))
-        self._split, self.batch = _batches(leaves, whole, batches, strategy)
+        both = zip(leaves, wholes, strict=True)
+        self._given_data = any(is_data(one) for leaf, one in both if not isinstance(leaf, Mirrored))
+        self._split, self.batch = batches_of(leaves, wholes, batches, strategy)
         state = {variable: _shaken(variable, number) for number, variable in enumerate(self._variables)}
-        self._moments: list[tuple[dict[Variable, Any], list[Any]]] = [(state, whole)]
+        self._moments: list[tuple[dict[Variable, Any], list[Any]]] = [(state, wholes)]
         """The variables and arguments of the call, and of those after it."""
         self._paths = paths_of((tuple(args), kwargs))
         self.fed: dict[str, int] = {} if first is None else dict(first.fed)
@@ -138,7 +140,7 @@ class Verification:
                 break  # enough is known: three and four replicas show what two have shown
             refused: list[tuple[Arrangement, str]] = []
             for arrangement in group:
-                if not arrangement.plain and any(map(_is_enough, wrong)):
+                if not arrangement.plain and (not verdict.tried or any(map(_is_enough, wrong))):
                     break
                 try:
                     found, one = self._run(arrangement), self._known[arrangement.alone][0]
@@ -146,7 +148,8 @@ class Verification:
                     refused.append((arrangement, f"cannot be followed: {reason}"))
                     break
                 except Exception as error:  # noqa: BLE001  # whatever the user's function raises for such rows
-                    refused.append((arrangement, f"raises {type(error).__name__}: {str(error).splitlines()[:1]}"))
+                    what, *_ = str(error).splitlines() or [""]
+                    refused.append((arrangement, f"raises {type(error).__name__}: {what}"))
                     continue
                 verdict.tried.append(arrangement)
                 self._found[arrangement] = found
@@ -177,7 +180,17 @@ class Verification:
         for record, arrangement in repeated.values():
             culprit = repeated_draw(record, self._key_of(record, arrangement))
             verdict.findings.append(Finding(culprit, [], arrangement, [arrangement], []))
+        if not brief and not verdict.findings:
+            verdict.findings += self._decided(verdict)
         return verdict
+
+    def _decided(self, verdict: Verdict) -> list[Finding]:
+        """The conditions of which each replica has its own, though all say the same here."""
+        base = next((one for one in verdict.tried if one.kind == "divides"), None)
+        if base is None or not any(tape.taken for tape in self._found[base].tapes):
+            return []
+        one, found = self._kept(base)
+        return [Finding(culprit, [], base, [base]) for culprit in decided(one, found, self._returned(one))]
 
     def _groups(self, verdict: Verdict, *, brief: bool) -> Iterator[Sequence[Arrangement]]:
         """Gives the arrangements, as `arrangements` does: those of the call, of a later one, of other branches."""
@@ -420,54 +433,6 @@ def _same_mistake(one: Culprit, other: Culprit) -> bool:
         return True
     lines = [place and (place.file, place.line) for place in (one.place, one.elsewhere)]
     return (other.place.file, other.place.line) in lines
-
-
-def _whole(leaf: Any) -> Any:
-    """An argument as one array of all rows, or as it is."""
-    if isinstance(leaf, PerReplica):
-        parts = leaf.values
-        if all(map(Nests.is_array, parts)) and np.ndim(parts[0]):
-            return np.concatenate([np.asarray(part) for part in parts])
-        if all(np.array_equal(np.asarray(part), np.asarray(parts[0])) for part in parts):
-            return parts[0]
-        raise CannotVerify("an argument of the step is a number of each replica")
-    if isinstance(leaf, Mirrored):
-        return leaf.data if is_key(leaf.data) else jnp.asarray(np.asarray(leaf.data))
-    if isinstance(leaf, jax.Array) and not is_key(leaf):
-        return jnp.asarray(np.asarray(leaf))
-    return leaf
-
-
-def _is_data(leaf: Any) -> bool:
-    """True for an array that may have rows; a key has none, nor the two numbers of an old one."""
-    if not Nests.is_array(leaf) or is_key(leaf) or not np.ndim(leaf):
-        return False
-    return (leaf.dtype, leaf.shape) != (np.uint32, (2,))
-
-
-def _batches(
-    leaves: Sequence[Any], whole: Sequence[Any], batches: set[int] | None, strategy: Any
-) -> tuple[dict[int, int], int]:
-    """By their places the arguments that are batches, with how many rows they have for each example; and its rows."""
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, PerReplica) and np.ndim(whole[place])]
-    if not places and (strategy.num_replicas_in_sync == 1 or batches is not None):
-        arrays = [
-            place for place, leaf in enumerate(leaves) if Nests.is_array(leaf) and np.ndim(leaf) and not is_key(leaf)
-        ]
-        places = [place for place in arrays if batches is None or id(leaves[place]) in batches]
-        if places:
-            first = len(whole[places[0]])
-            places = [place for place in places if len(whole[place]) == first]
-    if not places:
-        return {}, 0
-    batch = min(len(whole[place]) for place in places)
-    found: dict[int, int] = {}
-    for place in places:
-        each, rest = divmod(len(whole[place]), max(batch, 1))
-        if rest:
-            raise CannotVerify("the arguments of the step have different numbers of rows")
-        found[place] = each
-    return found, batch
 
 
 def _shaken(variable: Variable, number: int) -> Any:

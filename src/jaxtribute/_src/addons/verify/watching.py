@@ -84,7 +84,10 @@ class Watcher(Observer):
             self._call.variables.update((one, None) for one in used if isinstance(one, Variable))
         elif event.kind == Kinds.STEP.name:
             if self._event is event:
-                # One that is no program, as where replicas of different shapes cannot be, has told no dispatch.
+                # One that is no program, as where replicas of different shapes cannot be, or islands agree on each
+                # step, has told no dispatch.
+                if event.error is None:
+                    self._verify(event)
                 self._event = None
                 self._note(event, event.subject)
                 if event.subject in self._steps:

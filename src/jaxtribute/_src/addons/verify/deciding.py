@@ -1,0 +1,69 @@
+"""Finds conditions by which each replica decides for itself what becomes of values that all replicas share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import numpy as np
+
+from jaxtribute._src.addons.verify.blame import Culprit
+from jaxtribute._src.addons.verify.catalogue import CATALOGUE
+from jaxtribute._src.addons.verify.pairing import Runs
+from jaxtribute._src.addons.verify.relations import Kind
+from jaxtribute._src.addons.verify.sources import is_theirs
+from jaxtribute._src.addons.verify.stage import Outcome
+
+
+def decided(one: Outcome, found: Outcome, state: Collection[str]) -> list[Culprit]:
+    """The conditions of a step that is right as long as all replicas decide alike: one for each line.
+
+    Args:
+      one: the run on one device.
+      found: that on replicas; both have kept what they computed.
+      state: the paths of results that are the next call's arguments.
+    """
+    runs = Runs(one, found)
+    # Of a variable the strategy itself refuses such values.
+    own = [one.outputs[path] for path in state if isinstance(found.outputs.get(path), tuple)]
+    culprits: dict[str, Culprit] = {}
+    for number in _behind(runs, [number for value in own for number in runs.makers(value)]):
+        if getattr(runs.record(number).results[0], "dtype", None) == np.bool_:
+            continue  # a part of a condition
+        for condition in filter(lambda maker: _is_truth(runs, maker), runs.all_makers(number)):
+            record, place = runs.record(condition), runs.record(number).place or runs.record(condition).place
+            if place is None or not is_theirs(place.file) or not _is_own(runs, condition):
+                continue
+            others = [other.results[0] for other in runs.others(condition) if other is not None]
+            culprit = Culprit(
+                CATALOGUE["decided-by-replica"],
+                place,
+                None if record.place == place else record.place,
+                record.name,
+                record.results[0],
+                others,
+            )
+            culprits.setdefault(str(place), culprit)
+    return list(culprits.values())
+
+
+def _behind(runs: Runs, numbers: list[int]) -> Iterator[int]:
+    """Gives the operations that values come from, without going through what joins replicas."""
+    seen: set[int] = set()
+    todo = list(numbers)
+    while todo:
+        number = todo.pop()
+        if number in seen or runs.is_sum(number) or runs.record(number).name.startswith(("all_gather", "strategy.")):
+            continue
+        seen.add(number)
+        yield number
+        todo += runs.all_makers(number)
+
+
+def _is_truth(runs: Runs, number: int) -> bool:
+    value = runs.record(number).results[0]
+    return getattr(value, "dtype", None) == np.bool_ and not np.ndim(value)
+
+
+def _is_own(runs: Runs, condition: int) -> bool:
+    """True if a replica's own numbers say what a condition is."""
+    return any(runs.relation(number).kind not in (Kind.SAME, Kind.SKIPPED) for number in _behind(runs, [condition]))
