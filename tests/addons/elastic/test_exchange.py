@@ -193,4 +193,4 @@ def test_other_machines_need_certificates(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_parcels_join_small_arrays_of_a_dtype() -> None:
     parcel = Parcel([np.zeros(2, "f4"), np.zeros(1 << 20, "f4"), np.zeros(3, "f4"), np.zeros(1, "i4")], "x")
-    assert [len(frame) for frame in parcel.frames] == [4, 4 << 20, 20, 4]
+    assert [len(frame) for frame in parcel.frames] == [8, 4 << 20, 20, 4]

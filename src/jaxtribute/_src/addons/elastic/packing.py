@@ -12,7 +12,7 @@ from jaxtribute._src.addons.elastic.membership import Island
 from jaxtribute.errors import ClusterError
 from jaxtribute.typing import HostArray
 
-_PREFIX = 4
+_PREFIX = 8
 _LINE = 64
 _ALONE = 1 << 16
 """Bytes of an array that is not copied beside others to be added to."""
@@ -28,11 +28,16 @@ def groups(arrays: Sequence[HostArray]) -> list[list[int]]:
     small: dict[Any, list[int]] = {}
     alone: list[list[int]] = []
     for place, array in enumerate(arrays):
-        if array.nbytes >= _ALONE:
+        if array.size * array.dtype.itemsize >= _ALONE:
             alone.append([place])
         else:
             small.setdefault(array.dtype, []).append(place)
     return [*alone, *small.values()]
+
+
+def empty(size: int) -> HostArray:
+    """Memory for bytes that come."""
+    return np.empty(size, np.uint8)
 
 
 def _aligned(like: HostArray) -> HostArray:
@@ -67,7 +72,7 @@ class Parcel:
         """The bytes to send."""
         return [self._seal, *(raw(flat).data for flat in self._flat)]
 
-    def total(self, order: Sequence[Island], me: Island, others: Mapping[Island, bytearray]) -> list[HostArray]:
+    def total(self, order: Sequence[Island], me: Island, others: Mapping[Island, memoryview]) -> list[HostArray]:
         """The sums of all islands' arrays.
 
         Raises:
@@ -103,7 +108,7 @@ class Parcel:
                 offset += size
         return [results[place] for place in range(len(self._arrays))]
 
-    def _check(self, island: Island, me: Island, data: bytearray, size: int | None = None) -> None:
+    def _check(self, island: Island, me: Island, data: memoryview, size: int | None = None) -> None:
         size = sum(flat.nbytes for flat in self._flat) if size is None else size
         if bytes(data[:_PREFIX]) != self._seal or len(data) != _PREFIX + size:
             raise ClusterError(

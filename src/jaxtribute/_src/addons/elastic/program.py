@@ -51,8 +51,7 @@ class IslandProgram:
 
         def body(view: View) -> tuple[_Compiled, list[Any]]:
             compiled = self.compiled_for(leaves, view)
-            # Before it is told that this island holds the step, all of it must be there.
-            return compiled, jax.block_until_ready(compiled(leaves, within, mesh.place_in(view)))
+            return compiled, compiled(leaves, within, mesh.place_in(view))
 
         if within is not None:
             compiled, outputs = mesh.step(Step(self.name), body)
@@ -120,7 +119,9 @@ class _Compiled:
             check_known(variable)
         self.count = capture.tree.num_leaves
         self._fed = capture.executor.fed
-        pieces = Pieces.of(capture.closed, mesh.islands.sum)
+        self._is_step = False
+        """True if what runs is a step of its own, and not a part of one."""
+        pieces = Pieces.of(capture.closed, mesh.islands.sum, self._exchanged)
         run: Any = pieces or Programs.as_function(capture.closed)
 
         def program(leaves: list[Any], inputs: list[Any]) -> list[Any]:
@@ -130,7 +131,13 @@ class _Compiled:
             passed = {id(value) for value in (*leaves, *inputs)}
             return [jnp.copy(value) if id(value) in passed else value for value in outputs]
 
-        self._run: Any = program if pieces else jax.jit(program)
+        # A program that calls out must have come to its end before the others are told that this island holds the step.
+        whole = jax.jit(program)
+        self._run: Any = program if pieces else lambda *given: jax.block_until_ready(whole(*given))
+
+    def _exchanged(self) -> None:
+        if self._is_step:
+            self._mesh.islands.hold()
 
     def __call__(
         self, leaves: Sequence[Any], within: EagerStep | None, place: int, *, blank: bool = False
@@ -144,6 +151,7 @@ class _Compiled:
                 inputs.append(jnp.zeros_like(entry.stored))
             else:
                 inputs.append(entry.peek() if within is None else within.get(entry))
+        self._is_step = within is None
         with jax.default_device(self._mesh.devices[0]):
             return self._run(list(leaves), inputs)
 
