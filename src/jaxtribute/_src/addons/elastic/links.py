@@ -157,11 +157,11 @@ class Links:
         with self._locks[key]:
             if self._outgoing.get(key) is None and self._connected(*key) is None:
                 return False
-        islands = [island for island, lane in list(self._incoming) if island.rank == rank and lane is Lane.CONTROL]
+        incoming = {lane: island for island, lane in list(self._incoming) if island.rank == rank}
         # One that has ended meanwhile and was started again joins the others: it need not be waited for.
-        if any(island.incarnation for island in islands):
+        if any(island.incarnation for island in incoming.values()):
             return True
-        return bool(islands) and self.traffic.meets(rank) and self.traffic.comes_from(rank)
+        return Lane.CONTROL in incoming and self.traffic.meets(rank) and self.traffic.comes_from(rank)
 
     def _connected(self, rank: int, lane: Lane) -> socket.socket | None:
         connection = self._connection(rank, lane)
