@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxtribute import Variable
 from jaxtribute._src.addons.elastic.membership import View
@@ -146,7 +147,7 @@ class _Compiled:
         inputs: list[Any] = []
         for entry in self._inputs:
             if entry is PLACE:
-                inputs.append(jnp.int32(place))
+                inputs.append(np.int32(place))  # JAX takes it in C; an array of its own would be made in Python
             elif blank:
                 inputs.append(jnp.zeros_like(entry.stored))
             else:
