@@ -23,6 +23,7 @@ from jaxtribute._src.addons.elastic.links import Head, Lane, Links
 from jaxtribute._src.addons.elastic.membership import Island, Kind, Membership, Message, Send, State, View
 from jaxtribute._src.addons.elastic.messages import Status, decoded, encoded
 from jaxtribute._src.addons.elastic.packing import Parcel
+from jaxtribute._src.addons.elastic.waits import Waits
 from jaxtribute.errors import ClusterError, DeadlineError, JaxtributeError
 from jaxtribute.typing import HostArray
 
@@ -97,6 +98,7 @@ class Islands:
         """The view that `_status` is of."""
         self._heard_at: dict[Island, float] = {}
         self._broken: set[Island] = set()
+        self._waits = Waits(me)
         self._sends: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closed = False
         self._links = Links(me, addresses, self._heard, self._lost, self._received)
@@ -319,7 +321,7 @@ class Islands:
         return self._awaited(attempt, head)
 
     def _awaited(self, attempt: Attempt, head: Head) -> dict[Island, memoryview] | None:
-        others = self._others(attempt)
+        others, start = self._others(attempt), time.monotonic()
         ranks = [other.rank for other in others]
 
         def complete() -> bool:
@@ -333,7 +335,13 @@ class Islands:
         except JaxtributeError as error:
             attempt.error = error
             return None
-        return None if self.view is not attempt.view else self._inbox.pop(head, {})
+        if self.view is not attempt.view:
+            return None
+        got = self._inbox.pop(head, {})
+        if got:
+            # In the order in which they came.
+            self._waits.note(next(reversed(got)), time.monotonic() - start)
+        return got
 
     def _others(self, attempt: Attempt) -> list[Island]:
         return [member for member in attempt.view.members if member != self.me]
