@@ -4,7 +4,7 @@
 
 Each island tells in `FOLDER/island-RANK` its process and each batch that it has finished, and the number of islands; at
 its end it writes what `fit` has returned, and what `evaluate` says, to `FOLDER/history-RANK.json`. After each batch it
-rests for PACE seconds.
+rests for PACE seconds. Without PACE, Keras trains alone, and writes `FOLDER/alone.json`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,11 @@ class Telling(keras.callbacks.Callback):
 
 
 def main() -> None:
-    folder, epochs, pace_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    folder, epochs = Path(sys.argv[1]), int(sys.argv[2])
+    if len(sys.argv) == 3:
+        (folder / "alone.json").write_text(json.dumps(trained(None, epochs)))
+        return
+    pace_s = float(sys.argv[3])
     strategy = jd.experimental.ElasticStrategy(timeout_s=100)
     history = trained(strategy, epochs, Telling(folder, strategy, pace_s))
     (folder / f"history-{strategy.island}.json").write_text(json.dumps([history, strategy.islands]))
