@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -75,6 +75,43 @@ class Told(NamedTuple):
     live: int
 
 
+class Forked:
+    """A process that is forked from one that has imported all there is, in the manner of `Popen`.
+
+    Args:
+      call: what it runs, and with what.
+      env: its environment variables.
+      output: the file for what it prints.
+    """
+
+    def __init__(self, call: tuple[Any, ...], env: dict[str, str], output: Path) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["jaxtribute", "jax.numpy", "optax", "tests.soak.elastic"])
+        self._process = context.Process(target=_forked, args=(call, env, output), daemon=True)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        self._process.join(timeout)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _forked(call: tuple[Any, ...], env: dict[str, str], output: Path) -> None:
+    os.environ.update(env)
+    with output.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    function, *arguments = call
+    function(*arguments)
+
+
 class Run:
     """The processes of a job.
 
@@ -82,20 +119,26 @@ class Run:
       folder: where they tell what they do.
       count: how many islands.
       steps: how many steps the program takes.
+      fork: True for processes that have all imported when they start.
     """
 
-    def __init__(self, folder: Path, count: int, steps: int) -> None:
+    def __init__(self, folder: Path, count: int, steps: int, fork: bool = False) -> None:
+        self._fork = fork
         self.folder, self.count, self.steps = folder, count, steps
         self._addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
         self.lives = [0] * count
         self.processes = [self._started(rank) for rank in range(count)]
 
-    def _started(self, rank: int) -> subprocess.Popen[bytes]:
+    def _started(self, rank: int) -> subprocess.Popen[bytes] | Forked:
         cluster = {"cluster": {"worker": self._addresses}, "task": {"type": "worker", "index": rank}}
-        with (self.folder / f"output-{rank}-{self.lives[rank]}").open("wb") as output:
+        env = {"TF_CONFIG": json.dumps(cluster), "JAXTRIBUTE_INCARNATION": str(self.lives[rank])}
+        file = self.folder / f"output-{rank}-{self.lives[rank]}"
+        if self._fork:
+            return Forked((island, self.folder, self.steps), env, file)
+        with file.open("wb") as output:
             return subprocess.Popen(
                 [sys.executable, "-m", "tests.soak.elastic", "--folder", str(self.folder), "--steps", str(self.steps)],
-                env=os.environ | {"TF_CONFIG": json.dumps(cluster), "JAXTRIBUTE_INCARNATION": str(self.lives[rank])},
+                env=os.environ | env,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -156,25 +199,25 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(count: int, steps: int) -> Generator[Run]:
+def running(count: int, steps: int, fork: bool = False) -> Generator[Run]:
     """A job, whose processes are ended at last."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(Path(folder), count, steps)
+        run = Run(Path(folder), count, steps, fork)
         try:
             yield run
         finally:
             for process in run.processes:
                 if process.poll() is None:
-                    process.send_signal(signal.SIGKILL)
+                    process.kill()
                 process.wait()
 
 
-def soak(count: int, kills: int, steps: int, seed: int = 0) -> dict[str, Any]:
+def soak(count: int, kills: int, steps: int, seed: int = 0, fork: bool = False) -> dict[str, Any]:
     """Kills islands; returns the figures."""
     chance = np.random.default_rng(seed)
     waits: list[float] = []
     joins: list[float] = []
-    with running(count, steps) as run:
+    with running(count, steps, fork) as run:
         run.await_all()
         for number in range(kills):
             time.sleep(float(chance.uniform(0, 0.5)))
@@ -203,6 +246,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fork", action="store_true", help="start processes that have all imported: many more kills")
     parser.add_argument("--folder", type=Path)
     arguments = parser.parse_args()
     if arguments.folder is not None:
@@ -210,7 +254,7 @@ def main() -> None:
         return
     # A process that is started again takes some seconds, and the others go on meanwhile.
     steps = arguments.steps or 400 * (arguments.kills + 1)
-    print(json.dumps(soak(arguments.islands, arguments.kills, steps, arguments.seed)))
+    print(json.dumps(soak(arguments.islands, arguments.kills, steps, arguments.seed, arguments.fork)))
 
 
 if __name__ == "__main__":
