@@ -248,7 +248,7 @@ def test_who_fails_after_it_has_told_that_it_holds_a_step_leaves() -> None:
 
 def test_parcels_join_small_arrays_of_a_dtype() -> None:
     parcel = Parcel([np.zeros(2, "f4"), np.zeros(1 << 20, "f4"), np.zeros(3, "f4"), np.zeros(1, "i4")], "x")
-    assert [len(frame) for frame in parcel.frames] == [8, 4 << 20, 20, 4]
+    assert [len(frame) for frame in parcel.frames] == [64, 4 << 20, 0, 20, 44, 4, 60]
 
 
 def test_the_slowest_island_is_named(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

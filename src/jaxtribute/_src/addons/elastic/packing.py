@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,8 +13,9 @@ from jaxtribute._src.addons.elastic.membership import Island
 from jaxtribute.errors import ClusterError
 from jaxtribute.typing import HostArray
 
-_PREFIX = 8
+_SEAL = 4
 _LINE = 64
+"""Bytes of a line of the cache, at which arrays begin: JAX takes memory without a copy that does."""
 _ALONE = 1 << 16
 """Bytes of an array that is not copied beside others to be added to."""
 
@@ -36,15 +38,22 @@ def groups(arrays: Sequence[HostArray]) -> list[list[int]]:
 
 
 def empty(size: int) -> HostArray:
-    """Memory for bytes that come."""
-    return np.empty(size, np.uint8)
-
-
-def _aligned(like: HostArray) -> HostArray:
-    """Memory for an array, which JAX takes as it is, without a copy: it begins where a line of the cache does."""
-    memory = np.empty(like.nbytes + _LINE, np.uint8)
+    """Memory for bytes, which begins where a line of the cache does."""
+    memory = np.empty(size + _LINE, np.uint8)
     start = -memory.ctypes.data % _LINE
-    return memory[start : start + like.nbytes].view(like.dtype)
+    return memory[start : start + size]
+
+
+def _filled(size: int) -> int:
+    """The size with what is missing to whole lines of the cache."""
+    return -(-size // _LINE) * _LINE
+
+
+@functools.lru_cache(1000)
+def _seal(what: str, kinds: tuple[Any, ...]) -> bytes:
+    """Bytes that are the same for the same exchange of the same arrays."""
+    named = [(dtype.name, shape) for dtype, shape in kinds]
+    return zlib.crc32(f"{what} {named}".encode()).to_bytes(_SEAL).ljust(_LINE, b"\0")
 
 
 class Parcel:
@@ -53,15 +62,18 @@ class Parcel:
     Args:
       arrays: its arrays.
       what: names the exchange; it must be the same on all islands.
-      alike: True if the arrays have the same shapes on all islands, so that they can be added up.
     """
 
-    def __init__(self, arrays: Sequence[HostArray], what: str, *, alike: bool = True) -> None:
+    def __init__(self, arrays: Sequence[HostArray], what: str) -> None:
         self._arrays = [np.asarray(array) for array in arrays]
-        self._groups = groups(self._arrays) if alike else [[place] for place in range(len(arrays))]
+        self._groups = groups(self._arrays)
         self._flat = [self._joined(places) for places in self._groups]
-        kinds = [(array.dtype.name, array.shape if alike else array.ndim) for array in self._arrays]
-        self._seal = zlib.crc32(f"{what} {kinds}".encode()).to_bytes(_PREFIX)
+        kinds = tuple((array.dtype, array.shape) for array in self._arrays)
+        self._seal = _seal(what, kinds)
+        self._starts = [_LINE]
+        """Where the arrays begin in what is sent, and its end."""
+        for flat in self._flat:
+            self._starts.append(self._starts[-1] + _filled(flat.nbytes))
 
     def _joined(self, places: Sequence[int]) -> HostArray:
         flat = [np.ascontiguousarray(self._arrays[place]).reshape(-1) for place in places]
@@ -70,28 +82,30 @@ class Parcel:
     @property
     def frames(self) -> list[bytes | memoryview]:
         """The bytes to send."""
-        return [self._seal, *(raw(flat).data for flat in self._flat)]
+        frames: list[bytes | memoryview] = [self._seal]
+        for flat in self._flat:
+            frames += [raw(flat).data, bytes(_filled(flat.nbytes) - flat.nbytes)]
+        return frames
 
     def total(self, order: Sequence[Island], me: Island, others: Mapping[Island, memoryview]) -> list[HostArray]:
-        """The sums of all islands' arrays.
+        """The sums of all islands' arrays, in the memory that the others' have come in.
 
         Raises:
           ClusterError: an island takes part in another exchange.
         """
+        for island in others:
+            self._check(island, me, others[island])
         sums: list[HostArray] = []
-        for number, flat in enumerate(self._flat):
-            parts: list[HostArray] = []
-            offset = _PREFIX + sum(each.nbytes for each in self._flat[:number])
-            for island in order:
-                if island == me:
-                    parts.append(flat)
-                else:
-                    self._check(island, me, others[island])
-                    parts.append(np.frombuffer(others[island], flat.dtype, flat.size, offset))
-            total = _aligned(flat)
+        for start, flat in zip(self._starts, self._flat, strict=False):
+            parts = [
+                flat if island == me else np.frombuffer(others[island], flat.dtype, flat.size, start)
+                for island in order
+            ]
             if len(parts) == 1:
+                total = empty(flat.nbytes).view(flat.dtype)
                 np.copyto(total, flat)
             else:
+                total = parts[1] if order[0] == me else parts[0]
                 np.add(parts[0], parts[1], out=total)
             for part in parts[2:]:
                 np.add(total, part, out=total)
@@ -108,9 +122,8 @@ class Parcel:
                 offset += size
         return [results[place] for place in range(len(self._arrays))]
 
-    def _check(self, island: Island, me: Island, data: memoryview, size: int | None = None) -> None:
-        size = sum(flat.nbytes for flat in self._flat) if size is None else size
-        if bytes(data[:_PREFIX]) != self._seal or len(data) != _PREFIX + size:
+    def _check(self, island: Island, me: Island, data: memoryview) -> None:
+        if data[:_LINE] != self._seal or len(data) != self._starts[-1]:
             raise ClusterError(
                 f"island {island.rank} exchanges other values than island {me.rank} at the same step. HINT: all "
                 "islands must run the same program; look for a branch that depends on the rank, or for a dataset "
