@@ -162,7 +162,7 @@ class Run:
             for rank, process in enumerate(self.processes):
                 if process.poll() not in (None, 0):
                     output = (self.folder / f"output-{rank}-{self.lives[rank]}").read_text()
-                    raise AssertionError(f"island {rank} ended with {process.returncode}:\n{output}")
+                    raise AssertionError(f"island {rank} ended with {process.poll()}:\n{output}")
             assert time.monotonic() < end, f"not all have come: {list(map(self.live, range(self.count)))}"
             time.sleep(0.005)
 
@@ -172,6 +172,7 @@ class Run:
         Returns:
           seconds from the last kill to the next step of the others, and to the first one of all that were killed.
         """
+        moment = time.time()
         for number, rank in enumerate(ranks):
             time.sleep(apart_s * (number > 0))
             moment = time.time()
@@ -224,7 +225,9 @@ def soak(count: int, kills: int, steps: int, seed: int = 0, fork: bool = False) 
             first = 0 if number % 2 == 0 else int(chance.integers(1, count))
             second = (first + int(chance.integers(1, count))) % count
             two = count > 2 and number % 10 in (3, 6)
-            ranks, apart_s = ([first, second], float(chance.uniform(0, 0.1)) * (number % 10 == 6)) if two else ([first], 0)
+            ranks, apart_s = (
+                ([first, second], float(chance.uniform(0, 0.1)) * (number % 10 == 6)) if two else ([first], 0)
+            )
             wait, join = run.kill(ranks, apart_s)
             waits.append(wait)
             joins.append(join)

@@ -35,14 +35,13 @@ def trained(strategy: jd.Strategy | None, epochs: int, *callbacks: keras.callbac
     x = chance.normal(size=(EXAMPLES, 4)).astype(np.float32)
     y = np.sin(x.sum(1, keepdims=True))
     with strategy.scope() if strategy is not None else contextlib.nullcontext():
-        model = keras.Sequential(
-            [keras.Input((4,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(1)]
-        )
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(1)])
         model.compile(optimizer=keras.optimizers.Adam(1e-2), loss="mse", metrics=["mae"])
+    quiet: Any = 0
     history = model.fit(
-        x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, validation_data=(x, y), callbacks=callbacks
+        x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=quiet, validation_data=(x, y), callbacks=callbacks
     )
-    return history.history | {"evaluated": model.evaluate(x, y, batch_size=BATCH, verbose=0)}
+    return history.history | {"evaluated": model.evaluate(x, y, batch_size=BATCH, verbose=quiet)}
 
 
 class Telling(keras.callbacks.Callback):

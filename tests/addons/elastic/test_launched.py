@@ -120,9 +120,7 @@ class Job:
 
 
 @contextmanager
-def job(
-    folder: Path, workers: int, steps: int = 300, options: tuple[str, ...] = (), **settings: Any
-) -> Generator[Job]:
+def job(folder: Path, workers: int, steps: int = 300, options: tuple[str, ...] = (), **settings: Any) -> Generator[Job]:
     made = Job(folder, workers, steps, *options, **settings)
     try:
         yield made

@@ -19,10 +19,11 @@ import numpy as np
 
 from jaxtribute._src.addons.elastic.joining import ASKS, STATE, Newcomer, answer
 from jaxtribute._src.addons.elastic.journal import Journal
-from jaxtribute._src.addons.elastic.links import Head, Lane, Links
+from jaxtribute._src.addons.elastic.links import Lane, Links
 from jaxtribute._src.addons.elastic.membership import Island, Kind, Membership, Message, Send, State, View
 from jaxtribute._src.addons.elastic.messages import Status, decoded, encoded
 from jaxtribute._src.addons.elastic.packing import Parcel
+from jaxtribute._src.addons.elastic.traffic import Head
 from jaxtribute._src.addons.elastic.waits import Waits
 from jaxtribute.errors import ClusterError, DeadlineError, JaxtributeError
 from jaxtribute.typing import HostArray
@@ -397,7 +398,7 @@ class Islands:
 
     # The other threads.
 
-    def _heard(self, island: Island, lane: Lane, head: Head, data: bytearray | memoryview) -> None:
+    def _heard(self, island: Island, lane: Lane, head: Head, data: bytearray) -> None:
         if lane is Lane.JOURNAL:
             self._heard_of_journal(island, head, data)
             return

@@ -214,25 +214,16 @@ class Links:
             _in_thread("islands: reading", lambda connection=connection: self._read(connection))
 
     def _read(self, connection: socket.socket) -> None:
-        """Reads what an island says, until its end."""
-        with contextlib.ExitStack() as ends:
-            ends.callback(lambda: connection.close())
-            try:
-                connection.settimeout(10.0)
-                if self._tls is not None:
-                    connection = self._tls.called.wrap_socket(connection, server_side=True)
-                magic, rank, incarnation, lane = _GREETING.unpack(_exactly(connection, _GREETING.size))
-                if magic != _MAGIC or rank >= len(self._addresses):
-                    return
-                connection.settimeout(None)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            except (OSError, ValueError):
-                return
-            island, lane = Island(rank, incarnation), Lane(lane)
-            if lane is Lane.DATA:
-                ends.pop_all()
-                self.traffic.add(island, connection)
-                return
+        """Reads what an island says, until its end; what is data is left to those who wait for it."""
+        try:
+            connection, island, lane = self._greeted(connection)
+        except (OSError, ValueError):
+            connection.close()
+            return
+        if lane is Lane.DATA:
+            self.traffic.add(island, connection)
+            return
+        with contextlib.closing(connection):
             self._incoming[island, lane] = connection
             with contextlib.suppress(OSError, ValueError):
                 while True:
@@ -248,6 +239,27 @@ class Links:
             if not any(other.rank == island.rank and other > island for other, _ in list(self._incoming)):
                 self._forget(island.rank)
             self._lost(island, self.proves_dead(island))
+
+    def _greeted(self, connection: socket.socket) -> tuple[socket.socket, Island, Lane]:
+        """Reads who has connected, and for what.
+
+        Raises:
+          OSError: it has gone, or has no certificate of the job.
+          ValueError: it is not an island.
+        """
+        connection.settimeout(10.0)
+        if self._tls is not None:
+            connection = self._tls.called.wrap_socket(connection, server_side=True)
+        try:
+            magic, rank, incarnation, lane = _GREETING.unpack(_exactly(connection, _GREETING.size))
+            if magic != _MAGIC or rank >= len(self._addresses):
+                raise ValueError(f"{magic!r} of rank {rank}")
+            connection.settimeout(None)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connection, Island(rank, incarnation), Lane(lane)
+        except (OSError, ValueError):
+            connection.close()
+            raise
 
     def _forget(self, rank: int) -> None:
         """Drops the connections to a process that is gone: another may listen there soon."""

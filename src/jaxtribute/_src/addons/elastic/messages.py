@@ -36,9 +36,9 @@ def encoded(message: Message, status: Status | None) -> bytes:
     return json.dumps(plain).encode()
 
 
-def decoded(data: bytes | bytearray | memoryview) -> tuple[Message, Status | None]:
+def decoded(data: bytearray) -> tuple[Message, Status | None]:
     """The inverse of `encoded`."""
-    kind, number, ballot, earlier, view, status = json.loads(bytes(data))
+    kind, number, ballot, earlier, view, status = json.loads(data)
     seen = None if view is None else view_of(view)
     message = Message(Kind(kind), number, _ballot(ballot), seen, _ballot(earlier))
     return message, None if status is None else Status(*status)

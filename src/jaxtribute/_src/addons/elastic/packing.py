@@ -25,8 +25,8 @@ def raw(array: HostArray) -> HostArray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def groups(arrays: Sequence[HostArray]) -> list[list[int]]:
-    """The places of arrays that are added up as one: the small ones of a dtype."""
+def groups(arrays: Sequence[Any]) -> list[list[int]]:
+    """The places of arrays, or of their shapes, that are added up as one: the small ones of a dtype."""
     small: dict[Any, list[int]] = {}
     alone: list[list[int]] = []
     for place, array in enumerate(arrays):
@@ -123,7 +123,7 @@ class Parcel:
         return [results[place] for place in range(len(self._arrays))]
 
     def _check(self, island: Island, me: Island, data: memoryview) -> None:
-        if data[:_LINE] != self._seal or len(data) != self._starts[-1]:
+        if bytes(data[:_LINE]) != self._seal or len(data) != self._starts[-1]:
             raise ClusterError(
                 f"island {island.rank} exchanges other values than island {me.rank} at the same step. HINT: all "
                 "islands must run the same program; look for a branch that depends on the rank, or for a dataset "
