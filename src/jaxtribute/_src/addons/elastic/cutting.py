@@ -1,4 +1,4 @@
-"""Where a program is cut for its exchanges: into as few parts as there are dependencies between them.
+"""The parts of a program between its exchanges: as few as there are dependencies between these.
 
 Exchanges that do not need each other's results are made together, wherever they stand in the program: a loss that is
 summed after the update travels with the gradients.

@@ -71,7 +71,7 @@ class Parcel:
         kinds = tuple((array.dtype, array.shape) for array in self._arrays)
         self._seal = _seal(what, kinds)
         self._starts = [_LINE]
-        """Where the arrays begin in what is sent, and its end."""
+        """Places of the arrays in the bytes that are sent, and the end of these."""
         for flat in self._flat:
             self._starts.append(self._starts[-1] + _filled(flat.nbytes))
 

@@ -81,14 +81,14 @@ class _Incoming:
 
 
 class _Outgoing:
-    """What is to be sent to an island. A message that was sent in part is sent anew if the connection breaks."""
+    """Messages that are to be sent to an island. A message that was sent in part is sent anew if the connection breaks."""
 
     def __init__(self, connect: Callable[[], socket.socket | None]) -> None:
         self._connect = connect
         self.connection: socket.socket | None = None
         self.messages: deque[Sequence[memoryview]] = deque()
         self._left: list[memoryview] = []
-        """What is left of the first message; empty if nothing of it was sent."""
+        """The rest of the first message; empty if nothing of it was sent."""
         self._tried_at = -RETRY_S
 
     def connected(self) -> bool:
