@@ -34,6 +34,8 @@ _TICK_S = 0.05
 _CONTROL_S = 0.2
 _JOIN_LIMIT_S = 20.0
 """Seconds that the others wait for an island that they have taken in."""
+_MANY, _LARGE = 3, 1 << 20
+"""Islands and bytes from which on each island adds up a part for all: a half of the bytes for 4 islands."""
 _CONFIRM = -1
 """The place in a step of the message that an island holds it."""
 
@@ -293,33 +295,37 @@ class Islands:
         """The sums of all islands' arrays; zeros if the step has failed, which the program finds out at its end."""
         attempt = self._attempt
         assert attempt is not None
-        parcel = Parcel(arrays, what)
-        got = self._exchanged(attempt, parcel)
-        if got is not None:
-            try:
-                return parcel.total(attempt.view.members, self.me, got)
-            except ClusterError as error:
-                attempt.error = error
-        return [np.zeros_like(array) for array in arrays]
+        try:
+            sums = self._summed(attempt, Parcel(arrays, what))
+        except ClusterError as error:
+            attempt.error, sums = error, None
+        return [np.zeros_like(array) for array in arrays] if sums is None else sums
 
-    def _exchanged(self, attempt: Attempt, parcel: Parcel) -> dict[Island, memoryview] | None:
+    def _summed(self, attempt: Attempt, parcel: Parcel) -> list[HostArray] | None:
+        members = attempt.view.members
+        if len(members) < _MANY or parcel.size < _LARGE:
+            got = self._exchanged(attempt, dict.fromkeys(members, parcel))
+            return None if got is None else parcel.total(members, self.me, got)
+        parts = dict(zip(members, parcel.divided(len(members)), strict=True))
+        got = self._exchanged(attempt, parts)
+        if got is None:
+            return None
+        own = parts[self.me].total(members, self.me, got)
+        got = self._exchanged(attempt, dict.fromkeys(members, Parcel(own, parcel.what)))
+        return None if got is None else parcel.put_together(parts, self.me, own, got)
+
+    def _exchanged(self, attempt: Attempt, parcels: dict[Island, Parcel]) -> dict[Island, memoryview] | None:
+        """Sends each other island its parcel, and waits for theirs; None if the view has changed."""
         if attempt.failed or attempt.error is not None:
             return None
         head = (attempt.view.number, attempt.step, attempt.place)
         attempt.place += 1
-        got = self._gathered(attempt, head, parcel.frames)
+        for other in self._others(attempt):
+            self._traffic.post([other.rank], head, parcels[other].frames)
+        got = self._awaited(attempt, head)
         if got is None:
             attempt.failed = True
         return got
-
-    def _gathered(
-        self, attempt: Attempt, head: Head, frames: Sequence[bytes | memoryview]
-    ) -> dict[Island, memoryview] | None:
-        """Sends this island's part, and waits for the others'; None if the view has changed."""
-        if self.view is not attempt.view:
-            return None
-        self._traffic.post([other.rank for other in self._others(attempt)], head, frames)
-        return self._awaited(attempt, head)
 
     def _awaited(self, attempt: Attempt, head: Head) -> dict[Island, memoryview] | None:
         others, start = self._others(attempt), time.monotonic()

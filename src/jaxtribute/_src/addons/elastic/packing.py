@@ -65,6 +65,7 @@ class Parcel:
     """
 
     def __init__(self, arrays: Sequence[HostArray], what: str) -> None:
+        self.what = what
         self._arrays = [np.asarray(array) for array in arrays]
         self._groups = groups(self._arrays)
         self._flat = [self._joined(places) for places in self._groups]
@@ -74,6 +75,11 @@ class Parcel:
         """Places of the arrays in the bytes that are sent, and the end of these."""
         for flat in self._flat:
             self._starts.append(self._starts[-1] + _filled(flat.nbytes))
+
+    @property
+    def size(self) -> int:
+        """Number of bytes to send."""
+        return self._starts[-1]
 
     def _joined(self, places: Sequence[int]) -> HostArray:
         flat = [np.ascontiguousarray(self._arrays[place]).reshape(-1) for place in places]
@@ -93,14 +99,10 @@ class Parcel:
         Raises:
           ClusterError: an island takes part in another exchange.
         """
-        for island in others:
-            self._check(island, me, others[island])
+        received = {island: self._received(island, me, others[island]) for island in others}
         sums: list[HostArray] = []
-        for start, flat in zip(self._starts, self._flat, strict=False):
-            parts = [
-                flat if island == me else np.frombuffer(others[island], flat.dtype, flat.size, start)
-                for island in order
-            ]
+        for place, flat in enumerate(self._flat):
+            parts = [flat if island == me else received[island][place] for island in order]
             if len(parts) == 1:
                 total = empty(flat.nbytes).view(flat.dtype)
                 np.copyto(total, flat)
@@ -122,10 +124,43 @@ class Parcel:
                 offset += size
         return [results[place] for place in range(len(self._arrays))]
 
-    def _check(self, island: Island, me: Island, data: memoryview) -> None:
-        if bytes(data[:_LINE]) != self._seal or len(data) != self._starts[-1]:
+    def _received(self, island: Island, me: Island, data: memoryview) -> list[HostArray]:
+        """The arrays that another island has sent."""
+        if bytes(data[:_LINE]) != self._seal or len(data) != self.size:
             raise ClusterError(
                 f"island {island.rank} exchanges other values than island {me.rank} at the same step. HINT: all "
                 "islands must run the same program; look for a branch that depends on the rank, or for a dataset "
                 "whose order differs."
             )
+        places = zip(self._starts, self._flat, strict=False)
+        return [np.frombuffer(data, flat.dtype, flat.size, start) for start, flat in places]
+
+    # In parts: each island adds up one, and sends the sum to the others. Of many islands that is fewer bytes.
+
+    def divided(self, count: int) -> list[Parcel]:
+        """The arrays in parts of nearly the same size, one for each island."""
+        ends = [[flat.size * part // count for part in range(count + 1)] for flat in self._flat]
+        return [
+            Parcel([flat[at[part] : at[part + 1]] for flat, at in zip(self._flat, ends, strict=True)], self.what)
+            for part in range(count)
+        ]
+
+    def put_together(
+        self, parts: Mapping[Island, Parcel], me: Island, own: Sequence[HostArray], others: Mapping[Island, memoryview]
+    ) -> list[HostArray]:
+        """The sums, of those of the parts.
+
+        Args:
+          parts: the parts, in the order of `divided`.
+          me: this island.
+          own: the sums of its part.
+          others: what the others have sent: the sums of theirs.
+        """
+        sums = [empty(flat.nbytes).view(flat.dtype) for flat in self._flat]
+        starts = [0] * len(sums)
+        for island, part in parts.items():
+            arrays = own if island == me else part._apart(part._received(island, me, others[island]))  # noqa: SLF001
+            for place, array in enumerate(arrays):
+                sums[place][starts[place] : starts[place] + array.size] = array
+                starts[place] += array.size
+        return self._apart(sums)
