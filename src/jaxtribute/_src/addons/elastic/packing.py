@@ -159,7 +159,7 @@ class Parcel:
         sums = [empty(flat.nbytes).view(flat.dtype) for flat in self._flat]
         starts = [0] * len(sums)
         for island, part in parts.items():
-            arrays = own if island == me else part._apart(part._received(island, me, others[island]))  # noqa: SLF001
+            arrays = own if island == me else part._apart(part._received(island, me, others[island]))
             for place, array in enumerate(arrays):
                 sums[place][starts[place] : starts[place] + array.size] = array
                 starts[place] += array.size

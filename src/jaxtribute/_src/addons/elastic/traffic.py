@@ -81,7 +81,7 @@ class _Incoming:
 
 
 class _Outgoing:
-    """Messages that are to be sent to an island. A message that was sent in part is sent anew if the connection breaks."""
+    """Messages that are to be sent to an island. What was sent in part is sent again if the connection breaks."""
 
     def __init__(self, connect: Callable[[], socket.socket | None]) -> None:
         self._connect = connect
@@ -148,7 +148,8 @@ class Traffic:
         looks: bool,
     ) -> None:
         self._connect, self._take, self._looks = connect, take, looks
-        self._incoming: dict[Island, _Incoming] = {}
+        self._incoming: list[_Incoming] = []
+        """Connections, of which an island may have two for a while: each is read to its end."""
         self._outgoing: dict[int, _Outgoing] = {}
         self._gone: set[int] = set()
         """Ranks whose process has gone: what leads there is dropped by the thread that uses it."""
@@ -164,7 +165,7 @@ class Traffic:
             if self._closed:
                 connection.close()
                 return
-            self._incoming[island] = _Incoming(island, connection)
+            self._incoming.append(_Incoming(island, connection))
         self.wake()
 
     def meets(self, rank: int) -> bool:
@@ -173,7 +174,7 @@ class Traffic:
 
     def comes_from(self, rank: int) -> bool:
         """True if an island has made its connection to this one."""
-        return any(island.rank == rank for island in list(self._incoming))
+        return any(each.island.rank == rank for each in list(self._incoming))
 
     def _to(self, rank: int) -> _Outgoing:
         if rank not in self._outgoing:
@@ -212,7 +213,7 @@ class Traffic:
         # Closed meanwhile, they have no number; what comes of it is seen when they are used.
         with contextlib.suppress(OSError, ValueError):
             poll.register(self._bell, select.POLLIN)
-            for incoming in list(self._incoming.values()):
+            for incoming in list(self._incoming):
                 poll.register(incoming.connection, select.POLLIN)
             for outgoing in self._outgoing.values():
                 if outgoing.messages and outgoing.connection is not None:
@@ -229,7 +230,7 @@ class Traffic:
         moved = False
         for outgoing in self._outgoing.values():
             moved |= bool(outgoing.messages) and outgoing.send()
-        for incoming in list(self._incoming.values()):
+        for incoming in list(self._incoming):
             try:
                 moved |= incoming.receive(self._take)
             except (OSError, ValueError):
@@ -238,8 +239,8 @@ class Traffic:
 
     def _end(self, incoming: _Incoming) -> None:
         with self._lock:
-            if self._incoming.get(incoming.island) is incoming:
-                del self._incoming[incoming.island]
+            if incoming in self._incoming:
+                self._incoming.remove(incoming)
         incoming.connection.close()
 
     def wake(self) -> None:
@@ -263,7 +264,7 @@ class Traffic:
         """Ends all connections."""
         with self._lock:
             self._closed = True
-            connections = [each.connection for each in [*self._outgoing.values(), *self._incoming.values()]]
+            connections = [each.connection for each in [*self._outgoing.values(), *self._incoming]]
         for connection in [*connections, self._ringer, self._bell]:
             if connection is not None:
                 # A thread that waits for it meanwhile wakes so.
