@@ -49,10 +49,11 @@ class IslandProgram:
     def __call__(self, leaves: Sequence[Any], within: EagerStep | None = None) -> Any:
         """Takes one step with the other islands."""
         mesh = self._mesh
+        is_step = within is None and not mesh.in_step
 
         def body(view: View) -> tuple[_Compiled, list[Any]]:
             compiled = self.compiled_for(leaves, view)
-            return compiled, compiled(leaves, within, mesh.place_in(view))
+            return compiled, compiled(leaves, within, mesh.place_in(view), is_step=is_step)
 
         if within is not None:
             compiled, outputs = mesh.step(Step(self.name), body)
@@ -121,7 +122,7 @@ class _Compiled:
         self.count = capture.tree.num_leaves
         self._fed = capture.executor.fed
         self._is_step = False
-        """True if what runs is a step of its own, and not a part of one."""
+        """True while a step of its own runs: once it has exchanged, the others may be told that it is held."""
         pieces = Pieces.of(capture.closed, mesh.islands.sum, self._exchanged)
         run: Any = pieces or Programs.as_function(capture.closed)
 
@@ -141,9 +142,23 @@ class _Compiled:
             self._mesh.islands.hold()
 
     def __call__(
-        self, leaves: Sequence[Any], within: EagerStep | None, place: int, *, blank: bool = False
+        self,
+        leaves: Sequence[Any],
+        within: EagerStep | None,
+        place: int,
+        *,
+        blank: bool = False,
+        is_step: bool = False,
     ) -> list[Any]:
-        """Computes the results and the variables' new values; those of zeros if `blank`."""
+        """Computes the results and the variables' new values.
+
+        Args:
+          leaves: the arguments.
+          within: the eager step that this is a part of.
+          place: this island's number in the view.
+          blank: True for those of zeros.
+          is_step: True if this is a step of its own, and not a part of one.
+        """
         inputs: list[Any] = []
         for entry in self._inputs:
             if entry is PLACE:
@@ -152,7 +167,7 @@ class _Compiled:
                 inputs.append(jnp.zeros_like(entry.stored))
             else:
                 inputs.append(entry.peek() if within is None else within.get(entry))
-        self._is_step = within is None
+        self._is_step = is_step
         with jax.default_device(self._mesh.devices[0]):
             return self._run(list(leaves), inputs)
 
