@@ -4,7 +4,8 @@
 
 Prints seconds from a kill to the next finished step, from a kill to the first step of the process that was started
 again, and the steps that were computed again. Checks that each example was seen once, and that all have learned the
-same. Each kill comes when all islands are there; every second one hits the first.
+same. Each kill comes when all islands are there, at a random moment; every second one hits the first. Of three islands
+and more, every tenth kill hits two at once, and every tenth a second one while the others recover from the first.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -74,6 +75,43 @@ class Told(NamedTuple):
     live: int
 
 
+class Forked:
+    """A process that is forked from one that has imported all there is, in the manner of `Popen`.
+
+    Args:
+      call: what it runs, and with what.
+      env: its environment variables.
+      output: the file for what it prints.
+    """
+
+    def __init__(self, call: tuple[Any, ...], env: dict[str, str], output: Path) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["jaxtribute", "jax.numpy", "optax", "tests.soak.elastic"])
+        self._process = context.Process(target=_forked, args=(call, env, output), daemon=True)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        self._process.join(timeout)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _forked(call: tuple[Any, ...], env: dict[str, str], output: Path) -> None:
+    os.environ.update(env)
+    with output.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    function, *arguments = call
+    function(*arguments)
+
+
 class Run:
     """The processes of a job.
 
@@ -81,20 +119,26 @@ class Run:
       folder: where they tell what they do.
       count: how many islands.
       steps: how many steps the program takes.
+      fork: True for processes that have all imported when they start.
     """
 
-    def __init__(self, folder: Path, count: int, steps: int) -> None:
+    def __init__(self, folder: Path, count: int, steps: int, fork: bool = False) -> None:
+        self._fork = fork
         self.folder, self.count, self.steps = folder, count, steps
         self._addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
         self.lives = [0] * count
         self.processes = [self._started(rank) for rank in range(count)]
 
-    def _started(self, rank: int) -> subprocess.Popen[bytes]:
+    def _started(self, rank: int) -> subprocess.Popen[bytes] | Forked:
         cluster = {"cluster": {"worker": self._addresses}, "task": {"type": "worker", "index": rank}}
-        with (self.folder / f"output-{rank}-{self.lives[rank]}").open("wb") as output:
+        env = {"TF_CONFIG": json.dumps(cluster), "JAXTRIBUTE_INCARNATION": str(self.lives[rank])}
+        file = self.folder / f"output-{rank}-{self.lives[rank]}"
+        if self._fork:
+            return Forked((island, self.folder, self.steps), env, file)
+        with file.open("wb") as output:
             return subprocess.Popen(
                 [sys.executable, "-m", "tests.soak.elastic", "--folder", str(self.folder), "--steps", str(self.steps)],
-                env=os.environ | {"TF_CONFIG": json.dumps(cluster), "JAXTRIBUTE_INCARNATION": str(self.lives[rank])},
+                env=os.environ | env,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -118,22 +162,31 @@ class Run:
             for rank, process in enumerate(self.processes):
                 if process.poll() not in (None, 0):
                     output = (self.folder / f"output-{rank}-{self.lives[rank]}").read_text()
-                    raise AssertionError(f"island {rank} ended with {process.returncode}:\n{output}")
+                    raise AssertionError(f"island {rank} ended with {process.poll()}:\n{output}")
             assert time.monotonic() < end, f"not all have come: {list(map(self.live, range(self.count)))}"
             time.sleep(0.005)
 
-    def kill(self, rank: int) -> tuple[float, float]:
-        """Kills an island and starts it again; seconds to the next step of the others, and to its own first."""
+    def kill(self, ranks: list[int], apart_s: float = 0.0) -> tuple[float, float]:
+        """Kills islands, one after the other, and starts them again.
+
+        Returns:
+          seconds from the last kill to the next step of the others, and to the first one of all that were killed.
+        """
         moment = time.time()
-        self.processes[rank].kill()
-        self.processes[rank].wait()
-        self.lives[rank] += 1
-        self.processes[rank] = self._started(rank)
+        for number, rank in enumerate(ranks):
+            time.sleep(apart_s * (number > 0))
+            moment = time.time()
+            self.processes[rank].kill()
+            self.processes[rank].wait()
+        for rank in ranks:
+            self.lives[rank] += 1
+            self.processes[rank] = self._started(rank)
         self.await_all()
-        pid = self.processes[rank].pid
-        joined = next(told for told in self.told(rank) if told.pid == pid and told.live)
-        others = [told for other in range(self.count) if other != rank for told in self.told(other)]
-        return min(told.moment for told in others if told.moment > moment) - moment, joined.moment - moment
+        pids = {self.processes[rank].pid for rank in ranks}
+        joined = [next(told for told in self.told(rank) if told.pid in pids and told.live) for rank in ranks]
+        others = [told for other in range(self.count) if other not in ranks for told in self.told(other)]
+        wait = min(told.moment for told in others if told.moment > moment) - moment
+        return wait, max(told.moment for told in joined) - moment
 
     def end(self) -> None:
         """Waits for the end, and checks what all have learned."""
@@ -147,32 +200,39 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(count: int, steps: int) -> Generator[Run]:
+def running(count: int, steps: int, fork: bool = False) -> Generator[Run]:
     """A job, whose processes are ended at last."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(Path(folder), count, steps)
+        run = Run(Path(folder), count, steps, fork)
         try:
             yield run
         finally:
             for process in run.processes:
                 if process.poll() is None:
-                    process.send_signal(signal.SIGKILL)
+                    process.kill()
                 process.wait()
 
 
-def soak(count: int, kills: int, steps: int) -> dict[str, Any]:
+def soak(count: int, kills: int, steps: int, seed: int = 0, fork: bool = False) -> dict[str, Any]:
     """Kills islands; returns the figures."""
-    chance = np.random.default_rng(0)
+    chance = np.random.default_rng(seed)
     waits: list[float] = []
     joins: list[float] = []
-    with running(count, steps) as run:
+    with running(count, steps, fork) as run:
         run.await_all()
         for number in range(kills):
             time.sleep(float(chance.uniform(0, 0.5)))
-            wait, join = run.kill(0 if number % 2 == 0 else int(chance.integers(1, count)))
+            first = 0 if number % 2 == 0 else int(chance.integers(1, count))
+            second = (first + int(chance.integers(1, count))) % count
+            two = count > 2 and number % 10 in (3, 6)
+            ranks, apart_s = (
+                ([first, second], float(chance.uniform(0, 0.1)) * (number % 10 == 6)) if two else ([first], 0)
+            )
+            wait, join = run.kill(ranks, apart_s)
             waits.append(wait)
             joins.append(join)
-            print(f"kill {number + 1}: next step after {wait:.2f} s, back after {join:.1f} s", flush=True)
+            named = " and ".join(map(str, ranks)) + (f", {apart_s * 1e3:.0f} ms apart" if apart_s else "")
+            print(f"kill {number + 1} of {named}: next step after {wait:.2f} s, back after {join:.1f} s", flush=True)
         again = max((told.again for rank in range(count) for told in run.told(rank)), default=0)
         run.end()
     return {
@@ -188,13 +248,16 @@ def main() -> None:
     parser.add_argument("--islands", type=int, default=3)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fork", action="store_true", help="start processes that have all imported: many more kills")
     parser.add_argument("--folder", type=Path)
     arguments = parser.parse_args()
     if arguments.folder is not None:
         island(arguments.folder, arguments.steps)
         return
     # A process that is started again takes some seconds, and the others go on meanwhile.
-    print(json.dumps(soak(arguments.islands, arguments.kills, arguments.steps or 400 * (arguments.kills + 1))))
+    steps = arguments.steps or 400 * (arguments.kills + 1)
+    print(json.dumps(soak(arguments.islands, arguments.kills, steps, arguments.seed, arguments.fork)))
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ from tests.support.processes import free_ports
 from jaxtribute._src.addons.elastic.exchange import Islands
 from jaxtribute._src.addons.elastic.membership import Island, View
 from jaxtribute._src.addons.elastic.packing import Parcel
+from jaxtribute._src.addons.elastic.waits import Waits
+from jaxtribute._src.addons.launcher.certificates import write_certificates
 from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
 
 
@@ -44,7 +48,7 @@ def summing(island: Islands, *arrays: Any) -> list[Any]:
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_sums_are_the_same_bits_everywhere(count: int) -> None:
     chance = np.random.default_rng(0)
-    shapes = [(), (3,), (0, 2), (40, 7), (300, 100)]
+    shapes = [(), (3,), (0, 2), (40, 7), (300, 100), (1000, 1001)]
     given = [[chance.normal(size=shape).astype("float32") for shape in shapes] for _ in range(count)]
     with islands(count) as made:
         sums = together(made, lambda island: summing(island, *given[island.me.rank], np.int32(island.me.rank)))
@@ -192,6 +196,76 @@ def test_other_machines_need_certificates(monkeypatch: pytest.MonkeyPatch) -> No
         Islands(Island(0), ["10.0.0.1:5000", "10.0.0.2:5000"], 1.0, 1.0)
 
 
+def test_sums_are_encrypted_between_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, file in write_certificates(b"secret", tmp_path).items():
+        monkeypatch.setenv(name, file)
+    monkeypatch.setattr("jaxtribute._src.addons.elastic.links.Address.is_loopback", lambda _: False)
+    large = np.arange(1 << 20, dtype=np.float32)
+    with islands(3) as made:
+        sums = together(made, lambda island: [summing(island, large, island.me.rank) for _ in range(3)])
+        made[1].close()
+        left = [made[0], made[2]]
+        after = together(left, lambda island: summing(island, large)[0])
+    for own in sums:
+        for total, ranks in own:
+            np.testing.assert_array_equal(total, 3 * large)
+            assert ranks == 3
+    for total in after:
+        np.testing.assert_array_equal(total, 2 * large)
+
+
+def test_what_is_much_is_sent_both_ways_at_once() -> None:
+    """More than the system takes in: islands that send first and receive then would wait for each other for ever."""
+    large = np.ones(8 << 20, np.float32)
+    with islands(2) as made:
+        for (total,) in together(made, lambda island: summing(island, large)):
+            np.testing.assert_array_equal(total, 2 * large)
+
+
+def test_who_fails_after_it_has_told_that_it_holds_a_step_leaves() -> None:
+    """The others commit the step; whoever cannot finish it must not take another in its place."""
+
+    def failing(island: Islands) -> Any:
+        def body(_: View) -> int:
+            (total,) = island.sum([np.asarray(1)], "sum")
+            island.hold()
+            if island.me.rank == 1:
+                raise Stopped
+            return int(total)
+
+        return island.step(body)
+
+    def run(island: Islands) -> Any:
+        try:
+            return failing(island), summing(island, 1)[0]
+        except Stopped:
+            with pytest.raises(ClusterError, match="has left the others"):
+                summing(island, 1)
+            return None
+
+    with islands(3) as made:
+        assert together(made, run) == [(3, 2), None, (3, 2)]
+
+
 def test_parcels_join_small_arrays_of_a_dtype() -> None:
     parcel = Parcel([np.zeros(2, "f4"), np.zeros(1 << 20, "f4"), np.zeros(3, "f4"), np.zeros(1, "i4")], "x")
-    assert [len(frame) for frame in parcel.frames] == [4, 4 << 20, 20, 4]
+    assert [len(frame) for frame in parcel.frames] == [64, 4 << 20, 0, 20, 44, 4, 60]
+
+
+def test_the_slowest_island_is_named(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Waits.__init__, "__defaults__", (0.5,))
+
+    def run(island: Islands) -> int:
+        for _ in range(12):
+            if island.me.rank == 1:
+                time.sleep(0.1)
+            summing(island, 1)
+        return island.again
+
+    with islands(3) as made, caplog.at_level("WARNING"):
+        assert together(made, run) == [0, 0, 0]
+        assert [island.view.number for island in made] == [0, 0, 0]
+    named = [record.getMessage() for record in caplog.records]
+    assert named
+    for text in named:
+        assert re.match(r"island [02] has waited \d+\.\d s of the last \d+\.\d s for island 1, which is slower", text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -302,3 +303,15 @@ def test_an_island_that_ends_before_the_others_have_met_it_joins_them() -> None:
         with contextlib.closing(job.strategy(1, 1)) as strategy:
             assert body(strategy) == 1.0
             assert future.result(timeout=DEADLINE_S) == 1.0
+
+
+def test_a_result_that_was_deleted_is_said_to_be_gone() -> None:
+    journal, view = Journal(), View(0, (Island(0), Island(1)))
+    first = jnp.ones(3)
+    journal.append("a step", view, first)
+    first.delete()
+    journal.append("another", view, jnp.zeros(2))
+    assert re.match(r"the result of step 0 \(a step\) is gone: .*deleted", journal.entries[0].problem)
+    assert journal.entries[1].problem == journal.entries[0].problem
+    (entry, second, _) = entries_in(journal.answer(0, view))
+    assert entry.problem == second.problem == journal.problem

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +22,8 @@ from jaxtribute._src.addons.testing.leaks import is_alive
 from samples import ALL_CASES
 
 PROGRAM = Path(__file__).parents[2] / "support" / "elastic_program.py"
-DEADLINE_S = 120.0
+FIT = PROGRAM.with_name("elastic_keras.py")
+DEADLINE_S = 400.0 if ALL_CASES else 120.0
 pytestmark = pytest.mark.slow
 
 
@@ -33,15 +36,24 @@ class Job:
       steps: of the training.
       options: of the launcher.
       silent_s: see `ElasticStrategy`.
+      program: what to run, and what to give it besides the folder and the steps.
     """
 
-    def __init__(self, folder: Path, workers: int, steps: int, *options: str, silent_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        workers: int,
+        steps: int,
+        *options: str,
+        silent_s: float = 5.0,
+        program: Sequence[object] = (PROGRAM,),
+    ) -> None:
         self.folder, self.steps = folder, steps
         self._end = time.monotonic() + DEADLINE_S
         launch = [sys.executable, "-m", "jaxtribute.cli", "launch", "--elastic", "--workers", str(workers)]
         with (folder / "output").open("wb") as output:
             self._process = subprocess.Popen(
-                [*launch, "--devices-per-worker", "1", *options, str(PROGRAM), str(folder), str(steps)],
+                [*launch, "--devices-per-worker", "1", *options, *map(str, [program[0], folder, steps, *program[1:]])],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -55,10 +67,14 @@ class Job:
 
     def told(self, island: int) -> list[tuple[int, int, float]]:
         """Process, number and moment of each step that an island has finished."""
+        return [(pid, step, moment) for pid, step, moment, _ in self.lines(island)]
+
+    def lines(self, island: int) -> list[tuple[int, int, float, int]]:
+        """The same, with what else the program tells."""
         file = self.folder / f"island-{island}"
         lines = file.read_text().splitlines() if file.exists() else []
         whole = [line.split() for line in lines if line.count(" ") == 3]
-        return [(int(pid), int(step), float(moment)) for pid, step, moment, _ in whole]
+        return [(int(pid), int(step), float(moment), int(more)) for pid, step, moment, more in whole]
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Waits for a condition."""
@@ -104,10 +120,8 @@ class Job:
 
 
 @contextmanager
-def job(
-    folder: Path, workers: int, steps: int = 300, options: tuple[str, ...] = (), silent_s: float = 5.0
-) -> Generator[Job]:
-    made = Job(folder, workers, steps, *options, silent_s=silent_s)
+def job(folder: Path, workers: int, steps: int = 300, options: tuple[str, ...] = (), **settings: Any) -> Generator[Job]:
+    made = Job(folder, workers, steps, *options, **settings)
     try:
         yield made
     finally:
@@ -164,3 +178,35 @@ def test_a_killed_island_is_started_again_alone_and_joins(killed: int, tmp_path:
         assert {pid for pid, _, _ in running.told(1 - killed)} == {other}
         # Other islands add in another order, which differs by 1e-6 after so many steps.
         running.check(0, 1, tolerance=1e-5)
+
+
+def check_history(folder: Path, epochs: int, islands: Sequence[int]) -> None:
+    """Checks that what Keras has told these islands is what it tells without them."""
+    subprocess.run([sys.executable, str(FIT), str(folder), str(epochs)], check=True, timeout=DEADLINE_S)
+    alone = json.loads((folder / "alone.json").read_text())
+    files = sorted(folder.glob("history-*.json"))
+    assert [file.name for file in files] == [f"history-{island}.json" for island in islands]
+    for file in files:
+        history, left = json.loads(file.read_text())
+        assert left == list(islands)
+        for name, values in alone.items():
+            np.testing.assert_allclose(history[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_fit_goes_on_in_an_epoch_when_an_island_is_killed(tmp_path: Path) -> None:
+    with job(tmp_path, 2, 4, program=(FIT, 0.05)) as running:
+        running.signal(signal.SIGKILL, 0, at_step=15)
+        assert running.wait() == 0, running.output
+        assert [count for _, _, _, count in running.lines(1)][-1] == 1, running.output
+        check_history(tmp_path, 4, [1])
+
+
+@pytest.mark.skipif(not ALL_CASES, reason="JAXTRIBUTE_ALL_CASES is not set")
+def test_fit_goes_on_when_islands_go_and_come_back(tmp_path: Path) -> None:
+    with job(tmp_path, 4, 100, options=("--max-restarts", "2"), program=(FIT, 0.05)) as running:
+        running.signal(signal.SIGKILL, 0, 2, at_step=15)
+        assert running.wait() == 0, running.output
+        counts = [count for _, _, _, count in running.lines(1)]
+        assert {2, 3, 4} <= set(counts), running.output
+        assert (counts[0], counts[-1]) == (4, 4)
+        check_history(tmp_path, 100, [0, 1, 2, 3])

@@ -8,21 +8,23 @@ commit it too. If nobody has and all hold it, they commit it as well. Otherwise 
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from jaxtribute._src.addons.elastic.joining import ASKS, STATE, Newcomer, answer
-from jaxtribute._src.addons.elastic.journal import Journal, plain_view, view_of
-from jaxtribute._src.addons.elastic.links import Head, Lane, Links
-from jaxtribute._src.addons.elastic.membership import Ballot, Island, Kind, Membership, Message, Send, State, View
+from jaxtribute._src.addons.elastic.journal import Journal
+from jaxtribute._src.addons.elastic.links import Lane, Links
+from jaxtribute._src.addons.elastic.membership import Island, Kind, Membership, Message, Send, State, View
+from jaxtribute._src.addons.elastic.messages import Status, decoded, encoded
 from jaxtribute._src.addons.elastic.packing import Parcel
+from jaxtribute._src.addons.elastic.traffic import Head
+from jaxtribute._src.addons.elastic.waits import Waits
 from jaxtribute.errors import ClusterError, DeadlineError, JaxtributeError
 from jaxtribute.typing import HostArray
 
@@ -32,20 +34,10 @@ _TICK_S = 0.05
 _CONTROL_S = 0.2
 _JOIN_LIMIT_S = 20.0
 """Seconds that the others wait for an island that they have taken in."""
+_MANY, _LARGE = 3, 1 << 20
+"""Islands and bytes from which on each island adds up a part for all: a half of the bytes for 4 islands."""
 _CONFIRM = -1
 """The place in a step of the message that an island holds it."""
-
-
-class Status(NamedTuple):
-    """Progress of an island when it came into a view.
-
-    Attributes:
-      committed: the number of steps that it has committed.
-      held: the view in which it holds the next one; -1 if it does not.
-    """
-
-    committed: int
-    held: int = -1
 
 
 @dataclass
@@ -102,16 +94,18 @@ class Islands:
         self.again = 0
         """Number of steps that this island has computed in vain, as another one had died."""
         self._attempt: Attempt | None = None
-        self._inbox: dict[Head, dict[Island, bytearray]] = {}
+        self._inbox: dict[Head, dict[Island, memoryview]] = {}
         self._status = Status(0)
         self._told: dict[int, dict[Island, Status]] = {}
         self._entered: View | None = None if joins else first
         """The view that `_status` is of."""
         self._heard_at: dict[Island, float] = {}
         self._broken: set[Island] = set()
+        self._waits = Waits(me)
         self._sends: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closed = False
-        self._links = Links(me, addresses, self._heard, self._lost)
+        self._links = Links(me, addresses, self._heard, self._lost, self._received)
+        self._traffic = self._links.traffic
         threading.Thread(target=self._speak, name="islands: speaking", daemon=True).start()
         try:
             if self.newcomer is not None:
@@ -149,7 +143,7 @@ class Islands:
         """Leaves the others, who take this process for dead."""
         with self.lock:
             self._closed = True
-            self.lock.notify_all()
+            self._notify()
         self._sends.put(None)
         self._links.close()
 
@@ -165,7 +159,13 @@ class Islands:
         while True:
             attempt = self._begin()
             self._feed(attempt)
-            result = body(attempt.view)
+            try:
+                result = body(attempt.view)
+            except BaseException:
+                if attempt.held:
+                    # The others commit what this island has told them that it holds, and it never will have it.
+                    self.close()
+                raise
             if attempt.error is not None:
                 self._attempt = None
                 raise attempt.error
@@ -183,7 +183,8 @@ class Islands:
                     "HINT: start the job anew, or allow fewer."
                 )
             self._attempt = Attempt(self._committed, self.view)
-            return self._attempt
+        self._traffic.keep([member.rank for member in self._attempt.view.members])
+        return self._attempt
 
     def _is_settled(self) -> bool:
         """True if all members of the view have told what they had when they came into it."""
@@ -255,16 +256,28 @@ class Islands:
             self._await(lambda: self._is_settled() and self.view != attempt.view, "tell what became of a step")
             return self._settle()
 
-    def _confirmed(self, attempt: Attempt) -> bool:
-        """Tells the others that this island holds the step, and waits for them; False if the view has changed."""
-        head = (attempt.view.number, attempt.step, _CONFIRM)
+    def hold(self) -> None:
+        """Tells the others that this island has all that the step needs of them: what is left it computes alone.
+
+        So the news travels while that is computed.
+        """
+        attempt = self._attempt
+        assert attempt is not None
         with self.lock:
-            if self.view != attempt.view:
-                return False
+            if attempt.failed or attempt.held or attempt.error is not None or self.view is not attempt.view:
+                return
             attempt.held = True
-        got = self._gathered(attempt, head, [])
+        head = (attempt.view.number, attempt.step, _CONFIRM)
+        self._traffic.post([other.rank for other in self._others(attempt)], head, [])
+
+    def _confirmed(self, attempt: Attempt) -> bool:
+        """Waits until all tell that they hold the step; False if the view has changed."""
+        self.hold()
+        if not attempt.held:
+            return False
+        got = self._awaited(attempt, (attempt.view.number, attempt.step, _CONFIRM))
         with self.lock:
-            if got is None or self.view != attempt.view:
+            if got is None or self.view is not attempt.view:
                 return False
             self._attempt = None
             self._commit()
@@ -282,52 +295,75 @@ class Islands:
         """The sums of all islands' arrays; zeros if the step has failed, which the program finds out at its end."""
         attempt = self._attempt
         assert attempt is not None
-        parcel = Parcel(arrays, what)
-        got = self._exchanged(attempt, parcel)
-        if got is not None:
-            try:
-                return parcel.total(attempt.view.members, self.me, got)
-            except ClusterError as error:
-                attempt.error = error
-        return [np.zeros_like(array) for array in arrays]
+        try:
+            sums = self._summed(attempt, Parcel(arrays, what))
+        except ClusterError as error:
+            attempt.error, sums = error, None
+        return [np.zeros_like(array) for array in arrays] if sums is None else sums
 
-    def _exchanged(self, attempt: Attempt, parcel: Parcel) -> dict[Island, bytearray] | None:
+    def _summed(self, attempt: Attempt, parcel: Parcel) -> list[HostArray] | None:
+        members = attempt.view.members
+        if len(members) < _MANY or parcel.size < _LARGE:
+            got = self._exchanged(attempt, dict.fromkeys(members, parcel))
+            return None if got is None else parcel.total(members, self.me, got)
+        parts = dict(zip(members, parcel.divided(len(members)), strict=True))
+        got = self._exchanged(attempt, parts)
+        if got is None:
+            return None
+        own = parts[self.me].total(members, self.me, got)
+        got = self._exchanged(attempt, dict.fromkeys(members, Parcel(own, parcel.what)))
+        return None if got is None else parcel.put_together(parts, self.me, own, got)
+
+    def _exchanged(self, attempt: Attempt, parcels: dict[Island, Parcel]) -> dict[Island, memoryview] | None:
+        """Sends each other island its parcel, and waits for theirs; None if the view has changed."""
         if attempt.failed or attempt.error is not None:
             return None
         head = (attempt.view.number, attempt.step, attempt.place)
         attempt.place += 1
-        got = self._gathered(attempt, head, parcel.frames)
+        for other in self._others(attempt):
+            self._traffic.post([other.rank], head, parcels[other].frames)
+        got = self._awaited(attempt, head)
         if got is None:
             attempt.failed = True
         return got
 
-    def _gathered(
-        self, attempt: Attempt, head: Head, frames: Sequence[bytes | memoryview]
-    ) -> dict[Island, bytearray] | None:
-        """Waits for what the others have sent, and sends this island's own; None if the view has changed."""
-        others = [member for member in attempt.view.members if member != self.me]
-        for other in others:
-            if self.view != attempt.view:
-                return None
-            # To whom nothing can be sent is dead, or says nothing for long: the watch will tell.
-            self._links.send(other.rank, Lane.DATA, head, frames, self.silent_s)
-        with self.lock:
+    def _awaited(self, attempt: Attempt, head: Head) -> dict[Island, memoryview] | None:
+        others, start = self._others(attempt), time.monotonic()
+        ranks = [other.rank for other in others]
 
-            def complete() -> bool:
-                return self.view != attempt.view or len(self._inbox.get(head, ())) == len(others)
+        def complete() -> bool:
+            if self.view is not attempt.view:
+                return True
+            return len(self._inbox.get(head, ())) == len(others) and self._traffic.has_sent(ranks)
 
-            try:
-                self._await(complete, f"take part in step {attempt.step}", lambda: self._missing(head, others))
-            except JaxtributeError as error:
-                attempt.error = error
-                return None
-            return None if self.view != attempt.view else self._inbox.pop(head, {})
+        try:
+            missing = lambda: self._missing(head, others)  # noqa: E731
+            self._await(complete, f"take part in step {attempt.step}", missing, self._traffic.move)
+        except JaxtributeError as error:
+            attempt.error = error
+            return None
+        if self.view is not attempt.view:
+            return None
+        got = self._inbox.pop(head, {})
+        if got:
+            # In the order in which they came.
+            self._waits.note(next(reversed(got)), time.monotonic() - start)
+        return got
+
+    def _others(self, attempt: Attempt) -> list[Island]:
+        return [member for member in attempt.view.members if member != self.me]
 
     def _missing(self, head: Head, others: Sequence[Island]) -> list[Island]:
         return [other for other in others if other not in self._inbox.get(head, {})]
 
-    def _await(self, ready: Callable[[], bool], what: str, whom: Callable[[], list[Island]] | None = None) -> None:
-        """Waits until `ready()`, under the lock.
+    def _await(
+        self,
+        ready: Callable[[], bool],
+        what: str,
+        whom: Callable[[], list[Island]] | None = None,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        """Waits until `ready()`: under the lock, or by `wait` without it.
 
         Raises:
           ClusterError: this island was left out of a view.
@@ -346,7 +382,7 @@ class Islands:
                     f"island {self.me.rank} has waited {self.timeout_s:g} s for {names} to {what}.{silent} HINT: look "
                     "at what they print; give more time with timeout_s=."
                 )
-            self.lock.wait(min(_TICK_S, max(end - time.monotonic(), 0.001)))
+            (wait or self.lock.wait)(min(_TICK_S, max(end - time.monotonic(), 0.001)))
         if self.membership.state is State.FENCED:
             raise ClusterError(
                 f"island {self.me.rank} was left out of view {self.view.number} by the others. HINT: end this process."
@@ -375,15 +411,16 @@ class Islands:
         with self.lock:
             self._heard_at[island] = time.monotonic()
             self._broken.discard(island)
-            if lane is Lane.DATA:
-                if self._entered is None or head[0] >= self._entered.number:
-                    self._inbox.setdefault(head, {})[island] = data
-                    self.lock.notify_all()
-                return
-            message, status = _decoded(data)
+            message, status = decoded(data)
             if status is not None:
                 self._told.setdefault(message.number, {})[island] = status
             self._after(self.membership.receive(island, message, time.monotonic()))
+
+    def _received(self, island: Island, head: Head, data: memoryview) -> None:
+        """Takes what an island gives to a step, or holds of it; in the thread that waits for that."""
+        self._heard_at[island] = time.monotonic()
+        if self._entered is None or head[0] >= self._entered.number:
+            self._inbox.setdefault(head, {})[island] = data
 
     def _heard_of_journal(self, island: Island, head: Head, data: bytearray) -> None:
         if head[2] == ASKS:
@@ -418,7 +455,11 @@ class Islands:
             self._told.setdefault(view.number, {})[self.me] = self._status
             for send in self.membership.signs():
                 self.say(*send)
+        self._notify()
+
+    def _notify(self) -> None:
         self.lock.notify_all()
+        self._traffic.wake()
 
     def _watch(self) -> None:
         """Tells the others that this island lives, and notices who does not."""
@@ -452,28 +493,4 @@ class Islands:
         with self.lock:
             current = self._entered is not None and message.number == self._entered.number
             status = self._status if current and message.kind is Kind.ALIVE else None
-        self._links.send(island.rank, Lane.CONTROL, (0, 0, 0), [_encoded(message, status)], _CONTROL_S)
-
-
-def _encoded(message: Message, status: Status | None) -> bytes:
-    view = message.view
-    plain: list[Any] = [
-        message.kind.value,
-        message.number,
-        message.ballot,
-        message.earlier,
-        None if view is None else plain_view(view),
-        status,
-    ]
-    return json.dumps(plain).encode()
-
-
-def _decoded(data: bytearray) -> tuple[Message, Status | None]:
-    kind, number, ballot, earlier, view, status = json.loads(data)
-    seen = None if view is None else view_of(view)
-    message = Message(Kind(kind), number, _ballot(ballot), seen, _ballot(earlier))
-    return message, None if status is None else Status(*status)
-
-
-def _ballot(plain: Sequence[Any]) -> Ballot:
-    return Ballot(plain[0], Island(*plain[1]))
+        self._links.send(island.rank, Lane.CONTROL, (0, 0, 0), [encoded(message, status)], _CONTROL_S)

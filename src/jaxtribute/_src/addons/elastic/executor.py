@@ -39,7 +39,8 @@ def reduced(mesh: IslandMesh, values: Sequence[Leaf], op: ReduceOp, rows: int | 
     arrays = [prepared(value, op) for value in values]
     # What comes of no examples may be NaN, which no weight takes away.
     if rows == 0:
-        arrays = [jnp.zeros_like(array) for array in arrays]
+        # It still comes of them: all islands cut their programs at the same places.
+        arrays = [jnp.where(False, array, jnp.zeros_like(array)) for array in arrays]
     if op is ReduceOp.SUM:
         return mesh.total(arrays, "a sum")
     weight = np.float32(1 if rows is None else rows)

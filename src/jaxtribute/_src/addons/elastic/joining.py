@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jaxtribute._src.addons.elastic.journal import Entry, entries_in
-from jaxtribute._src.addons.elastic.links import Head, Lane
+from jaxtribute._src.addons.elastic.links import Lane
 from jaxtribute._src.addons.elastic.membership import Island, Kind, Message, View
+from jaxtribute._src.addons.elastic.traffic import Head
 from jaxtribute.errors import ClusterError, DeadlineError
 
 if TYPE_CHECKING:

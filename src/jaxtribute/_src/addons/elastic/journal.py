@@ -68,7 +68,8 @@ class Journal:
 
     def append(self, signature: str, view: View, result: Any) -> None:
         """Adds what the step has given that was just committed."""
-        arrays: list[HostArray] = []
+        self._fetch_last()
+        arrays: list[Any] = []
         plain, problem = None, ""
         try:
             plain = described(result, arrays)
@@ -77,12 +78,24 @@ class Journal:
         self.add(Entry(signature, view, plain, arrays, self.reads, problem))
         self.reads = {}
 
+    def _fetch_last(self) -> None:
+        """Brings the arrays of the last entry to the host: now that the next step is over, nobody waits for them."""
+        if self.entries:
+            last = self.entries[-1]
+            try:
+                last.arrays = list(map(np.asarray, last.arrays))
+            except RuntimeError as error:
+                self._give_up(last, f"the result of step {len(self) - 1} ({last.signature}) is gone: {error}")
+
+    def _give_up(self, entry: Entry, problem: str) -> None:
+        # Nobody can get past the first entry that is missing: what follows need not be kept.
+        self.problem = entry.problem = problem
+        entry.arrays, entry.plain, entry.reads = [], None, {}
+
     def add(self, entry: Entry) -> None:
         """Adds an entry."""
-        self.problem = entry.problem = self.problem or entry.problem
-        if self.problem:
-            # Nobody can get past the first entry that is missing: what follows need not be kept.
-            entry.arrays, entry.plain, entry.reads = [], None, {}
+        if self.problem or entry.problem:
+            self._give_up(entry, self.problem or entry.problem)
         self._size += _OVERHEAD + sum(array.nbytes for array in entry.arrays)
         if self._size > MOST and not self.problem:
             self.problem = f"what the steps gave to Python came to more than {MOST >> 20} MiB at step {len(self)}"
@@ -95,6 +108,7 @@ class Journal:
 
     def answer(self, first: int, view: View) -> bytes:
         """The entries from a number on, as many as fit into an answer; at the end the reads since, and the view."""
+        self._fetch_last()
         parts: list[bytes] = []
         size, last = 0, first
         for entry in self.entries[first:]:
@@ -172,8 +186,8 @@ def unpacked(data: bytes | bytearray, offset: int = 0) -> tuple[Any, list[HostAr
     return plain, arrays, end
 
 
-def described(nest: Any, arrays: list[HostArray]) -> Any:
-    """The structure of a nest, as JSON knows it; its arrays are added to `arrays`.
+def described(nest: Any, arrays: list[Any]) -> Any:
+    """The structure of a nest, as JSON knows it; its arrays are added to `arrays`, where they are.
 
     Raises:
       CannotKeep: the arrays are too large, or something else is in the nest.
@@ -185,7 +199,7 @@ def described(nest: Any, arrays: list[HostArray]) -> Any:
     if isinstance(nest, (jax.Array, np.ndarray, np.generic)):
         if not jnp.issubdtype(nest.dtype, np.number) and nest.dtype != np.bool_:
             raise CannotKeep(f"an array of {nest.dtype}")
-        arrays.append(np.asarray(nest))
+        arrays.append(nest)
         size = sum(array.nbytes for array in arrays)
         if size > LARGEST:
             raise CannotKeep(f"{size} bytes to Python, and {LARGEST} are kept")

@@ -1,4 +1,6 @@
-"""Connections between islands: sockets in threads, one a use, so that nothing small waits behind what is large.
+"""Connections between islands: sockets, one a use, so that nothing small waits behind what is large.
+
+The data of steps are `Traffic`, and read by the thread that waits for them; all else by a thread for each connection.
 
 Whoever has something to say connects; whoever listens only reads. So no two threads ever use one connection, which TLS
 would not allow. A process that ends closes its connections at once, and nobody listens at its address any more: both
@@ -18,15 +20,13 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from jaxtribute._src.addons.elastic.membership import Island
+from jaxtribute._src.addons.elastic.traffic import HEAD, LONGEST, RETRY_S, Head, Traffic, may_look
 from jaxtribute.errors import ArgumentError, DeadlineError
 from jaxtribute.extending import Address
 
 _GREETING = struct.Struct("!8sIIB")
-_HEAD = struct.Struct("!qqqq")
 _MAGIC = b"jdisland"
 _CERTIFICATES = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
-_LONGEST = 1 << 40
-RETRY_S = 0.05
 
 
 class Lane(IntEnum):
@@ -38,11 +38,8 @@ class Lane(IntEnum):
     """Between a newcomer and the others."""
 
 
-_FIRST = (Lane.CONTROL, Lane.DATA)
-"""The connections that islands have from the beginning."""
-Head = tuple[int, int, int]
-"""Three numbers before each message: of data the view, the step and the place in the step."""
 Heard = Callable[[Island, Lane, Head, bytearray], None]
+Received = Callable[[Island, Head, memoryview], None]
 Lost = Callable[[Island, bool], None]
 
 
@@ -87,9 +84,12 @@ class Links:
       addresses: of all islands, by rank.
       heard: called with each message, in a thread for each connection.
       lost: called when a connection of another island has ended, with True if that proves that its process has.
+      received: called with the data of steps, by the thread that waits for them.
     """
 
-    def __init__(self, me: Island, addresses: Sequence[str], heard: Heard, lost: Lost) -> None:
+    def __init__(
+        self, me: Island, addresses: Sequence[str], heard: Heard, lost: Lost, received: Received = lambda *_: None
+    ) -> None:
         self._me, self._heard, self._lost = me, heard, lost
         self._addresses = [Address.parse(address) for address in addresses]
         self._tls = Tls.needed_for(self._addresses)
@@ -97,6 +97,7 @@ class Links:
         self._incoming: dict[tuple[Island, Lane], socket.socket] = {}
         self._locks = {(rank, lane): threading.Lock() for rank in range(len(addresses)) for lane in Lane}
         self._closed = False
+        self.traffic = Traffic(lambda rank: self._connection(rank, Lane.DATA), received, may_look(len(addresses)))
         own = self._addresses[me.rank]
         family = socket.AF_INET6 if ":" in own.host else socket.AF_INET
         # The launcher keeps the port reserved, which nobody else can listen on then.
@@ -119,7 +120,7 @@ class Links:
             try:
                 connection.settimeout(max(end - time.monotonic(), 0.001))
                 size = sum(map(len, parts))
-                connection.sendall(_HEAD.pack(*head, size))
+                connection.sendall(HEAD.pack(*head, size))
                 for part in parts:
                     connection.sendall(part)
             except OSError:
@@ -152,15 +153,23 @@ class Links:
             time.sleep(RETRY_S)
 
     def _meets(self, rank: int) -> bool:
-        for lane in _FIRST:
-            with self._locks[rank, lane]:
-                if self._outgoing.get((rank, lane)) is None and self._connected(rank, lane) is None:
-                    return False
-        incoming = [(island, lane) for island, lane in list(self._incoming) if island.rank == rank]
+        key = rank, Lane.CONTROL
+        with self._locks[key]:
+            if self._outgoing.get(key) is None and self._connected(*key) is None:
+                return False
+        incoming = {lane: island for island, lane in list(self._incoming) if island.rank == rank}
         # One that has ended meanwhile and was started again joins the others: it need not be waited for.
-        return set(_FIRST) <= {lane for _, lane in incoming} or any(island.incarnation for island, _ in incoming)
+        if any(island.incarnation for island in incoming.values()):
+            return True
+        return Lane.CONTROL in incoming and self.traffic.meets(rank) and self.traffic.comes_from(rank)
 
     def _connected(self, rank: int, lane: Lane) -> socket.socket | None:
+        connection = self._connection(rank, lane)
+        if connection is not None:
+            self._outgoing[rank, lane] = connection
+        return connection
+
+    def _connection(self, rank: int, lane: Lane) -> socket.socket | None:
         """Connects to an island, or returns None."""
         if self._closed:
             return None
@@ -177,7 +186,6 @@ class Links:
         except OSError:
             connection.close()
             return None
-        self._outgoing[rank, lane] = connection
         return connection
 
     def refuses(self, rank: int) -> bool:
@@ -206,25 +214,21 @@ class Links:
             _in_thread("islands: reading", lambda connection=connection: self._read(connection))
 
     def _read(self, connection: socket.socket) -> None:
-        """Reads what an island says, until its end."""
+        """Reads what an island says, until its end; what is data is left to those who wait for it."""
+        try:
+            connection, island, lane = self._greeted(connection)
+        except (OSError, ValueError):
+            connection.close()
+            return
+        if lane is Lane.DATA:
+            self.traffic.add(island, connection)
+            return
         with contextlib.closing(connection):
-            try:
-                connection.settimeout(10.0)
-                if self._tls is not None:
-                    connection = self._tls.called.wrap_socket(connection, server_side=True)
-                magic, rank, incarnation, lane = _GREETING.unpack(_exactly(connection, _GREETING.size))
-                if magic != _MAGIC or rank >= len(self._addresses):
-                    return
-                connection.settimeout(None)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            except (OSError, ValueError):
-                return
-            island, lane = Island(rank, incarnation), Lane(lane)
             self._incoming[island, lane] = connection
             with contextlib.suppress(OSError, ValueError):
                 while True:
-                    *head, size = _HEAD.unpack(_exactly(connection, _HEAD.size))
-                    if not 0 <= size < _LONGEST:
+                    *head, size = HEAD.unpack(_exactly(connection, HEAD.size))
+                    if not 0 <= size < LONGEST:
                         break
                     first, second, third = head
                     self._heard(island, lane, (first, second, third), _exactly(connection, size))
@@ -236,12 +240,34 @@ class Links:
                 self._forget(island.rank)
             self._lost(island, self.proves_dead(island))
 
+    def _greeted(self, connection: socket.socket) -> tuple[socket.socket, Island, Lane]:
+        """Reads who has connected, and for what.
+
+        Raises:
+          OSError: it has gone, or has no certificate of the job.
+          ValueError: it is not an island.
+        """
+        connection.settimeout(10.0)
+        if self._tls is not None:
+            connection = self._tls.called.wrap_socket(connection, server_side=True)
+        try:
+            magic, rank, incarnation, lane = _GREETING.unpack(_exactly(connection, _GREETING.size))
+            if magic != _MAGIC or rank >= len(self._addresses):
+                raise ValueError(f"{magic!r} of rank {rank}")
+            connection.settimeout(None)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connection, Island(rank, incarnation), Lane(lane)
+        except (OSError, ValueError):
+            connection.close()
+            raise
+
     def _forget(self, rank: int) -> None:
         """Drops the connections to a process that is gone: another may listen there soon."""
         for lane in Lane:
             connection = self._outgoing.pop((rank, lane), None)
             if connection is not None:
                 connection.close()
+        self.traffic.forget(rank)
 
     def close(self) -> None:
         """Ends all connections; the others take this process for dead."""
@@ -254,6 +280,7 @@ class Links:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
+        self.traffic.close()
 
 
 def _exactly(connection: socket.socket, size: int) -> bytearray:

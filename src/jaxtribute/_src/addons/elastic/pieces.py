@@ -6,13 +6,17 @@ four times as long as to run the pieces one by one. A program whose exchanges li
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from jaxtribute._src.addons.elastic.cutting import Part, parts_of
+from jaxtribute._src.addons.elastic.packing import groups
 from jaxtribute.extending import Programs
 from jaxtribute.typing import HostArray
 
@@ -25,13 +29,70 @@ class _Whole(Exception):  # noqa: N818
     """An exchange lies where the program cannot be cut."""
 
 
+class _Packed:
+    """Small values of a dtype that travel as one array, which the program itself packs and unpacks.
+
+    Args:
+      atoms: the values.
+      sums: their sums.
+    """
+
+    def __init__(self, atoms: Sequence[Any], sums: Sequence[Any]) -> None:
+        self.atoms, self.sums = list(atoms), list(sums)
+        self._shapes = [Programs.aval(var).shape for var in self.sums]
+
+    def packed(self, arrays: Sequence[Any]) -> Any:
+        """One array of several."""
+        sizes = [math.prod(shape) for shape in self._shapes]
+        buffer, offset = jnp.zeros(sum(sizes), arrays[0].dtype), 0
+        for array, size in zip(arrays, sizes, strict=True):
+            buffer = lax.dynamic_update_slice(buffer, array.reshape(-1), (offset,))
+            offset += size
+        return buffer
+
+    def unpacked(self, buffer: Any) -> dict[Any, Any]:
+        """The inverse of `packed`, of sums."""
+        found, offset = dict[Any, Any](), 0
+        for var, shape in zip(self.sums, self._shapes, strict=True):
+            size = math.prod(shape)
+            found[var] = lax.slice(buffer, (offset,), (offset + size,)).reshape(shape)
+            offset += size
+        return found
+
+
+class _Cut:
+    """Exchanges that are made together.
+
+    Args:
+      eqns: their calls.
+    """
+
+    def __init__(self, eqns: Sequence[Any]) -> None:
+        atoms = [atom for eqn in eqns for atom in eqn.invars]
+        sums = [var for eqn in eqns for var in eqn.outvars]
+        self.what = ", ".join(dict.fromkeys(_exchange_of(eqn) or "" for eqn in eqns))
+        shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in map(Programs.aval, sums)]
+        self.sent: list[Any] = []
+        """The values that are sent: atoms of the program, and packed ones."""
+        self.got: list[Any] = []
+        """Their sums."""
+        for places in groups(shapes):
+            packed = _Packed([atoms[place] for place in places], [sums[place] for place in places])
+            alone = len(places) == 1
+            self.sent.append(packed.atoms[0] if alone else packed)
+            self.got.append(packed.sums[0] if alone else packed)
+
+        self.packed = [each for each in self.sent if isinstance(each, _Packed)]
+        self.alone = [each for each in self.sent if not isinstance(each, _Packed)]
+
+
 class _Piece(NamedTuple):
     """Part of a program between two exchanges.
 
     Attributes:
       run: the compiled piece.
-      inputs: the values that it takes.
-      outputs: those that it makes, and that are used behind it.
+      inputs: the values that it takes, among them packed sums.
+      outputs: those that it makes, and that are used behind it, and packed values to send.
     """
 
     run: Any
@@ -74,44 +135,65 @@ class Pieces:
     Args:
       program: one that `_flat` has written out.
       exchange: sums arrays over the islands.
+      exchanged: called after the last exchange, before the piece behind it runs.
     """
 
-    def __init__(self, program: Any, exchange: Exchange) -> None:
-        self._exchange = exchange
+    def __init__(self, program: Any, exchange: Exchange, exchanged: Callable[[], object]) -> None:
+        self._program, self._exchange, self._exchanged = program, exchange, exchanged
         whole = Programs.opened(program)
         self._inputs, self._outputs = list(whole.invars), list(whole.outvars)
         self._constants = dict(zip(whole.constvars, Programs.constants(program), strict=True))
-        groups: list[list[Any]] = [[]]
-        self._cuts: list[Any] = []
-        for eqn in whole.eqns:
-            if _exchange_of(eqn) is None:
-                groups[-1].append(eqn)
-            else:
-                self._cuts.append(eqn)
-                groups.append([])
+        parts = parts_of(whole.eqns, lambda eqn: _exchange_of(eqn) is not None)
+        self._cuts = [_Cut(part.exchanges) for part in parts[:-1]]
+        self._packs = {var: packed for cut in self._cuts for packed in cut.packed for var in packed.sums}
         self._pieces: list[_Piece] = []
-        # From the end, as a piece puts out what is used behind it.
+        # From the end, as a piece puts out what is used behind it. The last one unpacks what the program puts out.
         needed = Programs.used_by([], self._outputs)
-        for number in reversed(range(len(groups))):
-            self._pieces.insert(0, self._piece(program, groups[number], needed))
-            needed |= dict.fromkeys(self._pieces[0].inputs)
-            if number:
-                needed |= Programs.used_by([self._cuts[number - 1]])
+        unpacked = [var for var in needed if var in self._packs]
+        for number, part in reversed(list(enumerate(parts))):
+            packed = []
+            if number < len(self._cuts):
+                packed = self._cuts[number].packed
+                needed |= Programs.used_by([], self._cuts[number].alone)
+            self._pieces.insert(0, self._piece(part, needed, packed, unpacked))
+            needed |= Programs.used_by([*part.eqns, *part.exchanges])
+            unpacked = []
 
     @classmethod
-    def of(cls, program: Any, exchange: Exchange) -> Pieces | None:
+    def of(cls, program: Any, exchange: Exchange, exchanged: Callable[[], object] = bool) -> Pieces | None:
         """The program in pieces; None if it cannot be cut."""
         try:
-            return cls(_flat(program), exchange)
+            return cls(_flat(program), exchange, exchanged)
         except _Whole:
             return None
 
-    def _piece(self, program: Any, eqns: list[Any], needed: dict[Any, None]) -> _Piece:
-        made = dict.fromkeys(var for eqn in eqns for var in eqn.outvars)
-        outputs = [var for var in made if var in needed]
-        inputs = [var for var in Programs.used_by(eqns) if var not in made and var not in self._constants]
-        closed = Programs.piece(program, inputs, eqns, outputs)
-        return _Piece(jax.jit(Programs.as_function(closed)), inputs, outputs)
+    def _piece(self, part: Part, needed: dict[Any, None], packed: list[_Packed], unpacked: list[Any]) -> _Piece:
+        """Compiles a part.
+
+        Args:
+          part: the part.
+          needed: the values that are used behind it.
+          packed: what it is to pack.
+          unpacked: the sums that it is to put out, of those that came packed.
+        """
+        made = dict.fromkeys(var for eqn in part.eqns for var in eqn.outvars)
+        outputs = [*(var for var in made if var in needed), *unpacked]
+        small = [atom for each in packed for atom in each.atoms]
+        used = Programs.used_by(part.eqns, [*unpacked, *small])
+        inputs = [var for var in used if var not in made and var not in self._constants]
+        run = Programs.as_function(Programs.piece(self._program, inputs, part.eqns, [*outputs, *small]))
+        # Sums that came packed are taken so.
+        taken = list(dict.fromkeys(self._packs.get(var, var) for var in inputs))
+
+        def whole(*given: Any) -> list[Any]:
+            values = dict(zip(taken, given, strict=True))
+            for each in [each for each in taken if isinstance(each, _Packed)]:
+                values.update(each.unpacked(values[each]))
+            results = run(*[values[var] for var in inputs])
+            rest = iter(results[len(outputs) :])
+            return [*results[: len(outputs)], *(each.packed([next(rest) for _ in each.atoms]) for each in packed)]
+
+        return _Piece(jax.jit(whole), taken, [*outputs, *packed])
 
     def __call__(self, *given: Any) -> list[Any]:
         """The program's results."""
@@ -122,9 +204,10 @@ class Pieces:
                 values.update(zip(piece.outputs, results, strict=True))
             if number < len(self._cuts):
                 cut = self._cuts[number]
-                operands = [np.asarray(_read(atom, values)) for atom in cut.invars]
-                sums = self._exchange(operands, _exchange_of(cut) or "")
-                values.update(zip(cut.outvars, sums, strict=True))
+                sums = self._exchange([np.asarray(_read(each, values)) for each in cut.sent], cut.what)
+                values.update(zip(cut.got, sums, strict=True))
+                if number == len(self._cuts) - 1:
+                    self._exchanged()
         return self._results(values)
 
     def _results(self, values: dict[Any, Any]) -> list[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxtribute import Variable
 from jaxtribute._src.addons.elastic.membership import View
@@ -48,11 +49,11 @@ class IslandProgram:
     def __call__(self, leaves: Sequence[Any], within: EagerStep | None = None) -> Any:
         """Takes one step with the other islands."""
         mesh = self._mesh
+        is_step = within is None and not mesh.in_step
 
         def body(view: View) -> tuple[_Compiled, list[Any]]:
             compiled = self.compiled_for(leaves, view)
-            # Before it is told that this island holds the step, all of it must be there.
-            return compiled, jax.block_until_ready(compiled(leaves, within, mesh.place_in(view)))
+            return compiled, compiled(leaves, within, mesh.place_in(view), is_step=is_step)
 
         if within is not None:
             compiled, outputs = mesh.step(Step(self.name), body)
@@ -120,7 +121,9 @@ class _Compiled:
             check_known(variable)
         self.count = capture.tree.num_leaves
         self._fed = capture.executor.fed
-        pieces = Pieces.of(capture.closed, mesh.islands.sum)
+        self._is_step = False
+        """True while a step of its own runs: once it has exchanged, the others may be told that it is held."""
+        pieces = Pieces.of(capture.closed, mesh.islands.sum, self._exchanged)
         run: Any = pieces or Programs.as_function(capture.closed)
 
         def program(leaves: list[Any], inputs: list[Any]) -> list[Any]:
@@ -130,20 +133,41 @@ class _Compiled:
             passed = {id(value) for value in (*leaves, *inputs)}
             return [jnp.copy(value) if id(value) in passed else value for value in outputs]
 
-        self._run: Any = program if pieces else jax.jit(program)
+        # A program that calls out must have come to its end before the others are told that this island holds the step.
+        whole = jax.jit(program)
+        self._run: Any = program if pieces else lambda *given: jax.block_until_ready(whole(*given))
+
+    def _exchanged(self) -> None:
+        if self._is_step:
+            self._mesh.islands.hold()
 
     def __call__(
-        self, leaves: Sequence[Any], within: EagerStep | None, place: int, *, blank: bool = False
+        self,
+        leaves: Sequence[Any],
+        within: EagerStep | None,
+        place: int,
+        *,
+        blank: bool = False,
+        is_step: bool = False,
     ) -> list[Any]:
-        """Computes the results and the variables' new values; those of zeros if `blank`."""
+        """Computes the results and the variables' new values.
+
+        Args:
+          leaves: the arguments.
+          within: the eager step that this is a part of.
+          place: this island's number in the view.
+          blank: True for those of zeros.
+          is_step: True if this is a step of its own, and not a part of one.
+        """
         inputs: list[Any] = []
         for entry in self._inputs:
             if entry is PLACE:
-                inputs.append(jnp.int32(place))
+                inputs.append(np.int32(place))  # JAX takes it in C; an array of its own would be made in Python
             elif blank:
                 inputs.append(jnp.zeros_like(entry.stored))
             else:
                 inputs.append(entry.peek() if within is None else within.get(entry))
+        self._is_step = is_step
         with jax.default_device(self._mesh.devices[0]):
             return self._run(list(leaves), inputs)
 

@@ -80,6 +80,11 @@ class IslandMesh(ReplicaMesh):
         self.islands.journal.append(kind.signature, tried[0], kind.kept(result))
         return kind.finished(result, tried[0])
 
+    @property
+    def in_step(self) -> bool:
+        """True within a step."""
+        return self._pinned is not None
+
     def _pinning(self, view: View, call: Callable[[View], R]) -> R:
         self._pinned = view
         try:

@@ -1,0 +1,76 @@
+"""Trains a Keras model by `fit` on islands that may be killed at any moment.
+
+    python elastic_keras.py FOLDER EPOCHS PACE
+
+Each island tells in `FOLDER/island-RANK` its process and each batch that it has finished, and the number of islands; at
+its end it writes what `fit` has returned, and what `evaluate` says, to `FOLDER/history-RANK.json`. After each batch it
+rests for PACE seconds. Without PACE, Keras trains alone, and writes `FOLDER/alone.json`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ["KERAS_BACKEND"] = "jax"
+
+import keras
+import numpy as np
+
+import jaxtribute as jd
+
+EXAMPLES, BATCH = 100, 8
+"""The last batch of an epoch is smaller, and islands do not divide it."""
+
+
+def trained(strategy: jd.Strategy | None, epochs: int, *callbacks: keras.callbacks.Callback) -> dict[str, Any]:
+    """What `fit` and `evaluate` have returned; those of Keras alone without a strategy."""
+    keras.utils.set_random_seed(0)
+    chance = np.random.default_rng(3)
+    x = chance.normal(size=(EXAMPLES, 4)).astype(np.float32)
+    y = np.sin(x.sum(1, keepdims=True))
+    with strategy.scope() if strategy is not None else contextlib.nullcontext():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(1)])
+        model.compile(optimizer=keras.optimizers.Adam(1e-2), loss="mse", metrics=["mae"])
+    quiet: Any = 0
+    history = model.fit(
+        x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=quiet, validation_data=(x, y), callbacks=callbacks
+    )
+    return history.history | {"evaluated": model.evaluate(x, y, batch_size=BATCH, verbose=quiet)}
+
+
+class Telling(keras.callbacks.Callback):
+    """Tells each batch that an island has finished, and rests."""
+
+    def __init__(self, folder: Path, strategy: jd.experimental.ElasticStrategy, pace_s: float) -> None:
+        super().__init__()
+        self._strategy, self._pace_s, self._count = strategy, pace_s, 0
+        self._file = (folder / f"island-{strategy.island}").open("a", buffering=1)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        islands: Any = self._strategy.extended
+        if islands.islands_mesh.islands.newcomer is None:
+            count = len(self._strategy.islands)
+            self._file.write(f"{os.getpid()} {self._count} {time.time()} {count}\n")
+            time.sleep(self._pace_s)
+        self._count += 1
+
+
+def main() -> None:
+    folder, epochs = Path(sys.argv[1]), int(sys.argv[2])
+    if len(sys.argv) == 3:
+        (folder / "alone.json").write_text(json.dumps(trained(None, epochs)))
+        return
+    pace_s = float(sys.argv[3])
+    strategy = jd.experimental.ElasticStrategy(timeout_s=100)
+    history = trained(strategy, epochs, Telling(folder, strategy, pace_s))
+    (folder / f"history-{strategy.island}.json").write_text(json.dumps([history, strategy.islands]))
+
+
+if __name__ == "__main__":
+    main()
