@@ -291,6 +291,19 @@ class Islands:
                 attempt.error = error
         return [np.zeros_like(array) for array in arrays]
 
+    def gather(self, arrays: Sequence[HostArray], what: str) -> list[list[HostArray]]:
+        """All islands' arrays, in the order of their ranks; this one's alone if the step has failed."""
+        attempt = self._attempt
+        assert attempt is not None
+        parcel = Parcel(arrays, what)
+        got = self._exchanged(attempt, parcel)
+        if got is not None:
+            try:
+                return parcel.parts(attempt.view.members, self.me, got)
+            except ClusterError as error:
+                attempt.error = error
+        return [list(arrays)]
+
     def _exchanged(self, attempt: Attempt, parcel: Parcel) -> dict[Island, bytearray] | None:
         if attempt.failed or attempt.error is not None:
             return None

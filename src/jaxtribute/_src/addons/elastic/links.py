@@ -26,6 +26,8 @@ _HEAD = struct.Struct("!qqqq")
 _MAGIC = b"jdisland"
 _CERTIFICATES = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
 _LONGEST = 1 << 40
+_PIECE = 1 << 18
+"""Bytes that are sent in one call."""
 RETRY_S = 0.05
 
 
@@ -107,7 +109,7 @@ class Links:
         _in_thread("islands: accepting", self._accept)
 
     def send(self, rank: int, lane: Lane, head: Head, parts: Sequence[bytes | memoryview], wait_s: float) -> bool:
-        """Sends a message; False if it could not be sent within `wait_s`."""
+        """Sends a message; False if nothing of it could be sent within `wait_s`, however long the whole takes."""
         lock = self._locks[rank, lane]
         end = time.monotonic() + wait_s
         if not lock.acquire(timeout=wait_s):
@@ -121,7 +123,7 @@ class Links:
                 size = sum(map(len, parts))
                 connection.sendall(_HEAD.pack(*head, size))
                 for part in parts:
-                    connection.sendall(part)
+                    _send(connection, part, wait_s)
             except OSError:
                 # What was sent in part cannot be taken back: the connection is of no more use.
                 self._outgoing.pop((rank, lane), None)
@@ -254,6 +256,14 @@ class Links:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
+
+
+def _send(connection: socket.socket, part: bytes | memoryview, wait_s: float) -> None:
+    """Sends bytes, however many: over a slow cable they take as long as they take, as long as some arrive."""
+    connection.settimeout(wait_s)
+    view, sent = memoryview(part), 0
+    while sent < len(view):
+        sent += connection.send(view[sent : sent + _PIECE])
 
 
 def _exactly(connection: socket.socket, size: int) -> bytearray:

@@ -93,6 +93,23 @@ class Parcel:
             sums.append(total)
         return self._apart(sums)
 
+    def parts(self, order: Sequence[Island], me: Island, others: Mapping[Island, bytearray]) -> list[list[HostArray]]:
+        """All islands' arrays.
+
+        Raises:
+          ClusterError: an island takes part in another exchange.
+        """
+        return [self._apart(self._flat if island == me else self._read(island, me, others[island])) for island in order]
+
+    def _read(self, island: Island, me: Island, data: bytearray) -> list[HostArray]:
+        self._check(island, me, data)
+        flats: list[HostArray] = []
+        offset = _PREFIX
+        for flat in self._flat:
+            flats.append(np.frombuffer(data, flat.dtype, flat.size, offset))
+            offset += flat.nbytes
+        return flats
+
     def _apart(self, sums: Sequence[HostArray]) -> list[HostArray]:
         results: dict[int, HostArray] = {}
         for places, total in zip(self._groups, sums, strict=True):

@@ -1,0 +1,202 @@
+"""Islands that train alone and meet now and then, against the same algorithm in plain JAX and Optax."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tests.addons.elastic.test_strategy import Job, Killed, alone, batches, check_equal, training
+
+import jaxtribute as jd
+from jaxtribute._src.addons.elastic.shares import bounds
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, VariableError
+from replicas import here
+
+OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
+RATE = 0.02
+Replicas = Sequence[tuple[int, int]]
+"""The islands' ranks, and how many replicas each has."""
+
+
+class LocalJob(Job):
+    """Islands of which each has so many devices.
+
+    Args:
+      devices: of each island.
+      settings: those of `ElasticStrategy`.
+    """
+
+    def __init__(self, devices: Sequence[int], **settings: Any) -> None:
+        super().__init__(len(devices), **settings)
+        self._devices = devices
+
+    def strategy(self, rank: int, incarnation: int = 0) -> Any:
+        names = [f"CPU:{sum(self._devices[:rank]) + place}" for place in range(self._devices[rank])]
+        self.inner = jd.MirroredStrategy(names)
+        resolver = jd.cluster_resolver.SimpleClusterResolver(
+            jd.ClusterSpec({"worker": self._addresses}), task_type="worker", task_id=rank
+        )
+        return jd.experimental.ElasticStrategy(
+            jd.MirroredStrategy(names), cluster_resolver=resolver, incarnation=incarnation, **self._settings
+        )
+
+
+def loss_of(w: Any, x: Any, y: Any) -> Any:
+    return (x @ w["a"] + w["b"] - y) ** 2
+
+
+class Trained:
+    """A linear model, a step of it, and what it has been through.
+
+    Args:
+      strategy: the island's.
+      compiled: whether the step is a `jd.function`.
+    """
+
+    def __init__(self, strategy: Any, *, compiled: bool = True) -> None:
+        self.strategy, self.compiled = strategy, compiled
+        with strategy.scope():
+            self.w = {"a": jd.Variable(jnp.ones(4), name="a"), "b": jd.Variable(0.5, name="b")}
+            self.optimizer = jd.Optimizer(optax.sgd(RATE, momentum=0.9), self.w)
+            self.seen = jd.Variable(0, aggregation="SUM", name="seen")
+            self.mean = jd.Variable(0.0, trainable=False, aggregation="MEAN", name="mean")
+            self.first = jd.Variable(0, trainable=False, aggregation="ONLY_FIRST_REPLICA", name="first")
+        self.function = jd.function(lambda x, y: strategy.run(self.replica, (x, y)))
+        self.losses: list[float] = []
+
+    def replica(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        rows = here().all_reduce("SUM", jnp.float32(x.shape[0]))
+        read = lambda: {"a": self.w["a"].read_value(), "b": self.w["b"].read_value()}  # noqa: E731
+        loss, grads = jd.value_and_grad(lambda: jnp.sum(loss_of(read(), x, y)) / rows, self.w)()
+        self.optimizer.apply_gradients(grads)
+        self.seen.assign_add(jnp.int32(x.shape[0]))
+        self.mean.assign(here().all_reduce("SUM", jnp.sum(y)) / rows)
+        self.first.assign_add(1)
+        return here().all_reduce("SUM", loss)
+
+    def step(self, batch: Any) -> None:
+        loss = self.function(*batch) if self.compiled else self.strategy.run(self.replica, batch)
+        self.losses.append(float(self.strategy.experimental_local_results(loss)[0]))
+
+    def run(self, data: Sequence[Any], each: Callable[[int], None] | None = None) -> Trained:
+        for number, batch in enumerate(self.strategy.experimental_distribute_dataset(data)):
+            if each is not None:
+                each(number)
+            self.step(batch)
+        return self
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        return {name: np.asarray(variable) for name, variable in self.w.items()}
+
+
+class Simulated:
+    """The algorithm by hand.
+
+    Args:
+      outer: the outer optimizer.
+      replicas: the islands at first.
+    """
+
+    def __init__(self, outer: Any, replicas: Replicas) -> None:
+        self.outer, self.replicas = outer, replicas
+        self.inner = optax.sgd(RATE, momentum=0.9)
+        self.common: Any = {"a": jnp.ones(4), "b": jnp.float32(0.5)}
+        self.outer_state = outer.init(self.common)
+        self.slots = {rank: self.inner.init(self.common) for rank, _ in replicas}
+        self.losses: dict[int, list[float]] = {rank: [] for rank, _ in replicas}
+
+    def window(self, data: Sequence[Any], dead: dict[int, int] | None = None) -> None:
+        """Steps of all islands, and a meeting; of `dead` ones so many steps, which nobody hears of."""
+        changes: Any = jax.tree.map(jnp.zeros_like, self.common)
+        total = 0
+        for rank, _ in self.replicas:
+            own, examples = self.common, 0
+            for number, (x, y) in enumerate(data):
+                start, stop = bounds(len(x), list(self.replicas), rank)
+                if start == stop or number >= (dead or {}).get(rank, len(data)):
+                    self.losses[rank].append(np.nan)
+                    continue
+                loss, grads = jax.value_and_grad(lambda w, x, y: jnp.mean(loss_of(w, x, y)))(
+                    own, x[start:stop], y[start:stop]
+                )
+                updates, self.slots[rank] = self.inner.update(grads, self.slots[rank], own)
+                own = optax.apply_updates(own, updates)
+                self.losses[rank].append(float(loss))
+                examples += stop - start
+            if rank not in (dead or {}):
+                total += examples
+                changes = jax.tree.map(lambda c, a, b, n=examples: c + n * (a - b), changes, self.common, own)
+        changes = jax.tree.map(lambda change: change / total, changes)
+        updates, self.outer_state = self.outer.update(changes, self.outer_state, self.common)
+        self.common = optax.apply_updates(self.common, updates)
+        self.replicas = [(rank, count) for rank, count in self.replicas if rank not in (dead or {})]
+
+    def check(self, trained: Trained, rank: int) -> None:
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), trained.weights, self.common
+        )
+        np.testing.assert_allclose(trained.losses, self.losses[rank], rtol=1e-4, atol=1e-5)
+
+
+def same_bits(results: Sequence[Trained]) -> None:
+    for other in results[1:]:
+        jax.tree.map(np.testing.assert_array_equal, other.weights, results[0].weights)
+
+
+SIZES = [8, 7, 5, 1, 8, 6, 8]
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+def test_islands_that_meet_after_each_step_take_the_synchronous_one(compiled: bool) -> None:
+    data = batches(SIZES)
+    job = LocalJob([1, 1], sync_every=1, outer_optimizer=optax.sgd(1.0))
+
+    def body(strategy: Any) -> Any:
+        with strategy.scope():
+            w = jd.Variable(jnp.zeros(4))
+            optimizer = jd.Optimizer(optax.sgd(RATE), [w])
+
+        def replica(x: jax.Array, y: jax.Array) -> None:
+            grads = jd.grad(lambda: jnp.mean((x @ w - y) ** 2), [w])()
+            optimizer.apply_gradients(grads, reduce_op="MEAN")
+
+        step = jd.function(lambda *batch: strategy.run(replica, batch))
+        for batch in strategy.experimental_distribute_dataset(data):
+            step(*batch) if compiled else strategy.run(replica, batch)
+        return np.asarray(w)
+
+    expected = body(jd.OneDeviceStrategy("CPU:0"))
+    for weights in job.run(body):
+        np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+@pytest.mark.parametrize("devices", [[1, 2], [1, 1, 1]], ids=["1 and 2", "1, 1 and 1"])
+def test_local_training_is_the_algorithm(devices: list[int], compiled: bool) -> None:
+    data = batches(SIZES)
+
+    def body(strategy: Any) -> Trained:
+        trained = Trained(strategy, compiled=compiled).run(data)
+        strategy.synchronize()
+        trained.counted = int(trained.seen), float(trained.mean), int(trained.first)
+        return trained
+
+    results = LocalJob(devices, sync_every=3, outer_optimizer=OUTER).run(body)
+    simulated = Simulated(OUTER, list(enumerate(devices)))
+    for start in range(0, len(data), 3):
+        simulated.window(data[start : start + 3])
+    same_bits(results)
+    mean = sum(np.sum(y) for _, y in data[6:]) / 8
+    for rank, trained in enumerate(results):
+        simulated.check(trained, rank)
+        np.testing.assert_allclose(trained.counted, (sum(SIZES), mean, len(SIZES)), rtol=1e-5)
