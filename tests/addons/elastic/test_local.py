@@ -41,7 +41,6 @@ class LocalJob(Job):
 
     def strategy(self, rank: int, incarnation: int = 0) -> Any:
         names = [f"CPU:{sum(self._devices[:rank]) + place}" for place in range(self._devices[rank])]
-        self.inner = jd.MirroredStrategy(names)
         resolver = jd.cluster_resolver.SimpleClusterResolver(
             jd.ClusterSpec({"worker": self._addresses}), task_type="worker", task_id=rank
         )
@@ -200,3 +199,113 @@ def test_local_training_is_the_algorithm(devices: list[int], compiled: bool) -> 
     for rank, trained in enumerate(results):
         simulated.check(trained, rank)
         np.testing.assert_allclose(trained.counted, (sum(SIZES), mean, len(SIZES)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
+def test_changes_travel_in_a_small_type(wire: str) -> None:
+    start = np.random.default_rng(5).normal(size=(2, 5000)).astype("float32")
+
+    def body(strategy: Any) -> Any:
+        with strategy.scope():
+            w = jd.Variable(start, name="w")
+            jd.Optimizer(optax.sgd(1.0), [w])
+        own = np.random.default_rng(strategy.island).normal(size=start.shape).astype("float32")
+        jd.function(lambda: strategy.run(lambda: w.assign_sub(jnp.asarray(own))))()
+        return np.asarray(w), own
+
+    def trained(wire: str | None) -> list[Any]:
+        options = jd.experimental.CommunicationOptions(wire=wire)
+        job = LocalJob([1, 1], sync_every=1, outer_optimizer=optax.sgd(1.0), communication_options=options)
+        return job.run(body)
+
+    results, exact = trained(wire), trained(None)
+    changes = [own for _, own in results]
+    np.testing.assert_allclose(exact[0][0], start - (changes[0] + changes[1]) / 2, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    # Half a step of each island's rounding: of 8 bits, or of the largest of a block by 127.
+    error = np.abs(results[0][0] - exact[0][0]).max()
+    peak = max(np.abs(change).max() for change in changes)
+    assert 0 < error <= peak * (2**-8 if wire == "bfloat16" else 0.51 * 1.01 / 127)
+
+
+@pytest.mark.parametrize("moment", [3, 5])
+def test_what_a_dead_island_has_learned_alone_is_lost(moment: int) -> None:
+    data = batches([8, 7, 5, 4, 8, 6, 8, 3, 6])
+
+    def body(strategy: Any) -> Trained | None:
+        def each(number: int) -> None:
+            if strategy.island == 1 and number == moment:
+                strategy.close()
+                raise Killed
+
+        with contextlib.suppress(Killed):
+            return Trained(strategy).run(data, each)
+        return None
+
+    results = LocalJob([1, 2, 1], sync_every=3, outer_optimizer=OUTER).run(body)
+    simulated = Simulated(OUTER, [(0, 1), (1, 2), (2, 1)])
+    for start in range(0, len(data), 3):
+        simulated.window(data[start : start + 3], {1: moment - 3} if start == 3 else None)
+    assert results[1] is None
+    left = [results[0], results[2]]
+    same_bits(left)
+    for rank, trained in zip((0, 2), left, strict=True):
+        simulated.check(trained, rank)
+
+
+DEADLINE_S = 60.0
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+@pytest.mark.parametrize("mortal", [0, 1])
+def test_an_island_that_comes_back_gets_what_the_others_have(mortal: int, compiled: bool) -> None:
+    """It dies in the second window and joins at a meeting: it is told the others' losses until then."""
+    data = batches([8, 7, 5, 4, 8, 6, 8, 3, 6, 8, 4, 8])
+    job = LocalJob([1, 1], sync_every=3, outer_optimizer=OUTER)
+    heard = threading.Event()
+    read: list[float] = []
+
+    def stays() -> Trained:
+        with contextlib.closing(job.strategy(1 - mortal)) as strategy:
+
+            def each(number: int) -> None:
+                if number == 5:
+                    read.append(float(trained.mean))
+                if number == 8:  # the last step of a window, at whose end the other is taken in
+                    islands = strategy.extended.mesh.islands
+                    heard.set()
+                    end = time.monotonic() + DEADLINE_S
+                    while len(strategy.islands) < 2 or not islands.view.number > 1:
+                        assert time.monotonic() < end, strategy.islands
+                        time.sleep(0.01)
+
+            trained = Trained(strategy, compiled=compiled)
+            return trained.run(data, each)
+
+    def lives() -> Trained:
+        def dies(number: int) -> None:
+            if number == 4:
+                strategy.close()
+                raise Killed
+
+        with contextlib.closing(job.strategy(mortal)) as strategy, contextlib.suppress(Killed):
+            Trained(strategy, compiled=compiled).run(data, dies)
+        assert heard.wait(DEADLINE_S)
+        with contextlib.closing(job.strategy(mortal, 1)) as strategy:
+
+            def each(number: int) -> None:
+                if number == 5:
+                    read.append(float(trained.mean))  # which it has not computed
+
+            trained = Trained(strategy, compiled=compiled)
+            return trained.run(data, each)
+
+    with ThreadPoolExecutor(2) as pool:
+        other, joined = (future.result(2 * DEADLINE_S) for future in [pool.submit(stays), pool.submit(lives)])
+    same_bits([other, joined])
+    assert joined.losses[:9] == other.losses[:9]
+    assert read[0] == read[1]
+    assert joined.losses[9:] != other.losses[9:]
+    assert int(joined.seen) == int(other.seen)
+    for mine, theirs in zip(joined.strategy.outer_optimizer.variables, other.strategy.outer_optimizer.variables):
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))

@@ -174,6 +174,8 @@ class LocalMesh(IslandMesh):
         return super()._replayed(kind, entry, view)
 
     def _reads(self, number: int, variable: Variable) -> None:
+        if self._running:  # a step's own, which nobody else needs to know
+            return
         known = self._reads_ahead.get(number) if self._window.ahead else None
         if known is not None and variable.stored.is_deleted():
             variable.bind(variable.policy.place(known))
@@ -270,20 +272,24 @@ class LocalProgram(Program):
         touched = (*first.executor.inputs, *first.executor.written)
         mesh = next(v.policy.mesh for v in touched if isinstance(v, Variable) and v.policy.program is LocalProgram)
         assert isinstance(mesh, LocalMesh)
-        self._islands = mesh
+        self._islands, self._has_run = mesh, False
         super().__init__(first, retrace, home, donated_leaves, name)
 
     def __call__(self, leaves: Sequence[Any], within: EagerStep | None = None, given: Any = None) -> Any:
         """Takes one step."""
         if within is not None:  # which counts as a whole
             return super().__call__(leaves, within, given)
-        run = partial(super().__call__, leaves, within, given)
+
+        def run() -> Any:
+            self._has_run = True
+            return super(LocalProgram, self).__call__(leaves, within, given)
+
         return self._islands.call(run, leaves, self._updates)
 
     @property
     def again(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Any] | None:
         """See `Program.again`."""
-        again = super().again
+        again = super().again if self._has_run else None  # and not been given another island's result
         if again is None:
             return None
         call, updates = self._islands.call, self._updates
