@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks import allreduce, elastic, keras_fit, ledger, live, network, overhead, scaling, startup, suites
+from benchmarks import allreduce, elastic, islands, keras_fit, ledger, live, network, overhead, scaling, startup, suites
 from benchmarks.comparison import Comparison
 from benchmarks.environments import python_of
 from benchmarks.harness import ROOT
@@ -78,6 +78,7 @@ COMPARED: dict[str, Compare] = {
     "network": network.suite,
     "allreduce": allreduce.suite,
     "elastic": elastic.suite,
+    "islands": islands.suite,
     "startup": startup.suite,
     "overhead": overhead.suite,
     "scaling": scaling.suite,
