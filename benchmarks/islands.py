@@ -42,9 +42,7 @@ def suite(quick: bool) -> list[Comparison]:
     return found
 
 
-def seconds(
-    name: str, arguments: Sequence[str], kind: Kind, machines: Sequence[Machine], rounds: int
-) -> Comparison:
+def seconds(name: str, arguments: Sequence[str], kind: Kind, machines: Sequence[Machine], rounds: int) -> Comparison:
     """Seconds a step, over turns that hold as many meetings as steps ask for."""
     contenders = [
         Contender(f"{LOCAL}{EVERY}", kind, same=False),

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tests.addons.elastic.test_strategy import Job, Killed, alone, batches, check_equal, training
+from tests.addons.elastic.test_strategy import Job, Killed, batches
 
 import jaxtribute as jd
 from jaxtribute._src.addons.elastic.shares import bounds
@@ -141,9 +141,7 @@ class Simulated:
         self.replicas = [(rank, count) for rank, count in self.replicas if rank not in (dead or {})]
 
     def check(self, trained: Trained, rank: int) -> None:
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), trained.weights, self.common
-        )
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), trained.weights, self.common)
         np.testing.assert_allclose(trained.losses, self.losses[rank], rtol=1e-4, atol=1e-5)
 
 
@@ -307,5 +305,73 @@ def test_an_island_that_comes_back_gets_what_the_others_have(mortal: int, compil
     assert read[0] == read[1]
     assert joined.losses[9:] != other.losses[9:]
     assert int(joined.seen) == int(other.seen)
-    for mine, theirs in zip(joined.strategy.outer_optimizer.variables, other.strategy.outer_optimizer.variables):
+    slots = [trained.strategy.outer_optimizer.variables for trained in (joined, other)]
+    for mine, theirs in zip(*slots, strict=True):
         np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    elastic = jd.experimental.ElasticStrategy
+    with pytest.raises(ArgumentError, match=r"outer_optimizer is .* and sync_every is None"):
+        elastic(outer_optimizer=optax.sgd(1.0))
+    with pytest.raises(ArgumentError, match=r"communication_options is .* and sync_every is None"):
+        elastic(communication_options=jd.experimental.CommunicationOptions(wire="int8"))
+    with pytest.raises(ArgumentError, match="sync_every"):
+        elastic(sync_every=0)
+    with pytest.raises(ArgumentTypeError, match=r"outer_optimizer is 0.7 of type float"):
+        elastic(sync_every=2, outer_optimizer=0.7)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ArgumentTypeError, match="which is not for an island"):
+        elastic(jd.CentralStorageStrategy(), sync_every=2)
+
+
+def test_what_islands_do_alone_and_what_they_may_not() -> None:
+    with contextlib.closing(LocalJob([2], sync_every=2).strategy(0)) as strategy:
+        with pytest.raises(VariableError, match="no parameter yet"):
+            _ = strategy.outer_optimizer
+        trained = Trained(strategy)
+        assert (strategy.num_replicas_in_sync, strategy.islands) == (2, (0,))
+        trained.run(batches([4]))
+        values = strategy.run(lambda: here().replica_id_in_sync_group)
+        assert int(strategy.reduce("SUM", values, axis=None)) == 1  # over the island's replicas
+        with pytest.raises(VariableError, match="seen:0 sums what the islands add in steps"):
+            trained.seen.assign_add(1)
+        trained.seen.assign(10)  # as metrics are reset
+        trained.run(batches([4]))
+        assert int(trained.seen) == 14
+        with strategy.scope():
+            late = jd.Variable(1.0, name="late")
+        with pytest.raises(VariableError, match=r"parameters \['late:0'\] were made after the first step"):
+            trained.run(batches([4]))
+        del late
+        with strategy.scope(), pytest.raises(ArgumentError, match="ElasticStrategy has no variables of"):
+            jd.Variable(0.0, synchronization="ON_READ")
+        for refused in (
+            lambda: strategy.run_steps(lambda batch: batch, None, 2),
+            lambda: strategy.distribute_datasets_from_function(lambda context: []),
+            lambda: strategy.extended.mesh.shared(None),  # what Keras's `fit` asks for
+        ):
+            with pytest.raises(NotImplementedError, match=r"ElasticStrategy.* has no"):
+                refused()
+
+
+def test_a_restored_checkpoint_is_where_training_goes_on(tmp_path: Any) -> None:
+    data = batches([8, 6, 4, 8])
+
+    def trained(strategy: Any, folder: Any, parts: Sequence[Any]) -> Trained:
+        made = Trained(strategy)
+        items = {"w": made.w, "inner": made.optimizer, "outer": strategy.outer_optimizer, "seen": made.seen}
+        manager = jd.CheckpointManager(jd.Checkpoint(**items), folder, max_to_keep=1, block=True)
+        manager.restore_or_initialize()
+        made.run(parts)
+        manager.save()
+        return made
+
+    weights: list[Any] = []
+    for name, parts in (("whole", [data]), ("parts", [data[:2], data[2:]])):
+        for part in parts:
+            strategy = LocalJob([1], sync_every=2, outer_optimizer=OUTER).strategy(0)
+            with contextlib.closing(strategy):
+                made = trained(strategy, tmp_path / name, part)
+        weights.append(made.weights)
+        assert int(made.seen) == sum(len(x) for x, _ in data)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *weights)

@@ -6,8 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jaxtribute import InputOptions, MirroredStrategy, OneDeviceStrategy, Optimizer, Strategy, StrategyExtended
-from jaxtribute import VariableSynchronization
+from jaxtribute import (
+    InputOptions,
+    MirroredStrategy,
+    OneDeviceStrategy,
+    Optimizer,
+    Strategy,
+    StrategyExtended,
+    VariableSynchronization,
+)
 from jaxtribute._src.addons.elastic.common import Common
 from jaxtribute._src.addons.elastic.local import LocalMesh, LocalProgram
 from jaxtribute._src.addons.elastic.shares import LocalDataset

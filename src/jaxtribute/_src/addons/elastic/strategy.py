@@ -261,7 +261,7 @@ class ElasticStrategy(Strategy):
       Array([1., 1.], dtype=float32)
     """
 
-    def __new__(cls, *args: Any, sync_every: int | None = None, **kwargs: Any) -> ElasticStrategy:
+    def __new__(cls, *_args: Any, sync_every: int | None = None, **_settings: Any) -> ElasticStrategy:
         """Makes a strategy of another kind with `sync_every`."""
         if sync_every is None or cls is not ElasticStrategy:
             return super().__new__(cls)
