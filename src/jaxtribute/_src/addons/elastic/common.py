@@ -24,7 +24,7 @@ Parts = Sequence[Sequence[HostArray]]
 
 
 class Kind(Enum):
-    """What becomes of a variable when islands meet."""
+    """Treatment of a variable when islands meet."""
 
     PARAMETER = "the outer optimizer updates it by the islands' mean change"
     MEAN = "it becomes the mean over the examples"
@@ -57,10 +57,11 @@ class Common:
         self._inner: set[int] = set()
         """The numbers of the variables that inner optimizers update."""
         self._optimizer: Optimizer | None = None
+        self._used = False
         self._parameters: dict[int, Variable] = {}
         """The parameters as of the last meeting, on the host, by the numbers of the variables."""
         self._counted: dict[int, HostArray] = {}
-        """What the islands add to, as it was when they last met."""
+        """Values that the islands add to, as of the last meeting."""
 
     def note(self, nest: Nest) -> None:
         """Takes note of the variables that an inner optimizer updates, in their nest."""
@@ -72,7 +73,7 @@ class Common:
             self._inner.update(numbers)
 
     def kind_of(self, variable: Variable) -> Kind | None:
-        """What becomes of a variable when islands meet; None for one that stays the island's own."""
+        """Treatment of a variable when islands meet; None for one that stays the island's own."""
         if self._register.number(variable) in self._inner:
             return Kind.PARAMETER
         plain = not variable.derived and variable.aggregation is VariableAggregation.NONE
@@ -102,7 +103,9 @@ class Common:
           VariableError: there are other parameters than when it was made.
         """
         current = {self._register.number(variable): variable for variable in self.parameters}
-        if self._optimizer is None:
+        changed = current.keys() != self._parameters.keys()
+        if self._optimizer is None or (changed and not self._used):
+            self._parameters.clear()
             if not current:
                 raise VariableError("there is no parameter yet. HINT: make the model and its jd.Optimizer before.")
             rest = [variable for number, variable in current.items() if number not in self._inner]
@@ -110,11 +113,11 @@ class Common:
             with self._at_home():
                 copies = jax.tree.map(self._copied, nests[0] if len(nests) == 1 else nests, is_leaf=_is_variable)
                 self._optimizer = Optimizer(self._transform, copies)
-        elif current.keys() != self._parameters.keys():
+        elif changed:
             names = [v.name for number, v in current.items() if number not in self._parameters]
             raise VariableError(
-                f"parameters {names} were made after the first step, and the outer optimizer has no slots for them. "
-                "HINT: make all of them before."
+                f"parameters {names} were made after the islands had met, and the outer optimizer has no slots for "
+                "them. HINT: make all of them before."
             )
         return self._optimizer
 
@@ -146,7 +149,7 @@ class Common:
     # A meeting.
 
     def message(self, examples: int, *, silent: bool) -> list[HostArray]:
-        """What this island sends.
+        """Makes the message that this island sends.
 
         Args:
           examples: the number of examples since the last meeting.
@@ -164,7 +167,7 @@ class Common:
         return arrays
 
     def combined(self, parts: Parts) -> list[HostArray]:
-        """What the islands' messages come to, the same bits on each: new values, and mean changes of parameters."""
+        """Combines the islands' messages, to the same bits on each: new values, and mean changes of parameters."""
         weights = [int(part[0][0]) for part in parts]
         results: list[HostArray] = [np.int64(sum(weights))[None]]
         for place, (number, variable) in enumerate(self.variables.items(), 1):
@@ -200,7 +203,7 @@ class Common:
 
     def _update(self, changes: dict[int, HostArray]) -> None:
         of_copies = {id(self._parameters[number]): change for number, change in changes.items()}
-        optimizer = self.optimizer
+        optimizer, self._used = self.optimizer, True
         with self._at_home():
             grads = jax.tree.map(lambda copy: jnp.asarray(of_copies[id(copy)]), optimizer.nest, is_leaf=_is_variable)
             optimizer.apply_gradients(grads, reduce_op=None)
@@ -213,14 +216,14 @@ class Common:
         return [*self._parameters.values(), *slots]
 
     def state(self) -> list[HostArray]:
-        """What islands have in common besides the values of variables."""
+        """Returns all that islands have in common besides the values of variables."""
         outer = self._outer
         return [*(np.asarray(variable.stored) for variable in outer), *self._counted.values()]
 
     def restore(self, state: Sequence[HostArray]) -> None:
         """The inverse of `state`, on an island that has the same variables."""
         self.begin()
-        outer = self._outer
+        outer, self._used = self._outer, True
         with self._at_home():
             for variable, array in zip(outer, state, strict=False):
                 variable.assign(array)
@@ -244,7 +247,7 @@ class Wire:
         return array.dtype == np.float32 and array.size >= LEAST_ELEMENTS
 
     def sent(self, array: HostArray) -> HostArray:
-        """What travels of an array."""
+        """Rounds an array, to bytes that travel."""
         flat = np.pad(array.reshape(-1), (0, -array.size % self._block))
         return self._on_host(self._encode, flat)
 

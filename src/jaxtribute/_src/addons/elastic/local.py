@@ -52,7 +52,7 @@ class LocalMesh(IslandMesh):
 
     def share(self, total: int) -> tuple[int, int]:
         """The rows of a batch of all islands that are this one's: the same until they meet again."""
-        return bounds(total, [(rank, count) for rank, count in self._replicas], self.islands.me.rank)
+        return bounds(total, self._replicas, self.islands.me.rank)
 
     def shared(self, leaf: Any) -> Any:
         """Refuses what Keras's `fit` asks for.
@@ -67,13 +67,16 @@ class LocalMesh(IslandMesh):
 
     # Calls of programs and of `run`.
 
-    def call(self, run: Callable[[], Any], arguments: Nest, counts: Callable[[], bool]) -> Any:
+    def call(
+        self, run: Callable[[], Any], arguments: Nest, counts: Callable[[], bool], written: Sequence[Variable] = ()
+    ) -> Any:
         """Returns what a call gives, or, while this island catches up, what another island's call gave.
 
         Args:
           run: the call.
           arguments: its arguments, for the number of examples.
           counts: whether it has updated parameters, once it is over.
+          written: the variables that it writes besides those of the register, as far as that is known.
         """
         if self._running or self._pinned is not None:
             return run()
@@ -85,7 +88,7 @@ class LocalMesh(IslandMesh):
         rows = self.rows.within(arguments)
         self._running = True
         try:
-            result = run() if rows != 0 else self._undone(run)
+            result = run() if rows != 0 else self._undone(run, written)
             counted = counts()
         finally:
             self._running = False
@@ -102,16 +105,14 @@ class LocalMesh(IslandMesh):
             self.common.renew(variable)
         self._assigned.clear()
 
-    def _undone(self, run: Callable[[], Any]) -> Any:
-        """What a call gives that has no example to learn from: what it writes is taken back."""
-        before = [(variable, variable.policy.place(np.array(variable.stored))) for variable in self._all()]
+    def _undone(self, run: Callable[[], Any], written: Sequence[Variable]) -> Any:
+        """Makes a call that has no example to learn from: what it writes is taken back."""
+        variables = {id(variable): variable for variable in (*self.register.alive().values(), *written)}.values()
+        before = [(variable, variable.stored.copy()) for variable in variables]
         result = run()
         for variable, array in before:
             variable.bind(array)
         return result
-
-    def _all(self) -> list[Variable]:
-        return list(self.register.alive().values())
 
     def meet(self) -> None:
         """Meets the other islands now."""
@@ -166,7 +167,7 @@ class LocalMesh(IslandMesh):
 
     def go_ahead(self, replicas: list[tuple[int, int]], calls: list[Any]) -> None:
         """Takes note of what another island's calls gave, for this one's."""
-        self._replicas = [(rank, count) for rank, count in replicas]
+        self._replicas = replicas
         self._window = Window(ahead=deque((counts, result) for counts, result in calls))
 
     def _replayed(self, kind: Step[Any], entry: Entry, view: View) -> Any:
@@ -222,8 +223,10 @@ class LocalMesh(IslandMesh):
         self.register.take(variables.tobytes())
         self.common.restore(arrays[count:])
         told = rebuilt(calls, arrays[:count], self, self.islands.view)
-        self._window = Window(ahead=deque((counts, result) for counts, result in told))
-        self._silent = True
+        # At the first values of variables no island has taken a step yet.
+        self._silent = bool(told)
+        if told:
+            self._window = Window(ahead=deque((counts, result) for counts, result in told))
 
 
 class _Meeting(Step[Any]):
@@ -284,7 +287,7 @@ class LocalProgram(Program):
             self._has_run = True
             return super(LocalProgram, self).__call__(leaves, within, given)
 
-        return self._islands.call(run, leaves, self._updates)
+        return self._islands.call(run, leaves, self._updates, self.donated)
 
     @property
     def again(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Any] | None:
@@ -293,7 +296,7 @@ class LocalProgram(Program):
         if again is None:
             return None
         call, updates = self._islands.call, self._updates
-        return lambda args, kwargs: call(partial(again, args, kwargs), (args, kwargs), updates)
+        return lambda args, kwargs: call(partial(again, args, kwargs), (args, kwargs), updates, self.donated)
 
     def _updates(self) -> bool:
         return any(map(self._islands.common.is_parameter, self.donated))

@@ -53,7 +53,7 @@ _INCARNATION = "JAXTRIBUTE_INCARNATION"
 
 
 class LocalSettings(NamedTuple):
-    """What `sync_every` and the settings beside it say."""
+    """The settings of islands that train alone, checked."""
 
     every: int
     outer: optax.GradientTransformation
@@ -267,7 +267,7 @@ class ElasticStrategy(Strategy):
             return super().__new__(cls)
         from jaxtribute._src.addons.elastic.local_strategy import LocalElasticStrategy
 
-        return super().__new__(LocalElasticStrategy)
+        return object.__new__(LocalElasticStrategy)
 
     def __init__(
         self,

@@ -102,7 +102,7 @@ class Register:
 
 
 class Registered(Policy):
-    """What policies of islands' variables have in common: they tell the register what becomes of them."""
+    """Part that the policies of islands' variables share: they tell the register of writes."""
 
     register: Register
 

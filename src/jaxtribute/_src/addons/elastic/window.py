@@ -23,7 +23,7 @@ class LargeResult:
 
 
 Call = tuple[bool, Any]
-"""Whether a call has updated parameters, and what it has returned, as `kept`."""
+"""A call: whether it has updated parameters, and what it has returned, as `kept`."""
 
 
 @dataclass
