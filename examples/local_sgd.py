@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=20, metavar="STEPS", help="steps between two meetings")
     parser.add_argument("--wire", choices=["bfloat16", "int8"], help="the type in which changes travel")
     options = parser.parse_args()
-    strategy: Any = jd.experimental.ElasticStrategy(
+    strategy = jd.experimental.ElasticStrategy(
         sync_every=options.every,
         outer_optimizer=optax.sgd(0.7, momentum=0.9, nesterov=True),
         communication_options=jd.experimental.CommunicationOptions(wire=options.wire),

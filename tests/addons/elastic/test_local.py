@@ -325,6 +325,13 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         elastic(jd.CentralStorageStrategy(), sync_every=2)
 
 
+def test_islands_that_take_each_step_together_need_not_meet() -> None:
+    with contextlib.closing(jd.experimental.ElasticStrategy()) as strategy:
+        strategy.synchronize()
+        with pytest.raises(ArgumentError, match="without sync_every has no outer optimizer"):
+            _ = strategy.outer_optimizer
+
+
 def test_what_islands_do_alone_and_what_they_may_not() -> None:
     with contextlib.closing(LocalJob([2], sync_every=2).strategy(0)) as strategy:
         with pytest.raises(VariableError, match="no parameter yet"):

@@ -99,15 +99,11 @@ class LocalElasticStrategy(ElasticStrategy):
 
     @property
     def outer_optimizer(self) -> Optimizer:
-        """The outer optimizer, for checkpoints; it is made of the variables that are there when it is first asked for.
-
-        Raises:
-          VariableError: there is no parameter yet.
-        """
+        """The outer optimizer; see `ElasticStrategy.outer_optimizer`."""
         return self._local.common.optimizer
 
     def synchronize(self) -> None:
-        """Meets the other islands now, as at the end of training; all must call it after the same number of steps."""
+        """Meets the other islands now; see `ElasticStrategy.synchronize`."""
         self._local.meet()
 
     # Values are the island's own: its replicas are those of the inner strategy.

@@ -14,6 +14,7 @@ import optax
 
 from jaxtribute import (
     OneDeviceStrategy,
+    Optimizer,
     PerReplica,
     ReduceOp,
     ReplicaContext,
@@ -339,6 +340,24 @@ class ElasticStrategy(Strategy):
     def committed_steps(self) -> int:
         """Number of steps, reductions and initial values that the islands have committed."""
         return self._islands.committed
+
+    @property
+    def outer_optimizer(self) -> Optimizer:
+        """The outer optimizer, of islands that train alone: its slots belong into checkpoints.
+
+        It updates copies of the parameters, all of which must be there.
+
+        Raises:
+          ArgumentError: islands that take each step together have none.
+          VariableError: there is no parameter yet.
+        """
+        raise ArgumentError("an ElasticStrategy without sync_every has no outer optimizer. HINT: pass sync_every=.")
+
+    def synchronize(self) -> None:
+        """Lets islands that train alone meet now, as at the end of training; all call it after the same step.
+
+        Others are together after each step as it is.
+        """
 
     def close(self) -> None:
         """Leaves the other islands, who go on without this one."""
