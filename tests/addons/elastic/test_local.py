@@ -384,3 +384,26 @@ def test_a_restored_checkpoint_is_where_training_goes_on(tmp_path: Any) -> None:
         weights.append(made.weights)
         assert int(made.seen) == sum(len(x) for x, _ in data)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *weights)
+
+
+def test_slots_in_slices_and_variables_of_no_island() -> None:
+    outside = jd.Variable(0, aggregation="SUM")
+    with contextlib.closing(LocalJob([2], sync_every=2, outer_optimizer=optax.sgd(1.0)).strategy(0)) as strategy:
+        with strategy.scope():
+            w = jd.Variable(np.ones(8, np.float32))
+            optimizer = jd.Optimizer(optax.adam(RATE), [w], shard_update=True)
+
+        def replica(x: jax.Array) -> None:
+            optimizer.apply_gradients(jd.grad(lambda: jnp.sum(w * x), [w])())
+
+        step = jd.function(lambda x: strategy.run(replica, (x,)))
+        for _ in range(4):
+            step(jnp.ones(8))
+        np.testing.assert_allclose(np.asarray(w), 1 - 4 * RATE, rtol=1e-5)
+
+        def both() -> None:
+            w.assign(w * 2)
+            outside.assign_add(1)
+
+        with pytest.raises(VariableError, match=r"was not made in the scope of the ElasticStrategy"):
+            jd.function(both)()

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from jaxtribute import OneDeviceStrategy, Optimizer, Variable, VariableAggregation
-from jaxtribute._src.addons.elastic.variables import Register
+from jaxtribute._src.addons.elastic.variables import Register, Registered
 from jaxtribute._src.addons.wires.formats import FORMATS, Format
 from jaxtribute._src.addons.wires.summing import LEAST_ELEMENTS
 from jaxtribute.errors import VariableError
@@ -62,6 +62,8 @@ class Common:
         """The parameters as of the last meeting, on the host, by the numbers of the variables."""
         self._counted: dict[int, HostArray] = {}
         """Values that the islands add to, as of the last meeting."""
+        self._meeting: list[tuple[int, Variable, Kind]] = []
+        """The variables of the message that was made last."""
 
     def note(self, nest: Nest) -> None:
         """Takes note of the variables that an inner optimizer updates, in their nest."""
@@ -74,21 +76,18 @@ class Common:
 
     def kind_of(self, variable: Variable) -> Kind | None:
         """Treatment of a variable when islands meet; None for one that stays the island's own."""
+        if not isinstance(variable.policy, Registered) or variable.derived:
+            return None
         if self._register.number(variable) in self._inner:
             return Kind.PARAMETER
-        plain = not variable.derived and variable.aggregation is VariableAggregation.NONE
-        if plain and variable.trainable and jnp.issubdtype(variable.dtype, np.floating):
-            return Kind.PARAMETER
-        return None if variable.derived else _KINDS.get(variable.aggregation)
+        if variable.aggregation is VariableAggregation.NONE:
+            learns = variable.trainable and jnp.issubdtype(variable.dtype, np.floating)
+            return Kind.PARAMETER if learns else None
+        return _KINDS.get(variable.aggregation)
 
     def is_parameter(self, variable: Variable) -> bool:
         """True if the outer optimizer updates a variable."""
         return self.kind_of(variable) is Kind.PARAMETER
-
-    @property
-    def variables(self) -> dict[int, Variable]:
-        """The variables that islands have in common, by their numbers."""
-        return {n: v for n, v in self._register.alive().items() if self.kind_of(v) is not None}
 
     @property
     def parameters(self) -> list[Variable]:
@@ -133,7 +132,8 @@ class Common:
         """Takes the variables as they are for what all islands have."""
         if self.parameters:
             _ = self.optimizer
-        for variable in self.variables.values():
+        self._counted.clear()
+        for variable in self._register.alive().values():
             self.renew(variable)
 
     def renew(self, variable: Variable) -> None:
@@ -156,8 +156,9 @@ class Common:
           silent: True if it has taken no step since, and only listens.
         """
         arrays: list[HostArray] = [np.int64(0 if silent else examples)[None]]
-        for number, variable in self.variables.items():
-            now, kind = _read(variable), self.kind_of(variable)
+        self._meeting = [(number, v, kind) for number, v in self._register.alive().items() if (kind := self.kind_of(v))]
+        for number, variable, kind in self._meeting:
+            now = _read(variable)
             if kind is Kind.PARAMETER:
                 change = np.asarray(self._parameters[number].stored) - _wide(now)
                 now = self._wire.sent(change) if self._wire is not None and self._wire.takes(change) else change
@@ -170,8 +171,8 @@ class Common:
         """Combines the islands' messages, to the same bits on each: new values, and mean changes of parameters."""
         weights = [int(part[0][0]) for part in parts]
         results: list[HostArray] = [np.int64(sum(weights))[None]]
-        for place, (number, variable) in enumerate(self.variables.items(), 1):
-            kind, each = self.kind_of(variable), [part[place] for part in parts]
+        for place, (number, _, kind) in enumerate(self._meeting, 1):
+            each = [part[place] for part in parts]
             if kind is Kind.PARAMETER:
                 like = self._parameters[number].stored
                 if self._wire is not None and self._wire.takes(like):
@@ -187,12 +188,10 @@ class Common:
     def take(self, results: Sequence[HostArray]) -> None:
         """Gives the variables the values that all islands have from now on."""
         (examples,), *arrays = results
-        found = dict(zip(self.variables.items(), arrays, strict=True))
         if examples:
-            self._update({number: array for (number, v), array in found.items() if self.is_parameter(v)})
+            self._update(arrays)
         with updating:
-            for (number, variable), array in found.items():
-                kind = self.kind_of(variable)
+            for (number, variable, kind), array in zip(self._meeting, arrays, strict=True):
                 if kind is Kind.PARAMETER:
                     array = np.asarray(self._parameters[number].stored)
                 elif kind is Kind.SUM:
@@ -201,8 +200,9 @@ class Common:
                     continue
                 variable.bind(variable.policy.place(np.array(array, variable.dtype).reshape(variable.shape)))
 
-    def _update(self, changes: dict[int, HostArray]) -> None:
-        of_copies = {id(self._parameters[number]): change for number, change in changes.items()}
+    def _update(self, arrays: Sequence[HostArray]) -> None:
+        changes = zip(self._meeting, arrays, strict=True)
+        of_copies = {id(self._parameters[n]): change for (n, _, kind), change in changes if kind is Kind.PARAMETER}
         optimizer, self._used = self.optimizer, True
         with self._at_home():
             grads = jax.tree.map(lambda copy: jnp.asarray(of_copies[id(copy)]), optimizer.nest, is_leaf=_is_variable)

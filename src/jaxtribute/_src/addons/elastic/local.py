@@ -18,6 +18,7 @@ from jaxtribute._src.addons.elastic.membership import View
 from jaxtribute._src.addons.elastic.runtime import IslandMesh
 from jaxtribute._src.addons.elastic.shares import Rows, bounds
 from jaxtribute._src.addons.elastic.steps import Step
+from jaxtribute._src.addons.elastic.variables import check_known
 from jaxtribute._src.addons.elastic.window import Window, given
 from jaxtribute.errors import ClusterError, VariableError
 from jaxtribute.extending import Capture, EagerStep, Program, Update
@@ -275,6 +276,9 @@ class LocalProgram(Program):
         touched = (*first.executor.inputs, *first.executor.written)
         mesh = next(v.policy.mesh for v in touched if isinstance(v, Variable) and v.policy.program is LocalProgram)
         assert isinstance(mesh, LocalMesh)
+        for variable in first.executor.written:
+            if isinstance(variable, Variable) and not variable.derived:
+                check_known(variable)
         self._islands, self._has_run = mesh, False
         super().__init__(first, retrace, home, donated_leaves, name)
 
