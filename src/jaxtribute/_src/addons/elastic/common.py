@@ -13,8 +13,7 @@ import optax
 
 from jaxtribute import OneDeviceStrategy, Optimizer, Variable, VariableAggregation
 from jaxtribute._src.addons.elastic.variables import Register, Registered
-from jaxtribute._src.addons.wires.formats import FORMATS, Format
-from jaxtribute._src.addons.wires.summing import LEAST_ELEMENTS
+from jaxtribute._src.addons.wires.formats import BLOCK, FORMATS, Format
 from jaxtribute.errors import VariableError
 from jaxtribute.extending import Context, Eager, updating
 from jaxtribute.typing import HostArray, Nest
@@ -244,7 +243,7 @@ class Wire:
     @staticmethod
     def takes(array: Any) -> bool:
         """True for an array that is rounded."""
-        return array.dtype == np.float32 and array.size >= LEAST_ELEMENTS
+        return array.dtype == np.float32 and array.size >= BLOCK
 
     def sent(self, array: HostArray) -> HostArray:
         """Rounds an array, to bytes that travel."""
