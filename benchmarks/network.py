@@ -44,7 +44,7 @@ def suite(quick: bool) -> list[Comparison]:
 
 
 def small_wire(quick: bool, machines: Sequence[Machine]) -> Comparison:
-    """A batch so large that gradients travel whole, and no factors of them: as bfloat16, as they are, and by DDP."""
+    """A large batch, of whose gradients factors are not much smaller: as bfloat16, as by default, and by DDP."""
     contenders = [Contender(SMALL), Contender("jaxtribute"), Contender("ddp", TORCH, SMALL_BAR)]
     arguments = ["--problem", LARGE, "--batch", "512", "--devices", "1"]
     name = f"{LARGE}, batch 512, 2 machines, 1 Gbit/s, bfloat16 between them"
