@@ -255,8 +255,7 @@ def test_what_a_dead_island_has_learned_alone_is_lost(moment: int) -> None:
 DEADLINE_S = 60.0
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
-@pytest.mark.parametrize("mortal", [0, 1])
+@pytest.mark.parametrize(("mortal", "compiled"), [(0, True), (1, False)], ids=["compiled", "eager"])
 def test_an_island_that_comes_back_gets_what_the_others_have(mortal: int, compiled: bool) -> None:
     """It dies in the second window and joins at a meeting: it is told the others' losses until then."""
     data = batches([8, 7, 5, 4, 8, 6, 8, 3, 6, 8, 4, 8])

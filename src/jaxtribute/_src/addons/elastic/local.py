@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxtribute import Variable
@@ -260,8 +259,6 @@ class LocalProgram(Program):
       retrace: likewise.
       home: likewise.
       donated_leaves: likewise.
-      name: likewise.
-      repeatable: likewise.
     """
 
     def __init__(
@@ -270,8 +267,6 @@ class LocalProgram(Program):
         retrace: Callable[[Sequence[Any]], Capture],
         home: Any,
         donated_leaves: Sequence[int] = (),
-        name: str = "",
-        repeatable: tuple[type, ...] = (jax.Array,),
     ) -> None:
         touched = (*first.executor.inputs, *first.executor.written)
         mesh = next(v.policy.mesh for v in touched if isinstance(v, Variable) and v.policy.program is LocalProgram)
@@ -280,7 +275,7 @@ class LocalProgram(Program):
             if isinstance(variable, Variable) and not variable.derived:
                 check_known(variable)
         self._islands, self._has_run = mesh, False
-        super().__init__(first, retrace, home, donated_leaves, name)
+        super().__init__(first, retrace, home, donated_leaves)
 
     def __call__(self, leaves: Sequence[Any], within: EagerStep | None = None, given: Any = None) -> Any:
         """Takes one step."""
