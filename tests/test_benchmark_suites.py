@@ -57,6 +57,7 @@ NAMED = {
     "elastic": "its contenders are those of `workers`; kills: tests/addons/elastic",
     "faults": "the same faults: tests/core/cluster",
     "network": "needs the rights of root; its contenders are those of `workers` and `causes`",
+    "islands": "needs the rights of root; training of islands: tests/addons/elastic/test_local.py",
     "parameter_server_network": "needs the rights of root; its problems are those of `parameter_server`",
 }
 """The other suites, and what of them is tested where."""

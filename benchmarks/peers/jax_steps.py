@@ -23,6 +23,10 @@ CALL = 16
 """Steps a call of `jaxtribute-16`."""
 PACKED_BYTES = 1 << 20
 ELASTIC = "jaxtribute-elastic"
+LOCAL = "jaxtribute-local-"
+"""Before the number of steps between two meetings, and perhaps the type in which changes travel: `-int8`."""
+WIRE = "jaxtribute-wire-"
+"""Before the type in which gradients travel."""
 
 
 class Operations:
@@ -152,7 +156,8 @@ def by_jaxtribute(kind: str, problem: Problem, strategy: Any) -> Step:
     """The step as a user of the library writes it; `jaxtribute-16` runs 16 steps a call.
 
     `jaxtribute-sharded` and `-whole` shard the update or not, `-no-loss` does not reduce the loss, and `-ring` has been
-    told to use Gloo's ring. `jaxtribute-elastic` is a strategy whose processes are islands.
+    told to use Gloo's ring. `jaxtribute-elastic` is a strategy whose processes are islands, `jaxtribute-local-50` one
+    whose islands meet after 50 steps, and `jaxtribute-wire-bfloat16` has gradients travel so.
     """
     import optax
 
@@ -165,9 +170,15 @@ def by_jaxtribute(kind: str, problem: Problem, strategy: Any) -> Step:
         if kind == "jaxtribute-no-loss":
             strategy.run(replica_step, data)
             return jnp.float32(0)
-        return strategy.reduce("SUM", strategy.run(replica_step, data), axis=None)
+        losses = strategy.run(replica_step, data)
+        return losses if kind.startswith(LOCAL) else strategy.reduce("SUM", losses, axis=None)
 
     count = strategy.num_replicas_in_sync
+    if kind.startswith(LOCAL):
+        # Losses are each island's own, and nothing that could be compared.
+        (data,) = strategy.experimental_distribute_dataset([problem.data])
+        step = jd.function(one)
+        return timed(lambda: step(data), lambda loss: 0 * loss_value(loss))
     if kind == ELASTIC:
         # Each island has the whole batch, and takes its rows of it within the step.
         (data,) = strategy.experimental_distribute_dataset([problem.data])
@@ -246,8 +257,14 @@ def contenders(asked: Asked) -> dict[str, Step]:
         names = [f"cpu:{i}" for i in range(asked.devices)]
         if asked.contenders == [ELASTIC]:
             strategy = jd.experimental.ElasticStrategy()
+        elif asked.contenders[0].startswith(LOCAL):
+            every, _, wire = asked.contenders[0].removeprefix(LOCAL).partition("-")
+            options = jd.experimental.CommunicationOptions(wire=wire or None)
+            strategy = jd.experimental.ElasticStrategy(sync_every=int(every), communication_options=options)
         elif clustered:
-            strategy = jd.MultiWorkerMirroredStrategy()
+            wire = next((name.removeprefix(WIRE) for name in asked.contenders if name.startswith(WIRE)), None)
+            options = jd.experimental.CommunicationOptions(wire=wire)
+            strategy = jd.MultiWorkerMirroredStrategy(communication_options=options)
         else:
             strategy = jd.OneDeviceStrategy(names[0]) if asked.devices == 1 else jd.MirroredStrategy(names)
     if sums := {"psum", "jaxtribute-all-reduce"}.intersection(asked.contenders):

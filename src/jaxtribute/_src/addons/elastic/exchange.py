@@ -301,6 +301,19 @@ class Islands:
             attempt.error, sums = error, None
         return [np.zeros_like(array) for array in arrays] if sums is None else sums
 
+    def gather(self, arrays: Sequence[HostArray], what: str) -> list[list[HostArray]]:
+        """All islands' arrays, in the order of their ranks; this one's alone if the step has failed."""
+        attempt = self._attempt
+        assert attempt is not None
+        parcel = Parcel(arrays, what)
+        got = self._exchanged(attempt, dict.fromkeys(attempt.view.members, parcel))
+        if got is not None:
+            try:
+                return parcel.parts(attempt.view.members, self.me, got)
+            except ClusterError as error:
+                attempt.error = error
+        return [list(arrays)]
+
     def _summed(self, attempt: Attempt, parcel: Parcel) -> list[HostArray] | None:
         members = attempt.view.members
         if len(members) < _MANY or parcel.size < _LARGE:

@@ -27,6 +27,8 @@ from jaxtribute.extending import Address
 _GREETING = struct.Struct("!8sIIB")
 _MAGIC = b"jdisland"
 _CERTIFICATES = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
+_PIECE = 1 << 18
+"""Bytes that are sent in one call."""
 
 
 class Lane(IntEnum):
@@ -108,7 +110,7 @@ class Links:
         _in_thread("islands: accepting", self._accept)
 
     def send(self, rank: int, lane: Lane, head: Head, parts: Sequence[bytes | memoryview], wait_s: float) -> bool:
-        """Sends a message; False if it could not be sent within `wait_s`."""
+        """Sends a message; False if nothing of it could be sent within `wait_s`, however long the whole takes."""
         lock = self._locks[rank, lane]
         end = time.monotonic() + wait_s
         if not lock.acquire(timeout=wait_s):
@@ -122,7 +124,7 @@ class Links:
                 size = sum(map(len, parts))
                 connection.sendall(HEAD.pack(*head, size))
                 for part in parts:
-                    connection.sendall(part)
+                    _send(connection, part, wait_s)
             except OSError:
                 # What was sent in part cannot be taken back: the connection is of no more use.
                 self._outgoing.pop((rank, lane), None)
@@ -281,6 +283,14 @@ class Links:
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
         self.traffic.close()
+
+
+def _send(connection: socket.socket, part: bytes | memoryview, wait_s: float) -> None:
+    """Sends bytes, however many: over a slow cable they take as long as they take, as long as some arrive."""
+    connection.settimeout(wait_s)
+    view, sent = memoryview(part), 0
+    while sent < len(view):
+        sent += connection.send(view[sent : sent + _PIECE])
 
 
 def _exactly(connection: socket.socket, size: int) -> bytearray:

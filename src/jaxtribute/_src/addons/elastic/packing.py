@@ -114,6 +114,16 @@ class Parcel:
             sums.append(total)
         return self._apart(sums)
 
+    def parts(self, order: Sequence[Island], me: Island, others: Mapping[Island, memoryview]) -> list[list[HostArray]]:
+        """All islands' arrays.
+
+        Raises:
+          ClusterError: an island takes part in another exchange.
+        """
+        return [
+            self._apart(self._flat if island == me else self._received(island, me, others[island])) for island in order
+        ]
+
     def _apart(self, sums: Sequence[HostArray]) -> list[HostArray]:
         results: dict[int, HostArray] = {}
         for places, total in zip(self._groups, sums, strict=True):

@@ -37,12 +37,12 @@ class IslandMesh(ReplicaMesh):
     """The device of this island's replica, and the other islands.
 
     Args:
-      device: the device.
+      devices: the device; several only of islands that train alone for a while.
       islands: this island among the others.
     """
 
-    def __init__(self, device: Device, islands: Islands) -> None:
-        super().__init__([device])
+    def __init__(self, devices: Sequence[Device], islands: Islands) -> None:
+        super().__init__(devices)
         self.islands = islands
         self.register = Register()
         self.register.read, self.register.replaces = self._reads, self._replaces

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxtribute import (
     OneDeviceStrategy,
+    Optimizer,
     PerReplica,
     ReduceOp,
     ReplicaContext,
@@ -40,14 +42,49 @@ from jaxtribute.extending import (
     default_devices,
     settings,
 )
-from jaxtribute.typing import Foreign, Leaf, Nest, ReduceOpLike
+from jaxtribute.typing import Device, Foreign, Leaf, Nest, ReduceOpLike
 
 if TYPE_CHECKING:
     from jaxtribute._src.addons.elastic.dataset import ElasticDataset
     from jaxtribute.cluster_resolver import ClusterResolver
+    from jaxtribute.experimental import CommunicationOptions
 
 
 _INCARNATION = "JAXTRIBUTE_INCARNATION"
+
+
+class LocalSettings(NamedTuple):
+    """The settings of islands that train alone, checked."""
+
+    every: int
+    outer: optax.GradientTransformation
+    wire: str | None
+
+    @classmethod
+    def checked(
+        cls, every: int | None, outer: optax.GradientTransformation | None, options: CommunicationOptions | None
+    ) -> LocalSettings | None:
+        """The settings; None for islands that take each step together.
+
+        Raises:
+          ArgumentError: settings that need `sync_every`, or a number of steps below 1.
+          ArgumentTypeError: an outer optimizer that is no Optax transformation.
+        """
+        if every is None:
+            for name, value in (("outer_optimizer", outer), ("communication_options", options)):
+                if value is not None:
+                    raise ArgumentError(
+                        f"{name} is {value!r}, and sync_every is None. HINT: it is for islands that train alone: "
+                        "pass sync_every= as well."
+                    )
+            return None
+        outer = optax.sgd(0.7, momentum=0.9, nesterov=True) if outer is None else outer
+        if not all(callable(getattr(outer, name, None)) for name in ("init", "update")):
+            raise ArgumentTypeError(
+                f"outer_optimizer is {outer!r} of type {type(outer).__name__}. HINT: pass an Optax transformation, "
+                "such as optax.sgd(0.7, momentum=0.9, nesterov=True)."
+            )
+        return cls(settings.whole("sync_every", every, 1), outer, None if options is None else options.wire)
 
 
 class ElasticExtended(StrategyExtended):
@@ -65,11 +102,7 @@ class ElasticExtended(StrategyExtended):
         Raises:
           ArgumentError: ON_READ or NONE, which would leave each island with values that die with it.
         """
-        if synchronization not in (VariableSynchronization.AUTO, VariableSynchronization.ON_WRITE):
-            raise ArgumentError(
-                f"ElasticStrategy has no variables of {synchronization}: what an island had in one would be lost when "
-                "it dies. HINT: use AUTO or ON_WRITE, and aggregation=SUM for what islands count."
-            )
+        refuse_on_read(synchronization)
         return IslandPolicy(self.home, self.islands_mesh.register), VariableSynchronization.ON_WRITE
 
     def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Nest = None) -> Any:
@@ -149,6 +182,19 @@ class ElasticExtended(StrategyExtended):
         return [strategy.reduce(reduce_op, value, axis=None) for value, _ in value_destination_pairs]
 
 
+def refuse_on_read(synchronization: VariableSynchronization) -> None:
+    """Refuses variables of which each replica has a value of its own.
+
+    Raises:
+      ArgumentError: a variable is to be one.
+    """
+    if synchronization not in (VariableSynchronization.AUTO, VariableSynchronization.ON_WRITE):
+        raise ArgumentError(
+            f"ElasticStrategy has no variables of {synchronization}: what an island had in one would be lost when "
+            "it dies. HINT: use AUTO or ON_WRITE, and aggregation=SUM for what islands count."
+        )
+
+
 def _own(leaf: Leaf, mesh: IslandMesh, rows: int | None) -> Any:
     """A result of this island's replica as the value of which each island has its own."""
     known = isinstance(leaf, (jax.Array, np.ndarray, np.generic))
@@ -185,6 +231,12 @@ class ElasticStrategy(Strategy):
 
     A step is a `jd.function` that calls `run`, or a `run` outside of one. Its Python code may be run again.
 
+    With `sync_every=H` islands train alone: a step is what it is under `inner`, which may be a `jd.MirroredStrategy`,
+    and sums go over the island's own replicas. After each H steps that update parameters the islands meet: the outer
+    optimizer updates the parameters by the islands' mean change, weighed by true numbers of examples, and all go on
+    from there. What else variables hold is brought together as their aggregation says; slots of optimizers stay the
+    island's own. This is DiLoCo, and with `optax.sgd(1.0)` the averaging of local SGD.
+
     Args:
       inner: the devices of this island: None for its first device, or a `jd.OneDeviceStrategy`.
       min_islands: the fewest islands that go on.
@@ -194,6 +246,10 @@ class ElasticStrategy(Strategy):
       timeout_s: seconds that a wait for islands that are alive may take, such as for one that compiles.
       incarnation: how often this island's process had been started before: above 0 it joins the others where they are.
         By default as `jaxtribute launch --elastic` says, in the environment variable `JAXTRIBUTE_INCARNATION`.
+      sync_every: steps between two meetings; None for islands that take each step together.
+      outer_optimizer: with `sync_every`, the Optax transformation that updates the parameters at a meeting, by the mean
+        change (before - after) as their gradient. By default `optax.sgd(0.7, momentum=0.9, nesterov=True)`.
+      communication_options: with `sync_every`, `wire` names the type in which changes of parameters travel.
 
     Raises:
       ArgumentError: an inner strategy of several devices; addresses that other machines can reach, without
@@ -206,6 +262,14 @@ class ElasticStrategy(Strategy):
       Array([1., 1.], dtype=float32)
     """
 
+    def __new__(cls, *_args: Any, sync_every: int | None = None, **_settings: Any) -> ElasticStrategy:
+        """Makes a strategy of another kind with `sync_every`."""
+        if sync_every is None or cls is not ElasticStrategy:
+            return super().__new__(cls)
+        from jaxtribute._src.addons.elastic.local_strategy import LocalElasticStrategy
+
+        return object.__new__(LocalElasticStrategy)
+
     def __init__(
         self,
         inner: Strategy | None = None,
@@ -215,16 +279,16 @@ class ElasticStrategy(Strategy):
         silent_s: float = 5.0,
         timeout_s: float = 300.0,
         incarnation: int | None = None,
+        sync_every: int | None = None,
+        outer_optimizer: optax.GradientTransformation | None = None,
+        communication_options: CommunicationOptions | None = None,
     ) -> None:
         settings.whole("min_islands", min_islands, 1)
         for name, seconds in (("silent_s", silent_s), ("timeout_s", timeout_s)):
             if not (math.isfinite(seconds) and seconds > 0):
                 raise ArgumentError(f"{name} is {seconds!r}. HINT: pass a number of seconds above 0.")
-        if inner is not None and type(inner) is not OneDeviceStrategy:
-            raise ArgumentTypeError(
-                f"inner is {inner!r}: an island has one device as yet. HINT: pass jd.OneDeviceStrategy('CPU:0'), or "
-                "nothing."
-            )
+        self._check_inner(inner)
+        local = LocalSettings.checked(sync_every, outer_optimizer, communication_options)
         resolver = cluster_resolver if cluster_resolver is not None else TFConfigClusterResolver()
         addresses, rank = _places(resolver)
         prepare_cpu_backend()
@@ -233,8 +297,19 @@ class ElasticStrategy(Strategy):
         incarnation = settings.whole("incarnation", _incarnation() if incarnation is None else incarnation, 0)
         me = Island(rank, incarnation)
         self._islands = Islands(me, addresses, silent_s, timeout_s, min_islands)
-        self._mesh = IslandMesh(device, self._islands)
-        super().__init__(ElasticExtended(self._mesh))
+        super().__init__(self._plug(inner, device, local))
+
+    @staticmethod
+    def _check_inner(inner: Strategy | None) -> None:
+        if inner is not None and type(inner) is not OneDeviceStrategy:
+            raise ArgumentTypeError(
+                f"inner is {inner!r}: an island has one device as yet. HINT: pass jd.OneDeviceStrategy('CPU:0'), or "
+                "nothing; islands that train alone, with sync_every=, may have several."
+            )
+
+    def _plug(self, inner: Strategy | None, device: Device, local: LocalSettings | None) -> StrategyExtended:
+        self._mesh = IslandMesh([device], self._islands)
+        return ElasticExtended(self._mesh)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -265,6 +340,24 @@ class ElasticStrategy(Strategy):
     def committed_steps(self) -> int:
         """Number of steps, reductions and initial values that the islands have committed."""
         return self._islands.committed
+
+    @property
+    def outer_optimizer(self) -> Optimizer:
+        """The outer optimizer, of islands that train alone: its slots belong into checkpoints.
+
+        It updates copies of the parameters, all of which must be there.
+
+        Raises:
+          ArgumentError: islands that take each step together have none.
+          VariableError: there is no parameter yet.
+        """
+        raise ArgumentError("an ElasticStrategy without sync_every has no outer optimizer. HINT: pass sync_every=.")
+
+    def synchronize(self) -> None:
+        """Lets islands that train alone meet now, as at the end of training; all call it after the same step.
+
+        Others are together after each step as it is.
+        """
 
     def close(self) -> None:
         """Leaves the other islands, who go on without this one."""

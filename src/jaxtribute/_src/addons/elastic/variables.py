@@ -13,7 +13,7 @@ import numpy as np
 from jaxtribute import Variable
 from jaxtribute._src.addons.elastic.journal import packed, unpacked
 from jaxtribute.errors import ClusterError, VariableError
-from jaxtribute.extending import PlainPolicy, Policy, ReplicaMesh, Update, updating
+from jaxtribute.extending import MirroredPolicy, PlainPolicy, Policy, ReplicaMesh, Update, updating
 from jaxtribute.typing import HostArray
 
 _NUMBER = "_island_number"
@@ -28,6 +28,7 @@ class Register:
     Attributes:
       read: called with the number of a variable that the program reads outside of steps, and the variable.
       replaces: called before a variable is assigned, whatever it was.
+      written: called before code outside of replicas writes a variable.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class Register:
         self.next_is_unknown = False
         self.read: Callable[[int, Variable], None] | None = None
         self.replaces: Callable[[Variable], None] | None = None
+        self.written: Callable[[Variable, Update], None] | None = None
 
     def add(self, variable: Variable) -> None:
         """Gives a new variable its number."""
@@ -61,7 +63,7 @@ class Register:
         plain: list[Any] = []
         arrays: list[HostArray] = []
         with updating:
-            for number, variable in self._alive().items():
+            for number, variable in self.alive().items():
                 plain.append([number, variable.name])
                 arrays.append(np.asarray(variable.stored))
         return packed([len(self._made), plain], arrays)
@@ -79,7 +81,7 @@ class Register:
                 f"the other islands' program has made {count} variables by now, and this one {len(self._made)}. HINT: "
                 "all islands must run the same program; make variables outside of functions that strategy.run calls."
             )
-        alive = self._alive()
+        alive = self.alive()
         with updating:
             for (number, name), array in zip(plain, arrays, strict=True):
                 variable = alive.get(number)
@@ -93,12 +95,34 @@ class Register:
                     )
                 variable.bind(variable.policy.place(array))
 
-    def _alive(self) -> dict[int, Variable]:
+    def alive(self) -> dict[int, Variable]:
+        """The variables that are there, by their numbers."""
         made = ((number, ref()) for number, ref in enumerate(self._made))
         return {number: variable for number, variable in made if variable is not None}
 
 
-class IslandPolicy(PlainPolicy):
+class Registered(Policy):
+    """Part that the policies of islands' variables share: they tell the register of writes."""
+
+    register: Register
+
+    def laid_out(self, layout: Any) -> Policy:
+        """This policy: a replica has one device."""
+        return self
+
+    def made(self, variable: Variable) -> None:
+        self.register.add(variable)
+
+    def written_by_all(self, value: Any, update: Update, variable: Variable, shape: tuple[int, ...]) -> Any:
+        amount = super().written_by_all(value, update, variable, shape)
+        if self.register.written is not None:
+            self.register.written(variable, update)
+        if update is Update.ASSIGN and self.register.replaces is not None:
+            self.register.replaces(variable)
+        return amount
+
+
+class IslandPolicy(Registered, PlainPolicy):
     """One array on each island, all kept equal.
 
     Args:
@@ -110,18 +134,18 @@ class IslandPolicy(PlainPolicy):
         super().__init__(mesh)
         self.register = register
 
-    def laid_out(self, layout: Any) -> Policy:
-        """This policy: an island has one device."""
-        return self
 
-    def made(self, variable: Variable) -> None:
-        self.register.add(variable)
+class MirroredIslandPolicy(Registered, MirroredPolicy):
+    """A copy on each device of an island.
 
-    def written_by_all(self, value: Any, update: Update, variable: Variable, shape: tuple[int, ...]) -> Any:
-        amount = super().written_by_all(value, update, variable, shape)
-        if update is Update.ASSIGN and self.register.replaces is not None:
-            self.register.replaces(variable)
-        return amount
+    Args:
+      mesh: the island's.
+      register: its variables.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, register: Register) -> None:
+        super().__init__(mesh)
+        self.register = register
 
 
 def check_known(variable: Variable) -> None:
@@ -130,7 +154,7 @@ def check_known(variable: Variable) -> None:
     Raises:
       VariableError: it would not.
     """
-    if not isinstance(variable.policy, IslandPolicy):
+    if not isinstance(variable.policy, Registered):
         raise VariableError(
             f"{variable.name} is written by a step, and was not made in the scope of the ElasticStrategy: an island "
             "that joins would have another value. HINT: make it in `with strategy.scope():`."
@@ -142,7 +166,7 @@ class IslandVariable(Variable):
 
     def peek(self) -> jax.Array:
         policy = self.policy
-        if isinstance(policy, IslandPolicy) and policy.register.read is not None:
+        if isinstance(policy, Registered) and policy.register.read is not None:
             policy.register.read(policy.register.number(self), self)
         return super().peek()
 

@@ -1,0 +1,301 @@
+"""Local training: islands that train alone for some steps, and meet then."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jaxtribute import Variable
+from jaxtribute._src.addons.elastic.common import Common, Kind
+from jaxtribute._src.addons.elastic.exchange import Islands
+from jaxtribute._src.addons.elastic.journal import CannotKeep, Entry, described, packed, rebuilt, unpacked
+from jaxtribute._src.addons.elastic.membership import View
+from jaxtribute._src.addons.elastic.runtime import IslandMesh
+from jaxtribute._src.addons.elastic.shares import Rows, bounds
+from jaxtribute._src.addons.elastic.steps import Step
+from jaxtribute._src.addons.elastic.variables import check_known
+from jaxtribute._src.addons.elastic.window import Window, given
+from jaxtribute.errors import ClusterError, VariableError
+from jaxtribute.extending import Capture, EagerStep, Program, Update
+from jaxtribute.typing import Device, HostArray, Nest
+
+
+class LocalMesh(IslandMesh):
+    """The devices of an island that trains alone, and the others, whom it meets after each `every` steps.
+
+    Args:
+      devices: one for each replica of this island.
+      islands: this island among the others.
+      every: steps between two meetings.
+    """
+
+    def __init__(self, devices: Sequence[Device], islands: Islands, every: int) -> None:
+        super().__init__(devices, islands)
+        self.program = None  # functions without the island's variables are no concern of the others
+        self.register.written = self._written_outside
+        islands.state, islands.bind = self._state, self._take_state
+        self.rows = Rows()
+        self.common: Common
+        self._every, self._window = every, Window()
+        self._running = self._silent = False
+        self._reads_ahead: dict[int, HostArray | None] = {}
+        self._replicas: list[tuple[int, int]] = []
+        self._assigned: list[Variable] = []
+
+    def introduce(self) -> None:
+        """Tells the other islands how many replicas this one has, and hears how many they have."""
+        self._replicas = self.step(Step("replicas of the islands"), lambda view: self._gathered([], view)[0])
+
+    def share(self, total: int) -> tuple[int, int]:
+        """The rows of a batch of all islands that are this one's: the same until they meet again."""
+        return bounds(total, self._replicas, self.islands.me.rank)
+
+    def shared(self, leaf: Any) -> Any:
+        """Refuses what Keras's `fit` asks for.
+
+        Raises:
+          NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "ElasticStrategy(sync_every=...) has no fit, evaluate or predict of Keras yet. HINT: leave sync_every out, "
+            "or write the loop with jd.function and strategy.run."
+        )
+
+    # Calls of programs and of `run`.
+
+    def call(
+        self, run: Callable[[], Any], arguments: Nest, counts: Callable[[], bool], written: Sequence[Variable] = ()
+    ) -> Any:
+        """Returns what a call gives, or, while this island catches up, what another island's call gave.
+
+        Args:
+          run: the call.
+          arguments: its arguments, for the number of examples.
+          counts: whether it has updated parameters, once it is over.
+          written: the variables that it writes besides those of the register, as far as that is known.
+        """
+        if self._running or self._pinned is not None:
+            return run()
+        if self.islands.newcomer is not None and self._window.ahead is None:
+            self._meet()
+        if self._window.ahead is not None:
+            return self._next_ahead()
+        self._prepare()
+        rows = self.rows.within(arguments)
+        self._running = True
+        try:
+            result = run() if rows != 0 else self._undone(run, written)
+            counted = counts()
+        finally:
+            self._running = False
+        self._window.note(result, (1 if rows is None else rows) if counted else None)
+        if self._window.steps == self._every:
+            self._meet()
+        return result
+
+    def _prepare(self) -> None:
+        """Takes note of what all islands have, before what follows changes it."""
+        if not self._window.calls:
+            self.common.begin()
+        for variable in self._assigned:
+            self.common.renew(variable)
+        self._assigned.clear()
+
+    def _undone(self, run: Callable[[], Any], written: Sequence[Variable]) -> Any:
+        """Makes a call that has no example to learn from: what it writes is taken back."""
+        variables = {id(variable): variable for variable in (*self.register.alive().values(), *written)}.values()
+        before = [(variable, variable.stored.copy()) for variable in variables]
+        result = run()
+        for variable, array in before:
+            variable.bind(array)
+        return result
+
+    def meet(self) -> None:
+        """Meets the other islands now."""
+        if self._window.ahead is None:
+            if self.islands.newcomer is None:
+                self._prepare()
+            self._meet()
+        if self._window.ahead:
+            raise self._astray("meets the others")
+        self._window = Window()
+
+    def _meet(self) -> None:
+        ahead = self.islands.newcomer is not None
+        self.step(_Meeting(self), self._met)
+        if not ahead:
+            self._window = Window()
+
+    def _next_ahead(self) -> Any:
+        window = self._window
+        if not window.ahead:
+            raise self._astray("takes a further step")
+        counts, result = window.ahead.popleft()
+        window.steps += counts
+        if window.steps == self._every:
+            self._window = Window()
+        return given(result, self)
+
+    def _astray(self, what: str) -> ClusterError:
+        return ClusterError(
+            f"island {self.islands.me.rank} joins, and its program {what} where the others' did not. HINT: all islands "
+            "must run the same program, with the same data; look for a branch that depends on the rank or on a loss."
+        )
+
+    # Meetings.
+
+    def _met(self, view: View) -> tuple[list[tuple[int, int]], list[HostArray], list[Any]]:
+        told = self._window.told() if self._window.ahead is None else [list(call) for call in self._window.ahead]
+        message = self.common.message(self._window.examples, silent=self._silent)
+        replicas, parts = self._gathered(message, view)
+        return replicas, self.common.combined(parts), told
+
+    def _gathered(self, arrays: list[HostArray], view: View) -> tuple[list[tuple[int, int]], list[list[HostArray]]]:
+        """The islands' numbers of replicas, and their arrays."""
+        parts = self.islands.gather([np.int64(self.size)[None], *arrays], "what has changed on the islands")
+        ranks = [member.rank for member in view.members]
+        return [(rank, int(part[0][0])) for rank, part in zip(ranks, parts, strict=False)], [part[1:] for part in parts]
+
+    def take(self, replicas: list[tuple[int, int]], results: Sequence[HostArray]) -> None:
+        """Goes on with what the islands have come to."""
+        self.common.take(results)
+        self._replicas, self._silent = replicas, False
+
+    def go_ahead(self, replicas: list[tuple[int, int]], calls: list[Any]) -> None:
+        """Takes note of what another island's calls gave, for this one's."""
+        self._replicas = replicas
+        self._window = Window(ahead=deque((counts, result) for counts, result in calls))
+
+    def _replayed(self, kind: Step[Any], entry: Entry, view: View) -> Any:
+        self._reads_ahead = entry.reads
+        return super()._replayed(kind, entry, view)
+
+    def _reads(self, number: int, variable: Variable) -> None:
+        if self._running:  # a step's own, which nobody else needs to know
+            return
+        known = self._reads_ahead.get(number) if self._window.ahead else None
+        if known is not None and variable.stored.is_deleted():
+            variable.bind(variable.policy.place(known))
+            return
+        super()._reads(number, variable)
+
+    def _written_outside(self, variable: Variable, update: Update) -> None:
+        """Called before code outside of replicas writes a variable.
+
+        Raises:
+          VariableError: it adds to what islands count, while they train alone.
+        """
+        within = self._running or self._pinned is not None or self.executor().traced
+        if within or not self._window.calls or self.common.kind_of(variable) is not Kind.SUM:
+            return
+        if update is not Update.ASSIGN:
+            raise VariableError(
+                f"{variable.name} sums what the islands add in steps, and {update.value} outside of one is by all of "
+                "them, after some steps that they have taken alone. HINT: add in a step, assign a value, or call "
+                "strategy.synchronize() before."
+            )
+        self._assigned.append(variable)
+
+    # For islands that join.
+
+    def _state(self) -> bytes:
+        arrays: list[HostArray] = []
+        try:
+            calls, problem = described(self._window.told(), arrays), ""
+        except CannotKeep as reason:
+            arrays, calls, problem = [], None, f"the steps since the islands last met gave {reason}"
+        common = self.common.state()
+        variables = np.frombuffer(self.register.state(), np.uint8)
+        return packed([calls, problem, len(arrays)], [*arrays, *common, variables])
+
+    def _take_state(self, state: bytes | bytearray) -> None:
+        (calls, problem, count), arrays, _ = unpacked(state)
+        if problem:
+            raise ClusterError(
+                f"island {self.islands.me.rank} cannot join: {problem}. HINT: return small values from steps, and let "
+                "the other islands go on without this one."
+            )
+        *arrays, variables = arrays
+        self.register.take(variables.tobytes())
+        self.common.restore(arrays[count:])
+        told = rebuilt(calls, arrays[:count], self, self.islands.view)
+        # At the first values of variables no island has taken a step yet.
+        self._silent = bool(told)
+        if told:
+            self._window = Window(ahead=deque((counts, result) for counts, result in told))
+
+
+class _Meeting(Step[Any]):
+    """A meeting of the islands: the one kind of step that they take together."""
+
+    def __init__(self, mesh: LocalMesh) -> None:
+        super().__init__("meeting of the islands")
+        self._mesh = mesh
+
+    def kept(self, result: Any) -> Any:
+        replicas, _, told = result
+        return [replicas, told]
+
+    def finished(self, result: Any, view: View) -> None:
+        replicas, results, _ = result
+        self._mesh.take(replicas, results)
+
+    def replayed(self, kept: Any, view: View) -> None:
+        self._mesh.go_ahead(*kept)
+
+    def written(self) -> None:
+        return None
+
+
+class LocalProgram(Program):
+    """A compiled function of an island: the program that its inner strategy alone would run.
+
+    Args:
+      first: as for `Program`.
+      retrace: likewise.
+      home: likewise.
+      donated_leaves: likewise.
+    """
+
+    def __init__(
+        self,
+        first: Capture,
+        retrace: Callable[[Sequence[Any]], Capture],
+        home: Any,
+        donated_leaves: Sequence[int] = (),
+    ) -> None:
+        touched = (*first.executor.inputs, *first.executor.written)
+        mesh = next(v.policy.mesh for v in touched if isinstance(v, Variable) and v.policy.program is LocalProgram)
+        assert isinstance(mesh, LocalMesh)
+        for variable in first.executor.written:
+            if isinstance(variable, Variable) and not variable.derived:
+                check_known(variable)
+        self._islands, self._has_run = mesh, False
+        super().__init__(first, retrace, home, donated_leaves)
+
+    def __call__(self, leaves: Sequence[Any], within: EagerStep | None = None, given: Any = None) -> Any:
+        """Takes one step."""
+        if within is not None:  # which counts as a whole
+            return super().__call__(leaves, within, given)
+
+        def run() -> Any:
+            self._has_run = True
+            return super(LocalProgram, self).__call__(leaves, within, given)
+
+        return self._islands.call(run, leaves, self._updates, self.donated)
+
+    @property
+    def again(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Any] | None:
+        """See `Program.again`."""
+        again = super().again if self._has_run else None  # and not been given another island's result
+        if again is None:
+            return None
+        call, updates = self._islands.call, self._updates
+        return lambda args, kwargs: call(partial(again, args, kwargs), (args, kwargs), updates, self.donated)
+
+    def _updates(self) -> bool:
+        return any(map(self._islands.common.is_parameter, self.donated))
