@@ -39,7 +39,7 @@ def first_workers(value: Numeric, what: str, mesh: ReplicaMesh, peers: Peers, se
     host = np.asarray(value)
     kind = f"{host.dtype.name}{list(host.shape)} {settings}".rstrip()
     # Usually the values are equal, as all workers use one seed: a digest tells it without sending them.
-    digest = hashlib.sha256(np.ascontiguousarray(host).data).hexdigest() if host.size else ""
+    digest = hashlib.sha256(np.ascontiguousarray(host).view(np.uint8).data).hexdigest() if host.size else ""
     kinds, digests = zip(*exchanged(peers, f"the first value of {what}", [kind, digest]), strict=True)
     if len(set(kinds)) > 1:
         raise ShapeError(
