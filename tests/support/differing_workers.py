@@ -112,7 +112,7 @@ def placed_differently() -> dict[str, Any]:
         "number": own + 1,
         "random": jax.random.key(7 + own),
     }
-    placed = s.place(s.place(nest))
+    placed: Any = s.place(s.place(nest))
     # A step of random keys alone is watched as others are.
     placed["random"] = jd.function(lambda key: s.run(lambda key: key, (key,)))(placed["random"])
     placed["random"] = s.run(lambda key: jax.random.normal(key, (2,)), (placed["random"],))

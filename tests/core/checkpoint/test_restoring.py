@@ -30,4 +30,4 @@ def test_what_is_free_is_what_machine_and_container_leave(
 ) -> None:
     found = MEMORY | changed
     monkeypatch.setattr(restoring, "_lines", lambda path: found[path])
-    assert restoring._free_on_host() == free
+    assert restoring._free_on_host() == free  # pyright: ignore[reportPrivateUsage]
