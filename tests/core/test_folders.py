@@ -73,7 +73,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(base: Path) -> None:
         (base / "jd-of-another-program").mkdir()
         (base / "jd-file").touch()
         (base / "jd-link").symlink_to(used)
-        assert abandoned.exists()
+        (abandoned / "socket").touch()
         own = Folder()
         assert not abandoned.exists()
         assert (used / "ray" / "file").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -56,3 +57,12 @@ def test_programs_that_differ_between_workers_are_refused(multi_process: SharedR
     assert one["rate"].count("differing_workers.py:") == 2
     assert "y=3 of integer_pow" in one["exponent"]
     assert "array 0 of the arguments" in one["argument"]
+
+
+@pytest.mark.parametrize(("workers", "devices"), WORKERS)
+def test_placed_values_are_those_of_the_first_worker(multi_process: SharedRunners, workers: int, devices: int) -> None:
+    random = np.asarray(jax.random.normal(jax.random.key(7), (2,)))
+    for found in multi_process(workers, devices).run(programs.placed_differently):
+        assert "ShapeError" in found.pop("shapes")
+        np.testing.assert_array_equal(found.pop("random"), [random] * devices)
+        assert found == {"float32": [[1.0, 1.0]] * devices, "bfloat16": [[1.0, 1.0]] * devices, "number": [1] * devices}

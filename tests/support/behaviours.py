@@ -173,9 +173,26 @@ in_replica("gradient of all_reduce", lambda p: [np.full_like(q, 2 * len(p) * sum
 in_replica("gradient of all_reduce MEAN", lambda p: [np.full_like(q, 2 * sums(p) / len(p)) for q in p])(
     jax.grad(lambda x: here().all_reduce("MEAN", x.sum()) ** 2)
 )
-in_replica("gradient of all_gather", lambda p: [2 * len(p) * part for part in p], ragged=False)(
+in_replica("gradient of all_gather", lambda p: [2 * len(p) * part for part in p])(
     jax.grad(lambda x: (here().all_gather(x, axis=0) ** 2).sum())
 )
+
+
+def _places(parts: Parts) -> list[Any]:
+    """For each row its place among those of all replicas, from 0 up."""
+    ends = np.cumsum([len(part) for part in parts])
+    return [np.arange(end - len(part), end, dtype=np.float32) for end, part in zip(ends, parts, strict=True)]
+
+
+@in_replica("gradient of all_gather of several lengths", lambda p: [len(p) * (3 * q + 0.5) for q in _places(p)])
+def _(x: Any) -> Any:
+    return jax.grad(_gathered_by_place)(x[:, 0])
+
+
+def _gathered_by_place(rows: Any) -> Any:
+    all_rows = here().all_gather({"once": rows, "twice": jnp.repeat(rows, 2), "number": jnp.int32(rows[:1])}, axis=0)
+    places = jnp.arange(len(all_rows["twice"]), dtype=jnp.float32)
+    return (all_rows["once"] * places[: len(all_rows["once"])]).sum() + (all_rows["twice"] * places / 2).sum()
 
 
 # merge_call.

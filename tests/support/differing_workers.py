@@ -101,3 +101,23 @@ def eager_values() -> dict[str, Any]:
         "same numbers merged": s.experimental_local_results(number)[0],
         "trained": v.numpy().tolist(),
     }
+
+
+def placed_differently() -> dict[str, Any]:
+    """What lies on this worker's replicas of nests that are placed with values of its own."""
+    s, own = strategy(), rank()
+    nest = {
+        "float32": jnp.full(2, own + 1.0),
+        "bfloat16": np.full(2, own + 1, jnp.bfloat16),
+        "number": own + 1,
+        "random": jax.random.key(7 + own),
+    }
+    placed: Any = s.place(s.place(nest))
+    # A step of random keys alone is watched as others are.
+    placed["random"] = jd.function(lambda key: s.run(lambda key: key, (key,)))(placed["random"])
+    placed["random"] = s.run(lambda key: jax.random.normal(key, (2,)), (placed["random"],))
+    found: dict[str, Any] = {
+        name: np.asarray(s.experimental_local_results(one)).tolist() for name, one in placed.items()
+    }
+    found["shapes"] = told(lambda: s.place(jnp.ones(2 + own)))
+    return found

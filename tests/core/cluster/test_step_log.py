@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -25,6 +26,13 @@ def test_a_step_is_in_flight_until_its_result_is_there() -> None:
     log.dispatched({"loss": jnp.ones(3).block_until_ready(), "name": "text"})
     assert log.oldest() is None
     assert log.last == "step 1 of train_step, called at train.py:3"
+
+
+def test_random_keys_are_watched_as_arrays_are() -> None:
+    log = StepLog()
+    log.entering("step")
+    log.dispatched(jax.random.key(0).block_until_ready())
+    assert log.oldest() is None
 
 
 def test_an_array_that_a_later_step_took_over_has_landed() -> None:

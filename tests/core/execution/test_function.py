@@ -7,7 +7,8 @@ import math
 import pickle
 import threading
 import weakref
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -646,6 +647,23 @@ def test_numbers_that_python_calls_equal_have_programs_of_their_own() -> None:
         step(one, number)
     assert list(map(repr, seen)) == list(map(repr, ALIKE))
     assert [float(step(one, number)) for number in (0.0, -0.0, 1)] == [math.inf, -math.inf, 1]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings, as programs pass them; what is not compared is a list, which has no hash."""
+
+    number: Any
+    inner: Any = None
+    notes: list[str] = field(default_factory=list[str], compare=False)
+
+
+@pytest.mark.parametrize("made", [Options, lambda number: Options(0, Options(number))], ids=["plain", "nested"])
+def test_numbers_in_dataclasses_have_programs_of_their_own(made: Callable[[Any], Options]) -> None:
+    step = jd.function(lambda options: jnp.asarray((options.inner or options).number, complex) / 1)
+    results = [complex(step(made(number))) for number in ALIKE for _ in range(2)]
+    assert results == [complex(number) for number in ALIKE for _ in range(2)]
+    assert step.experimental_get_tracing_count() == len(ALIKE)
 
 
 def test_nan_is_one_number_in_a_signature() -> None:

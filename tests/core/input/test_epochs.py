@@ -98,6 +98,18 @@ def test_a_position_leads_back_into_its_pass(kind: str) -> None:
     assert read(strategy, again) == third
 
 
+def test_a_pass_that_a_position_leads_out_of_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = mirrored(2)
+    distributed = strategy.experimental_distribute_dataset(SHUFFLED["read by index"]())
+    iterator, second = iter(distributed), iter(distributed)
+    closed: list[str] = []
+    monkeypatch.setattr(iterator._steps, "close", lambda: closed.append("first pass"))
+    iterator.set_state(iterator.get_state())
+    assert not closed
+    iterator.set_state(second.get_state())
+    assert closed == ["first pass"]
+
+
 def test_positions_from_before_lead_into_the_only_order_there_was() -> None:
     strategy = mirrored(2)
     distributed = strategy.experimental_distribute_dataset(SHUFFLED["read by index"]())

@@ -12,6 +12,7 @@ import jax
 from jaxtribute._src.core.callers import frame_of, located
 from jaxtribute._src.core.cluster.waiting import RunningClock
 from jaxtribute._src.core.environment import seconds
+from jaxtribute._src.core.jaxprs.core import numbers_of
 from jaxtribute._src.core.observers import Event, Observer
 from jaxtribute._src.core.types import Nest
 
@@ -130,7 +131,8 @@ class StepLog(Observer):
         # One array stands for all: those of a step are ready together.
         leaf = next((x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)), None)
         if leaf is not None:
-            self._flights.append(StepInFlight(self.number, self.name, self.clock.now(), leaf, self.calls))
+            # Arrays of random keys do not say whether they are ready.
+            self._flights.append(StepInFlight(self.number, self.name, self.clock.now(), numbers_of(leaf), self.calls))
 
     def oldest(self) -> StepInFlight | None:
         """The step that has been in flight for longest, if any is; else the one that is being handed over."""

@@ -175,7 +175,7 @@ class ExchangeSum(SharingSum):
         real = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
         # Pairs of pairs come out even for powers of two alone. What is large, or of another kind of number, is better
         # left to XLA.
-        if not array.size or not fits or not real or array.dtype.itemsize > 8 or replicas & (replicas - 1):
+        if not array.size or not fits or not real or replicas & (replicas - 1):
             return _psum(array)
         # Recursive doubling. Both of a pair add the same two numbers, so all replicas have the same bits after each
         # round.

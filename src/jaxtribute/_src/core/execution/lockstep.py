@@ -6,11 +6,11 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import accumulate
-from operator import add, mul
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.collectives.cross_replica import gather_value, pick_value, reduce_many
@@ -27,6 +27,7 @@ from jaxtribute._src.core.execution.replica_context import ReplicaContext
 from jaxtribute._src.core.execution.traced import check_untraced
 from jaxtribute._src.core.jaxprs.core import Tracer
 from jaxtribute._src.core.types import Array, Function, Leaf, Nest, Numeric
+from jaxtribute._src.core.values.agreement import all_parts
 from jaxtribute._src.core.values.creating import Making, check_alike
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica, idle_replicas
 from jaxtribute._src.core.values.enums import ReduceOp, reduction_of
@@ -138,7 +139,8 @@ class LockstepReplica(Executor):
             parts, wanted = zip(*payloads, strict=True)
             totals = reduce_many(run.joined(parts), ReduceOp.SUM)
             # For each array a column with what the replicas get of it; a replica takes its place in every column.
-            columns = map(partial(_cut_out, axis=axis, mesh=run.mesh), totals, zip(*wanted, strict=True))
+            lengths = zip(*map(np.ndarray.tolist, all_parts(wanted, run.mesh)), strict=True)
+            columns = map(partial(_cut_out, axis=axis, mesh=run.mesh), totals, lengths)
             return list(map(list, zip(*columns, strict=True)))
 
         return run.meet(self._index, "all_gather's gradient", payload, merge)
@@ -391,10 +393,10 @@ def _inexact(arrays: list[Any]) -> list[int]:
     return [place for place, array in enumerate(arrays) if jnp.issubdtype(array.dtype, jnp.inexact)]
 
 
-def _cut_out(total: Mirrored, sizes: Sequence[int], axis: int, mesh: ReplicaMesh) -> list[Any]:
-    """Each local replica's part of a sum over the replicas, of the local replicas' `sizes` along `axis`."""
-    starts = [0, *accumulate(sizes[:-1])]
-    if len(sizes) < mesh.size:  # other workers' replicas are as large, or they could not have been gathered
-        starts = list(map(mul, mesh.local_ids, sizes))
-    ends = map(add, starts, sizes)
-    return list(map(partial(jax.lax.slice_in_dim, axis=axis), total.values, starts, ends))
+def _cut_out(total: Mirrored, lengths: Sequence[int], axis: int, mesh: ReplicaMesh) -> list[Any]:
+    """Each local replica's part of a sum over the replicas, of which every replica has `lengths` along `axis`."""
+    bounds = [0, *accumulate(lengths)]
+    return [
+        jax.lax.slice_in_dim(value, bounds[replica], bounds[replica + 1], axis=axis)
+        for value, replica in zip(total.values, mesh.local_ids, strict=True)
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -140,30 +141,49 @@ class Signatures:
         self.forget()
 
 
-class _Number:
-    """A float or complex number in a signature, equal to what is the same number: `0.0` is not `-0.0`, and NaN is NaN.
+class _Exact:
+    """A static argument that is equal only to what is the same: `0.0` is not `-0.0`, NaN is NaN.
 
     Args:
-      value: the number.
+      value: a number, or an object of a dataclass, which is compared field by field.
+      told: what tells it from others.
     """
 
-    __slots__ = ("text", "value")
+    __slots__ = ("told", "value")
 
-    def __init__(self, value: float | complex) -> None:
-        self.value = value
-        # Python writes numbers such that they can be read again to the bit.
-        self.text = float.__repr__(value) if isinstance(value, float) else complex.__repr__(value)
+    def __init__(self, value: Any, told: Hashable) -> None:
+        self.value, self.told = value, told
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Number) and self.text == other.text
+        return isinstance(other, _Exact) and self.told == other.told
 
     def __hash__(self) -> int:
-        return hash(self.text)
+        return hash(self.told)
+
+
+def _exact(value: Leaf) -> Any:
+    """The static argument as signatures compare it: Python says that `1`, `1.0` and `True` are equal."""
+    # Python writes numbers such that they can be read again to the bit.
+    if isinstance(value, float):
+        return _Exact(value, float.__repr__(value))
+    if isinstance(value, complex):
+        return _Exact(value, complex.__repr__(value))
+    kind: Any = type(value)
+    if not is_dataclass(kind) or kind.__hash__ is None:
+        return value
+    # What is no number is compared as the object itself does.
+    parts = [getattr(value, field.name) for field in fields(kind) if field.compare]
+    return _Exact(value, (value, *((type(part), _exact(part)) for part in parts if _may_be_alike(part))))
+
+
+def _may_be_alike(part: Leaf) -> bool:
+    """True if `part` may be equal to what is another number."""
+    return isinstance(part, (int, float, complex)) or (is_dataclass(part) and type(part).__hash__ is not None)
 
 
 def as_given(value: Leaf) -> Any:
     """Returns the static argument that the user gave."""
-    return value.value if isinstance(value, _Number) else value
+    return value.value if isinstance(value, _Exact) else value
 
 
 class Otherwise:
@@ -213,5 +233,5 @@ def separate(leaves: list[Any], call: Any) -> tuple[list[Any], tuple[Any, ...], 
                 "HINT: pass an array, or a hashable value; register classes that hold arrays with "
                 "jax.tree_util.register_dataclass."
             ) from None
-        statics.append((place, type(leaf), _Number(leaf) if isinstance(leaf, (float, complex)) else leaf))
+        statics.append((place, type(leaf), _exact(leaf)))
     return dynamic, tuple(statics), feeds

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+import jax
+import numpy as np
+
 # `jax.extend.core` has most of these names, but to import it takes a fifth of the time of JAX itself: it loads Pallas.
 from jax._src import core, source_info_util
 from jax._src.config import explicit_device_put_scope
@@ -115,6 +118,13 @@ def aval(atom: Any) -> ShapedArray:
 def in_words(array: Any) -> str:
     """The dtype and shape of an array or of a value of a program, as in `float32[2, 3]`."""
     return f"{array.dtype}{list(array.shape)}"
+
+
+def numbers_of(array: Any) -> Any:
+    """The array of numbers that an array of random keys stands for; any other array as it is. Nothing is copied."""
+    # Dtypes of JAX's own are those of random keys.
+    is_key = isinstance(array, jax.Array) and not isinstance(array.dtype, np.dtype)
+    return jax.random.key_data(array) if is_key else array
 
 
 def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:

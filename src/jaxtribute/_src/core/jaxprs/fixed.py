@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
 
-from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, Literal, constants, in_words, is_program, opened, user_line
+from jaxtribute._src.core.jaxprs.core import (
+    ClosedJaxpr,
+    Literal,
+    constants,
+    in_words,
+    is_program,
+    numbers_of,
+    opened,
+    user_line,
+)
 from jaxtribute._src.core.jaxprs.walking import programs_in
 
 _SHOWN = 8
@@ -56,9 +65,7 @@ def value_in_words(value: Any) -> str:
         return repr(value) if isinstance(value, (bool, int, float, complex)) else ""
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return ""
-    # Dtypes of JAX's own are those of random keys.
-    is_key = isinstance(value, jax.Array) and not isinstance(value.dtype, np.dtype)
-    host = np.asarray(jax.random.key_data(cast("jax.Array", value)) if is_key else value)
+    host = np.asarray(numbers_of(value))
     if host.size <= _SHOWN:
         return f"{host.tolist()!r} ({in_words(value)})"
     return f"{in_words(value)} with the digest {hashlib.sha256(np.ascontiguousarray(host).tobytes()).hexdigest()[:16]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Never, cast, overload
 
 import jax
@@ -332,12 +333,12 @@ class Strategy(OlderMethods):
         step to step.
 
         Args:
-          nest: a nest of arrays or numbers.
+          nest: a nest of arrays or numbers. Several workers all call it, and get the values of the first.
 
         Returns:
           The nest with `Mirrored` values, or arrays on the device if there is one replica.
         """
-        mesh = self._extended.mesh
+        mesh, numbers = self._extended.mesh, count()
 
         def one(leaf: Leaf) -> Any:
             # Through NumPy, whose numbers have 64 bits: JAX would make 32 of them without a word, where `check_cut`
@@ -345,7 +346,7 @@ class Strategy(OlderMethods):
             leaf = np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else operand(leaf)
             if isinstance(leaf, (np.ndarray, np.generic)):
                 check_cut(leaf, "an array to place")
-            array = mesh.replicate(leaf)
+            array = mesh.replicate(mesh.agreed(leaf, f"array {next(numbers)} of a placed nest", ""))
             return array if mesh.size == 1 else Mirrored(array, mesh)
 
         return map_leaves(one, nest)

@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from jaxtribute._src.core.jaxprs.core import numbers_of
 from jaxtribute._src.core.types import Json, Numeric
 from jaxtribute.errors import ShapeError
 
@@ -36,10 +37,14 @@ def first_workers(value: Numeric, what: str, mesh: ReplicaMesh, peers: Peers, se
     Raises:
       ShapeError: its shape, dtype or settings differ between workers.
     """
+    if numbers_of(value) is not value:
+        implementation = jax.random.key_impl(value)
+        numbers = first_workers(numbers_of(value), what, mesh, peers, f"{settings} {implementation}")
+        return jax.random.wrap_key_data(numbers, impl=implementation)
     host = np.asarray(value)
     kind = f"{host.dtype.name}{list(host.shape)} {settings}".rstrip()
     # Usually the values are equal, as all workers use one seed: a digest tells it without sending them.
-    digest = hashlib.sha256(np.ascontiguousarray(host).data).hexdigest() if host.size else ""
+    digest = hashlib.sha256(np.ascontiguousarray(host).view(np.uint8).data).hexdigest() if host.size else ""
     kinds, digests = zip(*exchanged(peers, f"the first value of {what}", [kind, digest]), strict=True)
     if len(set(kinds)) > 1:
         raise ShapeError(

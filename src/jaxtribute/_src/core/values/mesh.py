@@ -327,14 +327,14 @@ class ReplicaMesh:
         """The first worker's `value`, which others may have computed differently; all must call it.
 
         Args:
-          value: an array on the host, or on devices of this process.
+          value: an array. One of which other workers hold parts, or that is traced, is the same already.
           what: names the value in messages.
           settings: what else must be the same on all workers, in words.
 
         Raises:
           ShapeError: its shape, dtype or settings differ between workers.
         """
-        if self.peers is None:
+        if self.peers is None or isinstance(value, Tracer) or not getattr(value, "is_fully_addressable", True):
             return value
         return first_workers(value, what, self, self.peers, settings)
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from jaxtribute._src.core.devices import is_described
-from jaxtribute._src.core.jaxprs.core import Tracer, batched_device_put, explicit_device_put_scope
+from jaxtribute._src.core.jaxprs.core import Tracer, batched_device_put, explicit_device_put_scope, numbers_of
 from jaxtribute._src.core.types import Device, Numeric
 from jaxtribute._src.core.values.described import DescribedArray
 
@@ -93,6 +93,8 @@ def put(value: Numeric, where: Sharding | Device) -> jax.Array:
         return _transfer(where)(value) if type(value) is np.ndarray else jax.device_put(value, where)
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return jax.device_put(value, where)
+    if numbers_of(value) is not value:
+        return jax.random.wrap_key_data(put(numbers_of(value), where), impl=jax.random.key_impl(value))
     host = _canonical(value) if isinstance(value, np.ndarray) else np.asarray(jnp.asarray(value))
     return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
 
