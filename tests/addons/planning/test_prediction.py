@@ -111,7 +111,7 @@ def test_replicas_of_several_devices_make_up_the_cluster() -> None:
     alone = predict(cost, cluster(1, 2), batch=64)
     assert (alone.rows, alone.efficiency) == (64, pytest.approx(1.0))
     assert alone.collectives == pytest.approx(4 * inner)
-    with pytest.raises(ArgumentError, match="3 devices make up no whole replicas of 2. HINT"):
+    with pytest.raises(ArgumentError, match=r"3 devices make up no whole replicas of 2\. HINT"):
         predict(cost, cluster(1, 3))
 
 

@@ -50,4 +50,6 @@ def test_a_command_works_or_says_why_not(command: str, kind: str, tmp_path: Path
             assert done.stderr.strip().splitlines()[-1:] != ["^C"], told
         elif line == AFTER.get("top"):
             # Steps of the worker, or functions that a coordinator had done elsewhere.
-            assert re.search(rf"^{kinds_of_programs.STEPS} steps,| {kinds_of_programs.STEPS} done,", told, re.MULTILINE), told
+            assert re.search(
+                rf"^{kinds_of_programs.STEPS} steps,| {kinds_of_programs.STEPS} done,", told, re.MULTILINE
+            ), told
