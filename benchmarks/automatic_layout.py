@@ -25,7 +25,7 @@ import jax
 
 import jaxtribute as jd
 import layout_models
-from jaxtribute._src.addons.layouts.automatic import Candidate, split_at
+from jaxtribute._src.addons.layouts.automatic import TRIES, Candidate, split_at
 from jaxtribute._src.addons.layouts.search import Search
 from jaxtribute._src.addons.layouts.settling import Choice
 from jaxtribute._src.core import context as contexts
@@ -58,7 +58,7 @@ def compared(name: str) -> list[dict[str, Any]]:
     limits = {"least": least, "1.25 x least": 1.25 * least, "whole": table[((),) * len(variables)].memory}
     rows: list[dict[str, Any]] = []
     for label, limit in limits.items():
-        search = Search(choice.clusters, lambda one, plan: judged(one, choice.layouts(plan)), int(limit), None, 24)
+        search = Search(choice.clusters, lambda one, plan: judged(one, choice.layouts(plan)), int(limit), None, TRIES)
         chosen = search.tried[search.best(choice.plan)]
         best = min(one.sent for one in table.values() if one.memory <= limit)
         ratio = chosen.sent / best if best else math.inf if chosen.sent else 1.0

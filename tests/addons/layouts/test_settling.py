@@ -208,7 +208,9 @@ def test_a_long_search_says_how_far_it_has_come(
     progress = settling.Progress(24)
     for _ in range(4):
         progress.compiled()
-    assert capsys.readouterr().err.splitlines() == [
-        "jaxtribute: looking for a layout; 2 of at most 24 programs compiled in 6 s",
-        "jaxtribute: looking for a layout; 4 of at most 24 programs compiled in 12 s",
+    how, *told = capsys.readouterr().err.splitlines()
+    assert 'HINT: strategy.extended.layouts.save("layout.json")' in how
+    assert told == [
+        "jaxtribute: looking for a layout; 2 of at most 24 programs compiled in 6 s, at most 66 s to go",
+        "jaxtribute: looking for a layout; 4 of at most 24 programs compiled in 12 s, at most 60 s to go",
     ]

@@ -105,6 +105,30 @@ def test_slices_are_shared_out_among_more_devices() -> None:
     assert many.memory_on(8, 1) == many.memory.at(1)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_devices_of_a_replica_are_told_from_replicas(replicas: int, tmp_path: Path) -> None:
+    layout = jd.LayoutMap({"w": (None, "model")})
+    strategy = jd.MirroredStrategy(2 * replicas, devices_per_replica=2, layout=layout)
+    with strategy.scope():
+        w = jd.Variable(jnp.ones((16, 32)), name="w", aggregation="MEAN")
+
+    @jd.function
+    def step(batch: Any) -> None:
+        def update(x: Any) -> None:
+            # The sum over columns, which lie on two devices, is one within the replica.
+            w.assign_sub(jd.grad(lambda: jnp.sum(jnp.tanh(jnp.sum(jnp.tanh(x @ w), axis=-1))), [w])()[0])
+
+        strategy.run(update, (batch,))
+
+    cost_of(step, batch_of(strategy, 8)).save(tmp_path / "step.json")
+    cost = StepCost.load(tmp_path / "step.json")
+    assert (cost.replicas, cost.per_replica, cost.parameters) == (replicas, 2, 16 * 32 * 4 // 2)
+    assert [one.nbytes for one in cost.within] == [8 // replicas * 4], "a sum for each example"
+    assert [one.nbytes for one in cost.exchanged()] == [cost.parameters]
+    assert f"on {replicas} replica(s) of 2 devices. Each device computes" in cost_text(cost)
+    assert "Within its replica it exchanges" in cost_text(cost)
+
+
 def test_examples_that_come_from_no_dataset() -> None:
     strategy = jd.get_strategy()
     for batch in (jnp.ones((12, 16)), np.ones((12, 16), np.float32)):

@@ -98,6 +98,23 @@ def test_what_was_measured_counts_more_than_rates() -> None:
     assert one.efficiency == pytest.approx(13 / 8 / 2)
 
 
+def test_replicas_of_several_devices_make_up_the_cluster() -> None:
+    within = Collective("all-reduce", (400,), groups=((0, 1),))
+    between = Collective("all-reduce", (800,), groups=((0, 2),))
+    cost = replace(COST, per_replica=2, collectives=(within, between))
+    assert (cost.within, cost.exchanged()) == ((within,), (between,))
+    one = predict(cost, cluster(1, 8), batch=64)
+    assert (one.devices, one.replicas, one.rows, one.idle) == (8, 4, 16, 0)
+    # Seen with 32 examples on a replica, so half of its activations travel within it.
+    inner = collective_time(within, cluster(1, 2)) / 2
+    assert one.collectives == pytest.approx(inner + collective_time(between, cluster(1, 8)))
+    alone = predict(cost, cluster(1, 2), batch=64)
+    assert (alone.rows, alone.efficiency) == (64, pytest.approx(1.0))
+    assert alone.collectives == pytest.approx(4 * inner)
+    with pytest.raises(ArgumentError, match=r"3 devices make up no whole replicas of 2\. HINT"):
+        predict(cost, cluster(1, 3))
+
+
 def test_an_epoch_ends_with_what_is_left() -> None:
     full = predict(COST, cluster(1, 4), batch=8)
     whole = epoch(COST, cluster(1, 4), full, 21)

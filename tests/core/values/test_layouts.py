@@ -1,5 +1,6 @@
 """Layouts, as users write them, and the patterns of names that choose them."""
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,6 +77,22 @@ def test_names_choose_layouts() -> None:
 def test_a_name_that_several_keys_fit() -> None:
     with pytest.raises(ArgumentError, match=r"'a/kernel' fits several keys.*HINT"):
         jd.LayoutMap({"kernel": ("model",), "a/": (None, "model")}).find("a/kernel")
+
+
+def test_a_pattern_that_fits_no_variable_is_told_at_the_first_step_that_trains() -> None:
+    strategy = jd.MirroredStrategy(2, devices_per_replica=2, layout={"up": (None, "model"), "dwon": ("model",)})
+    with strategy.scope():
+        up, down = (jd.Variable(jnp.ones((4, 4)), name=name, aggregation="MEAN") for name in ("up", "down"))
+    look = jd.function(lambda: strategy.run(lambda: jnp.ones((2, 4)) @ up @ down))
+    step = jd.function(lambda: strategy.run(lambda: up.assign_add(down)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        look()  # the variable may be made later
+    with pytest.warns(UserWarning, match=r"no variable fits \['dwon'\] of a LayoutMap; .*\['up'\]. HINT"):
+        step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jd.function(lambda: strategy.run(lambda: up.assign_sub(down)))()
 
 
 @pytest.mark.parametrize("given", [{"(": ("model",)}, {3: ("model",)}, {"a": "model"}, [("a", ("model",))]])

@@ -106,6 +106,12 @@ class CompiledStep:
     budget: str
     text: str = field(repr=False)
 
+    def __str__(self) -> str:
+        """What the compiler says, in some lines, as `jaxtribute plan --topology` prints it."""
+        from jaxtribute._src.addons.compiling.report import as_dict, text  # which reads steps
+
+        return text(as_dict(self))
+
     @property
     def compute(self) -> float:
         """Seconds of computing: operations or memory traffic at a part of the chip's rates, whichever take longer.

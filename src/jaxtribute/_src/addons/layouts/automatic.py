@@ -14,6 +14,8 @@ Layout = tuple[str | tuple[str, ...] | None, ...]
 _MODEL = "model"
 SMALL_BYTES = 1 << 14
 """Variables below this size are whole until a program is known: in parts they would save little."""
+TRIES = 16
+"""Programs that are compiled at most. On ten small models the best one was at the latest the twelfth."""
 
 
 class Candidate(NamedTuple):
@@ -51,7 +53,7 @@ class AutomaticLayout(ProgramLayout):
       ArgumentError: settings below 1.
     """
 
-    def __init__(self, *, memory_limit: int | None = None, tries: int = 24) -> None:
+    def __init__(self, *, memory_limit: int | None = None, tries: int = TRIES) -> None:
         super().__init__()
         self.memory_limit: int | None = settings.whole("memory_limit", memory_limit, 1, optional=True)
         self.tries: int = settings.whole("tries", tries, 1)

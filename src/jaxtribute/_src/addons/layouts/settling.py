@@ -14,7 +14,14 @@ import jax
 
 from jaxtribute import LayoutMap, Variable
 from jaxtribute._src.addons.layouts import reasons
-from jaxtribute._src.addons.layouts.automatic import AutomaticLayout, Candidate, Layout, axis_to_split_over, split_at
+from jaxtribute._src.addons.layouts.automatic import (
+    TRIES,
+    AutomaticLayout,
+    Candidate,
+    Layout,
+    axis_to_split_over,
+    split_at,
+)
 from jaxtribute._src.addons.layouts.axes import AxisClasses
 from jaxtribute._src.addons.layouts.clusters import Cluster, Plan, clusters_of, split_axis
 from jaxtribute._src.addons.layouts.judging import Judge, laid_out
@@ -26,6 +33,11 @@ from jaxtribute.typing import Leaf, Nest
 _LOG = logging.getLogger(__name__)
 _QUIET_S = 5.0
 """Seconds of a search without a word."""
+_HOW = (
+    'jaxtribute: layout="auto" compiles this step several times to compare layouts. HINT: '
+    'strategy.extended.layouts.save("layout.json") keeps the choice; a strategy with '
+    'layout=jd.LayoutMap.load("layout.json") compiles it once.\n'
+)
 
 
 class Choice:
@@ -117,12 +129,17 @@ class Progress:
         """Counts a program."""
         self._count += 1
         now = time.monotonic()
-        if now - self._told >= _QUIET_S and jax.process_index() == 0:
-            self._told = now
-            sys.stderr.write(
-                f"jaxtribute: looking for a layout; {self._count} of at most {self._tries} programs compiled in "
-                f"{now - self._begun:.0f} s\n"
-            )
+        if now - self._told < _QUIET_S or jax.process_index() != 0:
+            return
+        if self._told == self._begun:
+            sys.stderr.write(_HOW)
+        self._told = now
+        spent = now - self._begun
+        left = spent / self._count * (self._tries - self._count)
+        sys.stderr.write(
+            f"jaxtribute: looking for a layout; {self._count} of at most {self._tries} programs compiled in "
+            f"{spent:.0f} s, at most {left:.0f} s to go\n"
+        )
 
 
 def settle(chosen: AutomaticLayout, mesh: ReplicaMesh, traced: Capture, leaves: Sequence[Any]) -> None:
@@ -162,7 +179,7 @@ def settle(chosen: AutomaticLayout, mesh: ReplicaMesh, traced: Capture, leaves: 
 
 
 def automatic_layout(
-    step: Callable[..., Any], *args: Nest, memory_limit: int | None = None, tries: int = 24, **kwargs: Nest
+    step: Callable[..., Any], *args: Nest, memory_limit: int | None = None, tries: int = TRIES, **kwargs: Nest
 ) -> LayoutMap:
     """Chooses how the variables of a training step lie on the devices of a replica, and says why.
 

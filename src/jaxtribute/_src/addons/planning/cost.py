@@ -55,6 +55,7 @@ class StepCost:
       budget: what was chosen for budgets of memory; empty if there are none.
       slots: bytes of the optimizer's slots that `MirroredStrategy` shares out among many replicas.
       sharded: bytes of the variables and slots that lie in slices over all replicas, of which each has its share.
+      per_replica: how many devices a replica has; what it costs is then that of each of them.
     """
 
     name: str
@@ -71,6 +72,7 @@ class StepCost:
     slots: int = 0
     sharded: int = 0
     budget: str = ""
+    per_replica: int = 1
 
     def memory_on(self, replicas: int, rows: float) -> float:
         """Bytes on each of so many devices, among which slices, and from four on large slots, are shared out."""
@@ -78,12 +80,23 @@ class StepCost:
         in_slices = self.sharded * (1 / replicas - 1 / self.replicas)
         return self.memory.at(rows) + self.slots * (share - seen) + in_slices
 
+    @property
+    def within(self) -> tuple[Collective, ...]:
+        """The collectives among the devices of a replica."""
+        return tuple([one for one in self.collectives if self._is_within(one)])
+
     def exchanged(self) -> tuple[Collective, ...]:
-        """The collectives of a step on several devices; where only one was seen, the gradients' all-reduce."""
+        """The collectives between several replicas; where only one was seen, the gradients' all-reduce."""
         if self.replicas > 1:
-            return self.collectives
-        # On one device nothing is exchanged, so what several would exchange is concluded.
+            return tuple([one for one in self.collectives if not self._is_within(one)])
+        # One replica exchanges nothing with others, so what several would exchange is concluded.
         return (Collective("all-reduce", (self.parameters,)),) if self.parameters else ()
+
+    def _is_within(self, one: Collective) -> bool:
+        # The devices of a replica stand behind each other in the program.
+        if self.per_replica == 1 or (self.replicas > 1 and not one.groups):
+            return False
+        return all(len({place // self.per_replica for place in group}) == 1 for group in one.groups)
 
     def save(self, path: Path) -> None:
         """Writes the cost as JSON, for another machine to plan with."""
@@ -104,7 +117,10 @@ class StepCost:
             for name in ("flops", "traffic", "memory"):
                 data[name] = Line(**data[name])
             data["collectives"] = tuple(
-                Collective(one["kind"], tuple(one["parts"]), times=one["times"]) for one in data["collectives"]
+                Collective(
+                    one["kind"], tuple(one["parts"]), groups=tuple(map(tuple, one["groups"])), times=one["times"]
+                )
+                for one in data["collectives"]
             )
             return cls(**data)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

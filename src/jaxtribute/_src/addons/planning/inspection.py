@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from jaxtribute import Variable
 from jaxtribute._src.addons.planning.cost import Line, StepCost
 from jaxtribute._src.addons.planning.probes import Wanted
 from jaxtribute._src.addons.planning.products import products
@@ -48,6 +49,9 @@ class Step:
             )
         self.program, self.leaves, self.budget = program, list(leaves), budget
         self.replicas = program.mesh.size if program.mesh is not None else 1
+        # A program of one replica has no mesh; its variables know the devices that they lie on.
+        meshes = [v.policy.mesh for v in (*program.donated, *program.kept) if v.policy.mesh is not None]
+        self.per_replica = max((mesh.group_size for mesh in meshes), default=1)
         rows = _rows(self.leaves, drawn)
         self.places = tuple(rows)
         self.batch = next(iter(rows.values()), 0)
@@ -111,8 +115,8 @@ class Step:
             flops=lines[0],
             traffic=lines[1],
             memory=lines[2],
-            collectives=collectives(compiled.as_text(), self.replicas),
-            parameters=sum(v.size * v.dtype.itemsize for v in self.program.donated if v.trainable),
+            collectives=collectives(compiled.as_text(), self.replicas * self.per_replica),
+            parameters=sum(_on_a_device(v) for v in self.program.donated if v.trainable),
             # Before XLA has compiled it: on CPU that computes 16-bit products in 32 bits.
             half=_HALF.search(lowered.as_text()) is not None,
             exact=exact,
@@ -120,6 +124,7 @@ class Step:
             budget=self.budget,
             slots=self._slots(),
             sharded=self._sharded(),
+            per_replica=self.per_replica,
         )
 
     def _slots(self) -> int:
@@ -148,6 +153,15 @@ class Step:
             passes=passes(compiled),
             collectives=collectives(compiled, self.replicas) if self.replicas > 1 else (),
         )
+
+
+def _on_a_device(variable: Variable) -> int:
+    """Bytes of a variable on each device of a replica, which its layout may split it over."""
+    mesh, split = variable.policy.mesh, 1
+    for names in variable.policy.layout:
+        for name in names if isinstance(names, tuple) else (names,):
+            split *= mesh.group.get(name, 1) if mesh is not None and name is not None else 1
+    return variable.size * variable.dtype.itemsize // split
 
 
 def _rows(leaves: Sequence[Any], drawn: Sequence[Any]) -> dict[int, int]:

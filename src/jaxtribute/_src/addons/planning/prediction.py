@@ -57,8 +57,9 @@ class Prediction:
       collectives: seconds of exchange; nothing of it is taken to be hidden behind computing.
       memory: bytes on the fullest device.
       fits: whether it has them.
-      efficiency: examples a second and device, of those that one device alone would make: of the same global batch,
-        or of the same batch a device where that is kept.
+      efficiency: examples a second and device, of those that one replica alone would make: of the same global batch,
+        or of the same batch a replica where that is kept.
+      replicas: how many replicas they make up.
     """
 
     devices: int
@@ -70,6 +71,7 @@ class Prediction:
     memory: float
     fits: bool
     efficiency: float
+    replicas: int
 
     @property
     def step(self) -> float:
@@ -84,7 +86,7 @@ class Prediction:
     @property
     def filled(self) -> float:
         """The part of the replicas' places in a step that hold an example; the rest is left over by the division."""
-        return self.batch / (self.devices * self.rows)
+        return self.batch / (self.replicas * self.rows)
 
 
 Measured = Callable[[int], float]
@@ -109,32 +111,47 @@ def predict(
       measured: what computing takes on one device, if that is known better than from its rates.
 
     Raises:
-      ArgumentError: sizes below 1.
+      ArgumentError: sizes below 1, or devices that make up no whole replicas.
     """
     batch = cost.batch if batch is None else batch
     if batch < 1 or cluster.hosts < 1 or cluster.devices < 1:
         raise ArgumentError(
             f"batch {batch}, {cluster.hosts} hosts, {cluster.devices} devices each. HINT: all must be at least 1."
         )
+    replicas, left = divmod(cluster.size, cost.per_replica)
+    if left:
+        raise ArgumentError(
+            f"{cluster.size} devices make up no whole replicas of {cost.per_replica}. HINT: choose hosts and devices "
+            f"whose product {cost.per_replica} divides."
+        )
     compute_of = measured or (lambda rows: roofline(cost, cluster.device, rows))
-    # Efficiency is told against one device that makes the whole batch, and exchanges nothing.
-    alone = compute_of(batch) / batch
+    # Efficiency is told against one replica that makes the whole batch, and exchanges nothing with others.
+    alone = (compute_of(batch) + _within(cost, cluster, batch)) / batch
     if weak:
-        batch *= cluster.size
-    rows = slice_sizes(batch, cluster.size)[0]
-    compute, memory = compute_of(rows), cost.memory_on(cluster.size, rows)
-    exchange = sum(one.times * collective_time(one, cluster) for one in cost.exchanged()) if cluster.size > 1 else 0.0
+        batch *= replicas
+    rows = slice_sizes(batch, replicas)[0]
+    compute, memory = compute_of(rows), cost.memory_on(replicas, rows)
+    exchange = _within(cost, cluster, rows)
+    if replicas > 1:
+        exchange += sum(one.times * collective_time(one, cluster) for one in cost.exchanged())
     return Prediction(
         devices=cluster.size,
         batch=batch,
         rows=rows,
-        idle=slice_sizes(batch, cluster.size).count(0),
+        idle=slice_sizes(batch, replicas).count(0),
         compute=compute,
         collectives=exchange,
         memory=memory,
         fits=memory <= cluster.device.memory,
-        efficiency=alone * batch / (compute + exchange) / cluster.size,
+        efficiency=alone * batch / (compute + exchange) / replicas,
+        replicas=replicas,
     )
+
+
+def _within(cost: StepCost, cluster: Cluster, rows: int) -> float:
+    """Seconds of the exchange among the devices of a replica, which grows with the examples as activations do."""
+    each = sum(one.times * collective_time(one, cluster.with_size(cost.per_replica)) for one in cost.within)
+    return each * rows * cost.replicas / cost.batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,15 @@ def cost_text(cost: StepCost) -> str:
     computed = f"{cost.flops.at(rows) / 1e9:,.3g} GFLOP"
     touched, held = bytes_text(cost.traffic.at(rows)), bytes_text(cost.memory.at(rows))
     sent = bytes_text(sum(one.nbytes for one in exchanged))
+    groups = f" of {cost.per_replica} devices" if cost.per_replica > 1 else ""
+    each = "Each device" if groups else "Each"
     text = (
-        f"{cost.name}: batch {cost.batch:,} on {cost.replicas} replica(s). Each computes {computed}, touches "
+        f"{cost.name}: batch {cost.batch:,} on {cost.replicas} replica(s){groups}. {each} computes {computed}, touches "
         f"{touched},\nholds {held} and exchanges {sent} in {len(exchanged)} collective(s)."
     )
+    if cost.within:
+        inner = bytes_text(sum(one.times * one.nbytes for one in cost.within))
+        text += f" Within its replica it exchanges {inner} in {len(cost.within)} more."
     if not cost.exact:
         text += "\nIt was seen at this batch size only, so all of it is taken to grow with the examples."
     text += f"\n{cost.budget}" if cost.budget else ""

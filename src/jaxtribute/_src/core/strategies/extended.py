@@ -155,8 +155,13 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
 
     def lay_out(self, capture: Capture, leaves: Sequence[Any]) -> None:
         """Lays out variables by a traced program that uses them, where the layout is automatic."""
-        if isinstance(self._layouts, ProgramLayout) and self.mesh.group:
+        if self._layouts is None or not self.mesh.group:
+            return
+        if isinstance(self._layouts, ProgramLayout):
             self._layouts.lay_out(self.mesh, capture, leaves)
+        # Before a program that trains there may be others, which make the variables.
+        elif names := [v.name.removesuffix(":0") for v in capture.executor.written if v.trainable and not v.derived]:
+            self._layouts.warn_of_unused(names)
 
     def remote_optimizer(self, transform: Any, variables: Nest) -> Any:
         """Updater of variables that other processes hold, with its slots; None if `Optimizer` updates them."""

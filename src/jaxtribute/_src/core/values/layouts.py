@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from itertools import chain
 from pathlib import Path
@@ -192,6 +193,7 @@ class LayoutMap(MutableMapping[str, Any]):
 
     def __init__(self, layouts: Mapping[str, Foreign] | None = None) -> None:
         self._layouts: dict[str, Layout] = {}
+        self._fitted: set[str] = set()
         self.notes: dict[str, LayoutNote] = {}
         if layouts is not None and not isinstance(cast("Any", layouts), Mapping):
             raise ArgumentTypeError(
@@ -296,12 +298,22 @@ class LayoutMap(MutableMapping[str, Any]):
           ArgumentError: several keys fit.
         """
         # The name itself goes first: read as a pattern it may fit other variables too.
-        if name in self._layouts:
-            return self._layouts[name]
-        fitting = [key for key in self._layouts if re.search(key, name)]
+        fitting = [name] if name in self._layouts else [key for key in self._layouts if re.search(key, name)]
         if len(fitting) > 1:
             raise ArgumentError(
                 f"the variable {name!r} fits several keys of a LayoutMap: {fitting}. HINT: make them tell the "
                 "variables apart, or add the name itself as a key."
             )
+        self._fitted.update(fitting)
         return self._layouts[fitting[0]] if fitting else ()
+
+    def warn_of_unused(self, names: Iterable[str]) -> None:
+        """Warns, once, of keys that no variable has fitted yet: what they were to split lies whole on each device."""
+        unused = self._layouts.keys() - self._fitted
+        self._fitted |= unused
+        if unused:
+            warnings.warn(
+                f"no variable fits {sorted(unused)} of a LayoutMap; the step trains {sorted(names)[:8]}. HINT: correct "
+                "the patterns: what no key fits is whole on each device.",
+                stacklevel=2,
+            )

@@ -77,21 +77,26 @@ def run(arguments: argparse.Namespace) -> int:
     from jaxtribute.errors import JaxtributeError
 
     try:
-        _check_shapes(arguments)
+        _check_options(arguments)
         return _compile(arguments) if arguments.topology else _plan(arguments)
     except JaxtributeError as error:
         sys.stderr.write(f"jaxtribute plan: {error}\n")
         return 2
 
 
-def _check_shapes(arguments: argparse.Namespace) -> None:
-    """Refuses --shapes where it would say nothing.
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Refuses names that nothing has, and --shapes where it would say nothing; before the script runs.
 
     Raises:
-      ArgumentError: the command runs steps, compiles for described devices, or reads what was saved.
+      ArgumentError: the command runs steps, compiles for described devices, or reads what was saved; or no kind of
+        device or link has that name.
     """
+    from jaxtribute._src.addons.planning.kinds import device_named, link_named
     from jaxtribute.errors import ArgumentError
 
+    if arguments.device_kind:
+        device_named(arguments.device_kind)
+        link_named(arguments.link)
     others = {
         "--calibrate, which runs the step": arguments.calibrate,
         "--topology, which gives variables no memory anyway": arguments.topology,
@@ -112,7 +117,7 @@ def _compile(arguments: argparse.Namespace) -> int:
     from jaxtribute.errors import ArgumentError
 
     if arguments.step.suffix == ".json" or not arguments.step.is_file():
-        raise ArgumentError(f"--topology compiles a script, which {arguments.step} is none. HINT: give the script.")
+        raise ArgumentError(f"--topology compiles a script, and {arguments.step} is not one. HINT: give the script.")
     check_topology(arguments.topology)  # so that a wrong name is told before a process is begun
     names = ("topology", "most", "batch", "weak", "seconds")
     settings = json.dumps({name: getattr(arguments, name) for name in names})
@@ -177,7 +182,7 @@ def _known(arguments: argparse.Namespace) -> tuple[StepCost, list[Comparison]]:
     saved = arguments.step.suffix == ".json"
     if arguments.calibrate:
         if saved:
-            raise ArgumentError(f"--calibrate runs a script, which {arguments.step} is none. HINT: give the script.")
+            raise ArgumentError(f"--calibrate runs a script, and {arguments.step} is not one. HINT: give the script.")
         try:
             counts = sorted(set(map(int, arguments.local.split(","))))
         except ValueError:
@@ -216,9 +221,10 @@ def _predict(
         return predict(cost, devices, batch=batch, weak=arguments.weak, measured=measured)
 
     # The cluster itself has a line, though its size may be none of the usual ones.
-    counts = sorted({*sizes(max(arguments.most, cluster.size), cluster.devices), cluster.size})
-    curve = list(map(on, map(cluster.with_size, counts)))
+    sizes_shown = {*sizes(max(arguments.most, cluster.size), cluster.devices), cluster.size}
+    counts = sorted([count for count in sizes_shown if count % cost.per_replica == 0])
     mine = on(cluster)
+    curve = list(map(on, map(cluster.with_size, counts)))
     console.print("", report.table(cluster, curve))
     console.print(f"\n{report.summary_text(curve)}", highlight=False)
     answer |= {"prediction": report.as_dict(mine), "curve": list(map(report.as_dict, curve))}

@@ -105,7 +105,7 @@ def _below_keras(source: Source, node: ast.ImportFrom, module: str, root: str) -
     """Names out of modules of `tf.keras`: from Keras itself, or this library where Keras needs TensorFlow for them."""
     place = (node.lineno, node.col_offset + 1)
     names = {f"{in_keras(root)}.{alias.name}": alias for alias in node.names}
-    problems = [(name, keras_problem(name) or ("" if "*" not in name else "name what is used")) for name in names]
+    problems = [(name, "name what is used" if "*" in name else keras_problem(name)) for name in names]
     if any(problem for _, problem in problems):
         for name, problem in problems:
             shown = f"{module}.{name.rpartition('.')[2]}"

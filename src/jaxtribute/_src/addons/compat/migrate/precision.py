@@ -16,6 +16,7 @@ _POLICIES = (
     "tf.keras.config.set_dtype_policy",
     "tf.keras.DTypePolicy",
 )
+_OF_KERAS_2 = ("get_scaled_loss", "get_unscaled_gradients")
 _METHODS = ("scale_loss", "get_scaled_loss", "get_unscaled_gradients")
 """Methods of the optimizer that give their argument, scaled or unscaled."""
 _ADVICE = "bfloat16 needs no loss scale, whose update cannot be compiled in a loop of one's own: write "
@@ -25,6 +26,13 @@ def find(source: Source, names: Names) -> Iterator[Finding]:
     """The scaled optimizer, its methods and the policy, in programs with a tape."""
     calls = list(nodes(source.tree, ast.Call))
     scaled = [call for call in calls if names.called_by(call) == _OPTIMIZER and len(call.args) == 1]
+    # Within a tape they are changed once the block is a function; the optimizer itself is gone by then.
+    if not any(names.called_by(call) == _OPTIMIZER for call in calls):
+        for call in calls:
+            if isinstance(call.func, ast.Attribute) and call.func.attr in _OF_KERAS_2 and len(call.args) == 1:
+                text = source.of(call.args[0])
+                place = (call.lineno, call.col_offset + 1, "loss scale")
+                yield Finding(*place, Kind.DIFFERENT, _ADVICE + text, (source.replace(call, text),))
     if not scaled or not any(names.called_by(call) == "tf.GradientTape" for call in calls):
         return
     made: set[str] = set()

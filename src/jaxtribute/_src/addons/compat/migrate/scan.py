@@ -11,7 +11,17 @@ from operator import attrgetter
 from jaxtribute._src.addons.compat.catalog import others
 from jaxtribute._src.addons.compat.catalog.keras import keras_problem
 from jaxtribute._src.addons.compat.catalog.lookup import Kind, entry_of
-from jaxtribute._src.addons.compat.migrate import environment, files, graphs, imports, older, precision, tape, unseen
+from jaxtribute._src.addons.compat.migrate import (
+    environment,
+    files,
+    graphs,
+    imports,
+    keras2_calls,
+    older,
+    precision,
+    tape,
+    unseen,
+)
 from jaxtribute._src.addons.compat.migrate.documents import HIDDEN
 from jaxtribute._src.addons.compat.migrate.findings import Edit, Finding, Source, nodes, whole_changes
 from jaxtribute._src.addons.compat.migrate.naming import Names
@@ -75,6 +85,7 @@ def scan(text: str) -> Report:
             *graphs.find_unbuilt(source.tree, names),
             *files.find(source, names),
             *precision.find(source, names),
+            *keras2_calls.find(source, names),
             *environment.find(source),
             *older.find(source.tree, names),
             *unseen.find(source.tree, names),
@@ -84,6 +95,9 @@ def scan(text: str) -> Report:
         ]
     except (RecursionError, MemoryError) as error:
         raise SyntaxError("it is nested too deeply. HINT: split its longest expression.") from error
+    # What is rewritten needs no second word about the same name.
+    changed = {(finding.line, finding.name) for finding in found if finding.edits}
+    found = [one for one in found if one.edits or (one.line, one.name) not in changed]
     return Report(tuple(sorted(set(found), key=lambda finding: (finding.line, finding.column, finding.name))), source)
 
 
