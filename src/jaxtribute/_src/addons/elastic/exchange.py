@@ -20,11 +20,13 @@ import numpy as np
 from jaxtribute._src.addons.elastic.joining import ASKS, STATE, Newcomer, answer
 from jaxtribute._src.addons.elastic.journal import Journal
 from jaxtribute._src.addons.elastic.links import Lane, Links
+from jaxtribute._src.addons.elastic.mail import Mail
 from jaxtribute._src.addons.elastic.membership import Island, Kind, Membership, Message, Send, State, View
 from jaxtribute._src.addons.elastic.messages import Status, decoded, encoded
 from jaxtribute._src.addons.elastic.packing import Parcel
+from jaxtribute._src.addons.elastic.presence import Presence
+from jaxtribute._src.addons.elastic.progress import Progress
 from jaxtribute._src.addons.elastic.traffic import Head
-from jaxtribute._src.addons.elastic.waits import Waits
 from jaxtribute.errors import ClusterError, DeadlineError, JaxtributeError
 from jaxtribute.typing import HostArray
 
@@ -89,23 +91,16 @@ class Islands:
         self.state: Callable[[], bytes] = bytes
         self.bind: Callable[[bytearray], object] = len
         """Functions that make and take the values of all variables; of whoever has them."""
-        self._fed: View | None = None
         self._committed = 0
         self.again = 0
         """Number of steps that this island has computed in vain, as another one had died."""
         self._attempt: Attempt | None = None
-        self._inbox: dict[Head, dict[Island, memoryview]] = {}
-        self._status = Status(0)
-        self._told: dict[int, dict[Island, Status]] = {}
-        self._entered: View | None = None if joins else first
-        """The view that `_status` is of."""
-        self._heard_at: dict[Island, float] = {}
-        self._broken: set[Island] = set()
-        self._waits = Waits(me)
+        self._progress = Progress(me, None if joins else first)
+        self._presence = Presence()
         self._sends: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closed = False
         self._links = Links(me, addresses, self._heard, self._lost, self._received)
-        self._traffic = self._links.traffic
+        self._mail = Mail(me, self._links.traffic)
         threading.Thread(target=self._speak, name="islands: speaking", daemon=True).start()
         try:
             if self.newcomer is not None:
@@ -115,8 +110,6 @@ class Islands:
         except JaxtributeError:
             self.close()
             raise
-        if not joins:
-            self._told.setdefault(0, {})[me] = self._status
         threading.Thread(target=self._watch, name="islands: watching", daemon=True).start()
 
     @property
@@ -183,17 +176,16 @@ class Islands:
                     "HINT: start the job anew, or allow fewer."
                 )
             self._attempt = Attempt(self._committed, self.view)
-        self._traffic.keep([member.rank for member in self._attempt.view.members])
+        self._mail.traffic.keep([member.rank for member in self._attempt.view.members])
         return self._attempt
 
     def _is_settled(self) -> bool:
         """True if all members of the view have told what they had when they came into it."""
-        view = self.view
-        return self.membership.state is State.STEADY and set(view.members) <= self._told.get(view.number, {}).keys()
+        return self.membership.state is State.STEADY and self._progress.is_known(self.view)
 
     def _settle(self) -> bool:
         """Commits the step that this island holds if the others do, as they have told; returns whether it did."""
-        everybody = self._told[self.view.number]
+        everybody = self._progress.of(self.view)
         told = [everybody[member] for member in self.view.members if everybody[member].committed >= 0]
         attempt, self._attempt = self._attempt, None
         if attempt is None or not attempt.held or attempt.view == self.view:
@@ -206,12 +198,12 @@ class Islands:
 
     def _feed(self, attempt: Attempt) -> None:
         """Sends the state to newcomers that have been taken in, if that is this island's part."""
-        if attempt.view is self._fed:
+        if attempt.view is self._progress.fed:
             return
         with self.lock:
-            told = self._told.get(attempt.view.number, {})
+            told = self._progress.of(attempt.view)
             newcomers = [member for member, status in told.items() if status.committed < 0]
-        self._fed = attempt.view
+        self._progress.fed = attempt.view
         if newcomers and self.me == min(set(attempt.view.members) - set(newcomers)):
             state = [self.state()]
             for newcomer in newcomers:
@@ -268,7 +260,7 @@ class Islands:
                 return
             attempt.held = True
         head = (attempt.view.number, attempt.step, _CONFIRM)
-        self._traffic.post([other.rank for other in self._others(attempt)], head, [])
+        self._mail.traffic.post([other.rank for other in self._others(attempt)], head, [])
 
     def _confirmed(self, attempt: Attempt) -> bool:
         """Waits until all tell that they hold the step; False if the view has changed."""
@@ -285,34 +277,35 @@ class Islands:
 
     def _commit(self) -> None:
         self._committed += 1
-        old = [head for head in self._inbox if head[1] < self._committed or head[0] < self.view.number]
-        for head in old:
-            del self._inbox[head]
+        self._mail.forget(self.view.number, self._committed)
 
     # Exchanges.
 
     def sum(self, arrays: Sequence[HostArray], what: str) -> list[HostArray]:
         """The sums of all islands' arrays; zeros if the step has failed, which the program finds out at its end."""
-        attempt = self._attempt
-        assert attempt is not None
-        try:
-            sums = self._summed(attempt, Parcel(arrays, what))
-        except ClusterError as error:
-            attempt.error, sums = error, None
+        sums = self._tried(lambda attempt: self._summed(attempt, Parcel(arrays, what)))
         return [np.zeros_like(array) for array in arrays] if sums is None else sums
 
     def gather(self, arrays: Sequence[HostArray], what: str) -> list[list[HostArray]]:
         """All islands' arrays, in the order of their ranks; this one's alone if the step has failed."""
+        parcel = Parcel(arrays, what)
+
+        def parts(attempt: Attempt) -> list[list[HostArray]] | None:
+            members = attempt.view.members
+            got = self._exchanged(attempt, dict.fromkeys(members, parcel))
+            return None if got is None else parcel.parts(members, self.me, got)
+
+        return self._tried(parts) or [list(arrays)]
+
+    def _tried(self, exchange: Callable[[Attempt], R | None]) -> R | None:
+        """What an exchange gives; None if the step has failed."""
         attempt = self._attempt
         assert attempt is not None
-        parcel = Parcel(arrays, what)
-        got = self._exchanged(attempt, dict.fromkeys(attempt.view.members, parcel))
-        if got is not None:
-            try:
-                return parcel.parts(attempt.view.members, self.me, got)
-            except ClusterError as error:
-                attempt.error = error
-        return [list(arrays)]
+        try:
+            return exchange(attempt)
+        except ClusterError as error:
+            attempt.error = error
+            return None
 
     def _summed(self, attempt: Attempt, parcel: Parcel) -> list[HostArray] | None:
         members = attempt.view.members
@@ -333,8 +326,7 @@ class Islands:
             return None
         head = (attempt.view.number, attempt.step, attempt.place)
         attempt.place += 1
-        for other in self._others(attempt):
-            self._traffic.post([other.rank], head, parcels[other].frames)
+        self._mail.post({other: parcels[other] for other in self._others(attempt)}, head)
         got = self._awaited(attempt, head)
         if got is None:
             attempt.failed = True
@@ -342,32 +334,17 @@ class Islands:
 
     def _awaited(self, attempt: Attempt, head: Head) -> dict[Island, memoryview] | None:
         others, start = self._others(attempt), time.monotonic()
-        ranks = [other.rank for other in others]
-
-        def complete() -> bool:
-            if self.view is not attempt.view:
-                return True
-            return len(self._inbox.get(head, ())) == len(others) and self._traffic.has_sent(ranks)
-
+        complete = lambda: self.view is not attempt.view or self._mail.is_complete(head, others)  # noqa: E731
+        missing = lambda: self._mail.missing(head, others)  # noqa: E731
         try:
-            missing = lambda: self._missing(head, others)  # noqa: E731
-            self._await(complete, f"take part in step {attempt.step}", missing, self._traffic.move)
+            self._await(complete, f"take part in step {attempt.step}", missing, self._mail.traffic.move)
         except JaxtributeError as error:
             attempt.error = error
             return None
-        if self.view is not attempt.view:
-            return None
-        got = self._inbox.pop(head, {})
-        if got:
-            # In the order in which they came.
-            self._waits.note(next(reversed(got)), time.monotonic() - start)
-        return got
+        return None if self.view is not attempt.view else self._mail.taken(head, start)
 
     def _others(self, attempt: Attempt) -> list[Island]:
         return [member for member in attempt.view.members if member != self.me]
-
-    def _missing(self, head: Head, others: Sequence[Island]) -> list[Island]:
-        return [other for other in others if other not in self._inbox.get(head, {})]
 
     def _await(
         self,
@@ -386,7 +363,7 @@ class Islands:
         while not ready():
             self.check_part()
             if time.monotonic() > end:
-                told = self._told.get(self.view.number, {})
+                told = self._progress.of(self.view)
                 late = whom() if whom else [member for member in self.view.members if member not in told]
                 names = ", ".join(f"island {island.rank}" for island in late) or "the others"
                 doubted = self.membership.suspected & set(self.view.members)
@@ -422,18 +399,18 @@ class Islands:
             self._heard_of_journal(island, head, data)
             return
         with self.lock:
-            self._heard_at[island] = time.monotonic()
-            self._broken.discard(island)
+            self._presence.found(island)
             message, status = decoded(data)
             if status is not None:
-                self._told.setdefault(message.number, {})[island] = status
+                self._progress.hear(message.number, island, status)
             self._after(self.membership.receive(island, message, time.monotonic()))
 
     def _received(self, island: Island, head: Head, data: memoryview) -> None:
         """Takes what an island gives to a step, or holds of it; in the thread that waits for that."""
-        self._heard_at[island] = time.monotonic()
-        if self._entered is None or head[0] >= self._entered.number:
-            self._inbox.setdefault(head, {})[island] = data
+        self._presence.heard(island)
+        entered = self._progress.entered
+        if entered is None or head[0] >= entered.number:
+            self._mail.take(island, head, data)
 
     def _heard_of_journal(self, island: Island, head: Head, data: bytearray) -> None:
         if head[2] == ASKS:
@@ -452,27 +429,25 @@ class Islands:
             if proved:
                 self._after(self.membership.proved_dead(island, time.monotonic()))
             else:
-                self._broken.add(island)
+                self._presence.lose(island)
 
     def _after(self, sends: Sequence[Send]) -> None:
         """Takes note of what the state machine has decided, and sends what it says."""
         for send in sends:
             self.say(*send)
         view = self.membership.view
-        if view is not None and view is not self._entered:
-            self._entered = view
+        if view is not None and view is not self._progress.entered:
             attempt = self._attempt
             held = attempt.view.number if attempt is not None and attempt.held else -1
-            self._status = Status(self._committed, held) if self.newcomer is None else Status(-1)
-            self._told = {number: told for number, told in self._told.items() if number >= view.number}
-            self._told.setdefault(view.number, {})[self.me] = self._status
+            own = Status(self._committed, held) if self.newcomer is None else Status(-1)
+            self._progress.enter(view, own)
             for send in self.membership.signs():
                 self.say(*send)
         self._notify()
 
     def _notify(self) -> None:
         self.lock.notify_all()
-        self._traffic.wake()
+        self._mail.traffic.wake()
 
     def _watch(self) -> None:
         """Tells the others that this island lives, and notices who does not."""
@@ -481,16 +456,14 @@ class Islands:
                 now = time.monotonic()
                 sends = [*self.membership.signs(), *self.membership.tick(now)]
                 members = self.membership.view.members if self.membership.view is not None else ()
-                for member in members:
-                    last = self._heard_at.setdefault(member, now)
-                    if member != self.me and now - last > self.silent_s:
-                        sends += self.membership.suspect(member, now)
+                for member in self._presence.silent([m for m in members if m != self.me], now, self.silent_s):
+                    sends += self.membership.suspect(member, now)
                 self._after(sends)
-                broken = [island for island in self._broken if island in members]
+                broken = self._presence.broken(members)
                 late = self.newcomer is not None and self.newcomer.is_late(now)
             for island in broken:
                 if self._links.proves_dead(island):
-                    self._broken.discard(island)
+                    self._presence.end(island)
                     self._lost(island, proved=True)
             if late:
                 # The others wait for it: they go on at once when it is gone.
@@ -504,6 +477,5 @@ class Islands:
 
     def _tell(self, island: Island, message: Message) -> None:
         with self.lock:
-            current = self._entered is not None and message.number == self._entered.number
-            status = self._status if current and message.kind is Kind.ALIVE else None
+            status = self._progress.own(message.number) if message.kind is Kind.ALIVE else None
         self._links.send(island.rank, Lane.CONTROL, (0, 0, 0), [encoded(message, status)], _CONTROL_S)
