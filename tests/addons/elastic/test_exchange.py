@@ -122,9 +122,10 @@ def test_a_step_is_whole_or_done_again_when_one_dies_in_it(moment: str) -> None:
 
     with islands(3) as made:
         results = together(made, run)
-        # Once they all hold it without the dead island's word, the survivors need not do it again.
-        expected = [3, 30] if moment == "after" else [2, 20]
-        assert results == [None, expected, expected]
+        assert results[1] == results[2]
+        # What the dead island has sent may be there in time for all of them: then they need not do it again.
+        assert results[1] in ([[3, 30], [2, 20]] if moment == "after" else [[2, 20]])
+        assert results[0] is None
         assert [island.committed for island in made[1:]] == [1, 1]
         assert made[1].view == View(1, (Island(1), Island(2)))
 
