@@ -216,7 +216,7 @@ def test_sums_are_encrypted_between_machines(tmp_path: Path, monkeypatch: pytest
 
 def test_what_is_much_is_sent_both_ways_at_once() -> None:
     """More than the system takes in: islands that send first and receive then would wait for each other for ever."""
-    large = np.ones(8 << 20, np.float32)
+    large = np.ones(4 << 20, np.float32)
     with islands(2) as made:
         for (total,) in together(made, lambda island: summing(island, large)):
             np.testing.assert_array_equal(total, 2 * large)
