@@ -122,10 +122,10 @@ def test_a_step_is_whole_or_done_again_when_one_dies_in_it(moment: str) -> None:
 
     with islands(3) as made:
         results = together(made, run)
-        assert results[0] is None
         assert results[1] == results[2]
-        # Once they all hold it without the dead island's word, the survivors need not do it again.
+        # What the dead island has sent may be there in time for all of them: then they need not do it again.
         assert results[1] in ([[3, 30], [2, 20]] if moment == "after" else [[2, 20]])
+        assert results[0] is None
         assert [island.committed for island in made[1:]] == [1, 1]
         assert made[1].view == View(1, (Island(1), Island(2)))
 
@@ -216,7 +216,7 @@ def test_sums_are_encrypted_between_machines(tmp_path: Path, monkeypatch: pytest
 
 def test_what_is_much_is_sent_both_ways_at_once() -> None:
     """More than the system takes in: islands that send first and receive then would wait for each other for ever."""
-    large = np.ones(8 << 20, np.float32)
+    large = np.ones(4 << 20, np.float32)
     with islands(2) as made:
         for (total,) in together(made, lambda island: summing(island, large)):
             np.testing.assert_array_equal(total, 2 * large)

@@ -12,11 +12,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
+from jaxtribute._src.addons.elastic.attempt import Attempt
 from jaxtribute._src.addons.elastic.joining import ASKS, STATE, Newcomer, answer
 from jaxtribute._src.addons.elastic.journal import Journal
 from jaxtribute._src.addons.elastic.links import Lane, Links
@@ -40,27 +40,6 @@ _MANY, _LARGE = 3, 1 << 20
 """Islands and bytes from which on each island adds up a part for all: a half of the bytes for 4 islands."""
 _CONFIRM = -1
 """The place in a step of the message that an island holds it."""
-
-
-@dataclass
-class Attempt:
-    """One try of a step.
-
-    Attributes:
-      step: the step's number.
-      view: the view that it is tried in.
-      place: the number of exchanges so far.
-      held: True once this island has all of it.
-      failed: True if it can never be committed in this view.
-      error: what is to be raised in its place.
-    """
-
-    step: int
-    view: View
-    place: int = 0
-    held: bool = False
-    failed: bool = False
-    error: JaxtributeError | None = None
 
 
 class Islands:

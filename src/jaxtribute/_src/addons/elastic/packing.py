@@ -99,7 +99,7 @@ class Parcel:
         Raises:
           ClusterError: an island takes part in another exchange.
         """
-        received = {island: self._received(island, me, others[island]) for island in others}
+        received = {island: self._read(island, me, others[island]) for island in others}
         sums: list[HostArray] = []
         for place, flat in enumerate(self._flat):
             parts = [flat if island == me else received[island][place] for island in order]
@@ -134,7 +134,7 @@ class Parcel:
                 offset += size
         return [results[place] for place in range(len(self._arrays))]
 
-    def _received(self, island: Island, me: Island, data: memoryview) -> list[HostArray]:
+    def _read(self, island: Island, me: Island, data: memoryview) -> list[HostArray]:
         """The arrays that another island has sent."""
         if bytes(data[:_LINE]) != self._seal or len(data) != self.size:
             raise ClusterError(
@@ -169,7 +169,7 @@ class Parcel:
         sums = [empty(flat.nbytes).view(flat.dtype) for flat in self._flat]
         starts = [0] * len(sums)
         for island, part in parts.items():
-            arrays = own if island == me else part._apart(part._received(island, me, others[island]))
+            arrays = own if island == me else part._apart(part._read(island, me, others[island]))
             for place, array in enumerate(arrays):
                 sums[place][starts[place] : starts[place] + array.size] = array
                 starts[place] += array.size
