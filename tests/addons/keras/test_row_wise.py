@@ -242,7 +242,7 @@ def test_what_is_not_listed_goes_the_other_way(what: str) -> None:
 def test_what_joins_rows_is_not_listed() -> None:
     assert not is_row_wise(only(lambda x: L.Concatenate(axis=0)([x, x])), "predict")
     assert not is_row_wise(only(lambda x: L.Concatenate(axis=-2)([x, x])), "predict")
-    assert not is_row_wise(only(lambda x: L.Dense(2)(x[1:])), "predict")
+    assert not is_row_wise(only(lambda x: L.LSTM(3)(x[..., None], mask=x > 0)), "predict")
     assert is_row_wise(only(lambda x: L.Concatenate()([x, x])), "predict")
     assert not row_wise._is_listed(L.LSTM(3, stateful=True), "train")
     equations = {
