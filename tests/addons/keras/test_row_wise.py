@@ -98,7 +98,7 @@ def outputs() -> Callable[[dict[tuple[int, ...], Any]], list[Any]]:
     model = keras.Model(list(inputs.values()), [called(name, inputs[shape_for(name)]) for name in names])
     assert is_row_wise(model, "predict")
     values = [[v.value for v in model.trainable_variables], [v.value for v in model.non_trainable_variables]]
-    return jax.jit(lambda x: model.stateless_call(*values, list(x.values()), training=True)[0])
+    return jax.jit(lambda x: model.stateless_call(*values, [x[shape] for shape in inputs], training=True)[0])
 
 
 def test_a_row_changes_no_output_of_another_one(outputs: Any) -> None:
