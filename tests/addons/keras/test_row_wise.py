@@ -108,10 +108,12 @@ def test_a_row_changes_no_output_of_another_one(outputs: Any) -> None:
     for value in after.values():
         value[1] = 10 - value[1]
     names = [name for name in STANDING if name != "BatchNormalization"]
-    for name, one, other in zip(names, outputs(before), outputs(after), strict=True):
+    pair = ([np.asarray(value) for value in outputs(x)] for x in (before, after))
+    for name, one, other in zip(names, *pair, strict=True):
         rest = [0, 2, 3]
         np.testing.assert_allclose(one[rest], other[rest], rtol=1e-6, atol=1e-6, err_msg=name)
-        assert not np.allclose(one[1], other[1], rtol=1e-3), name
+        if "Dropout" not in name:  # which may leave nothing of it
+            assert not np.allclose(one[1], other[1], rtol=1e-3), name
 
 
 @pytest.mark.parametrize("name", STANDING)
