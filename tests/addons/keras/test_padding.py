@@ -109,8 +109,9 @@ def test_batches_of_a_generator_have_any_number_of_rows(four: jd.Strategy, trace
         return result | {"one": np.asarray(model.test_on_batch(X[:1], Y[:1]))}
 
     alike(four, classifier, use)
-    # A program for full batches, which came first, one for all others; and one of evaluation.
-    assert sorted(traced) == [(1, 4), (2, 8), (2, 8)]
+    # A program for full batches, which came first, and one for all others; and those of `train_on_batch`, whose batches
+    # have another structure, and of `test_on_batch`.
+    assert sorted(traced) == [(1, 4), (2, 8), (2, 8), (2, 8)]
 
 
 def losses() -> dict[str, Any]:

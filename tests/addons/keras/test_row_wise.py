@@ -98,7 +98,7 @@ def outputs() -> Callable[[dict[tuple[int, ...], Any]], list[Any]]:
     model = keras.Model(list(inputs.values()), [called(name, inputs[shape_for(name)]) for name in names])
     assert is_row_wise(model, "predict")
     values = [[v.value for v in model.trainable_variables], [v.value for v in model.non_trainable_variables]]
-    return jax.jit(lambda x: model.stateless_call(*values, list(x.values()), training=True)[0])
+    return jax.jit(lambda x: model.stateless_call(*values, [x[shape] for shape in inputs], training=True)[0])
 
 
 def test_a_row_changes_no_output_of_another_one(outputs: Any) -> None:
@@ -108,10 +108,12 @@ def test_a_row_changes_no_output_of_another_one(outputs: Any) -> None:
     for value in after.values():
         value[1] = 10 - value[1]
     names = [name for name in STANDING if name != "BatchNormalization"]
-    for name, one, other in zip(names, outputs(before), outputs(after), strict=True):
+    pair = ([np.asarray(value) for value in outputs(x)] for x in (before, after))
+    for name, one, other in zip(names, *pair, strict=True):
         rest = [0, 2, 3]
         np.testing.assert_allclose(one[rest], other[rest], rtol=1e-6, atol=1e-6, err_msg=name)
-        assert not np.allclose(one[1], other[1], rtol=1e-3), name
+        if "Dropout" not in name:  # which may leave nothing of it
+            assert not np.allclose(one[1], other[1], rtol=1e-3), name
 
 
 @pytest.mark.parametrize("name", STANDING)
@@ -242,7 +244,7 @@ def test_what_is_not_listed_goes_the_other_way(what: str) -> None:
 def test_what_joins_rows_is_not_listed() -> None:
     assert not is_row_wise(only(lambda x: L.Concatenate(axis=0)([x, x])), "predict")
     assert not is_row_wise(only(lambda x: L.Concatenate(axis=-2)([x, x])), "predict")
-    assert not is_row_wise(only(lambda x: L.Dense(2)(x[1:])), "predict")
+    assert not is_row_wise(only(lambda x: L.LSTM(3)(x[..., None], mask=x > 0)), "predict")
     assert is_row_wise(only(lambda x: L.Concatenate()([x, x])), "predict")
     assert not row_wise._is_listed(L.LSTM(3, stateful=True), "train")
     equations = {

@@ -235,9 +235,11 @@ def calls_in(model: KerasModel) -> list[tuple[Any, list[Any], dict[str, Any]]] |
 
 
 def losses_of(model: KerasModel) -> list[Any]:
-    """The losses of a compiled model, one for each output that has one."""
+    """The losses of a compiled model, one for each output that has one; [None] if Keras has not made them yet."""
     whole = model._compile_loss
-    return [] if whole is None else [one.loss for one in whole._flat_losses]
+    if whole is None:
+        return []
+    return [None] if whole._flat_losses is None else [one.loss for one in whole._flat_losses]
 
 
 def function_of_loss(loss: Foreign) -> tuple[Any, dict[str, Any]]:

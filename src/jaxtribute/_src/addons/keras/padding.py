@@ -103,12 +103,19 @@ class Padding:
         self._padded.add(kind)
         more = size - rows
         if more:
-            batch = tree.unflatten([np.concatenate([leaf, np.repeat(leaf[:1], more, axis=0)]) for leaf in leaves])
+            batch = tree.unflatten([_longer(leaf, more) for leaf in leaves])
         return Padded(batch, rows, self._count(rows) if self._weighs else None)
 
 
 def _rows(leaves: list[Any]) -> int:
-    """The number of rows that all arrays have; 0 if they differ, or are no arrays of the host's numbers."""
-    rows = {leaf.shape[0] if type(leaf) is np.ndarray and leaf.ndim else 0 for leaf in leaves}
-    known = len(rows) == 1 and all(leaf.dtype.kind in "biuf" for leaf in leaves if isinstance(leaf, np.ndarray))
-    return rows.pop() if known else 0
+    """The number of rows that all arrays have; 0 if they differ, or are no arrays of numbers."""
+    if not all(type(leaf) is np.ndarray or isinstance(leaf, jax.Array) for leaf in leaves):
+        return 0
+    rows = {leaf.shape[0] if leaf.ndim and leaf.dtype.kind in "biuf" else 0 for leaf in leaves}
+    return rows.pop() if len(rows) == 1 else 0
+
+
+def _longer(leaf: Any, more: int) -> np.ndarray[Any, Any]:
+    """An array with copies of its first row behind the others."""
+    array = np.asarray(leaf)
+    return np.concatenate([array, np.repeat(array[:1], more, axis=0)])

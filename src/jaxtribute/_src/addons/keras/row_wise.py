@@ -126,7 +126,9 @@ def _call_is_row_wise(operation: Foreign, arguments: list[Any], named: dict[str,
     tensors = [one for one in arguments if isinstance(one, keras.KerasTensor)]
     is_layer = isinstance(operation, keras.Layer)
     least = 1 if type(operation) in _ANY_RANK else 2
-    if named.get("training") or not all(len(one.shape) >= least and one.shape[0] is None for one in tensors):
+    if named.get("training") or named.get("mask") is not None:
+        return False
+    if not all(len(one.shape) >= least and one.shape[0] is None for one in tensors):
         return False
     ranks = {len(one.shape) for one in tensors}
     rest = [one for one in arguments if not isinstance(one, keras.KerasTensor)]

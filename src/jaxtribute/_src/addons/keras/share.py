@@ -177,6 +177,8 @@ def whole_batch_losses(
     """Keras's `reduce_weighted_values`, for a replica's part of a batch."""
     share = current()
     if share is not None and share.count is not None:
+        # Of what counts in the divisors as well as in the sum, padding is taken out in both.
+        mask = None if mask is None else share.own(jnp.asarray(mask))
         if sample_weight is None:
             values = share.own(jnp.asarray(values))
         else:
