@@ -121,7 +121,7 @@ class Parcel:
           ClusterError: an island takes part in another exchange.
         """
         return [
-            self._apart(self._flat if island == me else self._received(island, me, others[island])) for island in order
+            self._apart(self._flat if island == me else self._read(island, me, others[island])) for island in order
         ]
 
     def _apart(self, sums: Sequence[HostArray]) -> list[HostArray]:
