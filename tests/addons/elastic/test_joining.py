@@ -300,6 +300,7 @@ def test_an_island_that_ends_before_the_others_have_met_it_joins_them() -> None:
 
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(first)
+        job.await_start(0)
         with contextlib.closing(job.strategy(1, 1)) as strategy:
             assert body(strategy) == 1.0
             assert future.result(timeout=DEADLINE_S) == 1.0
