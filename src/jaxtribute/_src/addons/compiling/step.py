@@ -107,7 +107,7 @@ class CompiledStep:
     text: str = field(repr=False)
 
     def __str__(self) -> str:
-        """What the compiler says, in some lines, as `jaxtribute plan --topology` prints it."""
+        """Returns what the compiler says, in some lines, as `jaxtribute plan --topology` prints it."""
         from jaxtribute._src.addons.compiling.report import as_dict, text  # which reads steps
 
         return text(as_dict(self))
