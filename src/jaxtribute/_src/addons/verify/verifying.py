@@ -171,18 +171,29 @@ class Verification:
                 refused.clear()
                 break
             verdict.refused += refused[-1:]
+        self._conclude(verdict, wrong, repeated.values(), brief=brief)
+        return verdict
+
+    def _conclude(
+        self,
+        verdict: Verdict,
+        wrong: list[tuple[Arrangement, list[Difference]]],
+        repeated: Iterable[tuple[Record, Arrangement]],
+        *,
+        brief: bool,
+    ) -> None:
+        """Adds what has come of all arrangements together."""
         verdict.unverified = list(dict.fromkeys(verdict.unverified))
         verdict.pending, verdict.untaken = list(dict.fromkeys(verdict.pending)), list(dict.fromkeys(verdict.untaken))
         self._judge(wrong, verdict)
         known = {one.name for finding in verdict.findings for one in finding.differences}
         verdict.pending = [name for name in verdict.pending if name not in known]
         self._blame_input(verdict)
-        for record, arrangement in repeated.values():
+        for record, arrangement in repeated:
             culprit = repeated_draw(record, self._key_of(record, arrangement))
             verdict.findings.append(Finding(culprit, [], arrangement, [arrangement], []))
         if not brief and not verdict.findings:
             verdict.findings += self._decided(verdict)
-        return verdict
 
     def _decided(self, verdict: Verdict) -> list[Finding]:
         """The conditions of which each replica has its own, though all say the same here."""
