@@ -64,5 +64,6 @@ def test_placed_values_are_those_of_the_first_worker(multi_process: SharedRunner
     random = np.asarray(jax.random.normal(jax.random.key(7), (2,)))
     for found in multi_process(workers, devices).run(programs.placed_differently):
         assert "ShapeError" in found.pop("shapes")
+        assert found.pop("variable") == [1.0, 1.0]
         np.testing.assert_array_equal(found.pop("random"), [random] * devices)
         assert found == {"float32": [[1.0, 1.0]] * devices, "bfloat16": [[1.0, 1.0]] * devices, "number": [1] * devices}

@@ -119,5 +119,6 @@ def placed_differently() -> dict[str, Any]:
     found: dict[str, Any] = {
         name: np.asarray(s.experimental_local_results(one)).tolist() for name, one in placed.items()
     }
+    found["variable"] = variable(s, nest["bfloat16"]).numpy().tolist()
     found["shapes"] = told(lambda: s.place(jnp.ones(2 + own)))
     return found

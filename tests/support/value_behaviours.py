@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxtribute as jd
-from behaviours import AGG, ON_READ, ROWS, Parts, Row, across, everywhere, in_replica, with_variable
+from behaviours import AGG, ON_READ, ROWS, Parts, Row, across, everywhere, in_replica
 from replicas import here, variable
 
 Make = Callable[[Any], Any]
@@ -358,13 +358,3 @@ for _compiled in (False, True):
         ragged=False,
         compiles=False,
     )
-
-
-# Variables of each kind of number: workers compare their first values, add up what replicas write, and keep the dtype.
-for _dtype in (jnp.bfloat16, np.float16, np.int8):
-    with_variable(
-        f"assign_add of {np.dtype(_dtype)}",
-        lambda p, dtype=_dtype: [(np.full(2, 1 + len(p), dtype),) * 2] * len(p),
-        np.ones(2, _dtype),
-        aggregation=AGG.SUM,
-    )(lambda v, x, dtype=_dtype: v.assign_add(jnp.ones(2, dtype)).read_value())

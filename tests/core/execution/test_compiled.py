@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxtribute as jd
-from jaxtribute.errors import ContextError, StrategyMixError, TraceError, VariableError
+from jaxtribute.errors import ContextError, ShapeError, StrategyMixError, TraceError, VariableError
 from replicas import (
     components,
     each_executor,
@@ -175,6 +175,22 @@ def test_values_that_no_array_can_hold() -> None:
     assert execute("lockstep", strategy, lambda x: x, each).values == ("a", "b")
     with pytest.raises(TraceError, match=r"\('a', 'b'\) cannot be one array.*HINT: pass numbers"):
         execute("compiled", strategy, lambda x: x, each)
+
+
+@pytest.mark.parametrize(
+    ("parts", "error"),
+    [((1.0, np.float32(2)), TraceError), ((np.ones(2, np.float32), np.ones(2, np.int32)), ShapeError)],
+    ids=["a number and an array", "two dtypes"],
+)
+def test_values_of_several_kinds(parts: tuple[Any, ...], error: type[Exception]) -> None:
+    strategy = mirrored(2)
+    each = strategy.run(lambda: jnp.asarray(parts[k]) if (k := int(ident())) else _bare(parts[0]))
+    with pytest.raises(error, match=r"cannot be one array.*HINT: pass numbers"):
+        execute("compiled", strategy, lambda x: x * 2, each)
+
+
+def _bare(part: Any) -> Any:
+    return part if isinstance(part, float) else jnp.asarray(part)
 
 
 @pytest.mark.parametrize(
