@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.addons.keras import row_wise, steps
+from jaxtribute._src.addons.keras import meeting, row_wise, steps
 from jaxtribute._src.addons.keras.padding import Batches, Padding
 from keras_models import assert_same, crossentropy, keras, trained
 
@@ -44,7 +44,7 @@ def alike(four: jd.Strategy, build: Callable[[], Any], use: Callable[[Any], dict
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The numbers of rows of a replica and of all, for each training or evaluation program that is traced."""
     told: list[Any] = []
-    original = steps.share_of
+    original = meeting.share_of
 
     def share_of(context: Any, rows: int, total: int, *rest: Any) -> Any:
         told.append((rows, total))
@@ -160,7 +160,7 @@ def test_every_listed_loss_and_metric(four: jd.Strategy, rows: int, quarter: int
 
     rng = np.random.default_rng(rows)
     x = rng.normal(size=(16 + rows, *shape)).astype(np.float32)
-    y = [rng.dirichlet(np.ones(5), (16 + rows, 3)).astype(np.float32) for _ in names]
+    y: list[Any] = [rng.dirichlet(np.ones(5), (16 + rows, 3)).astype(np.float32) for _ in names]
     for name in ("sparse_categorical_crossentropy", "categorical_generalized_cross_entropy"):
         if name in names:
             y[names.index(name)] = rng.integers(0, 5, (16 + rows, 3)).astype(np.int32)
@@ -218,7 +218,9 @@ def test_padding_copies_a_row_and_counts_the_others(four: jd.Strategy) -> None:
     assert (padded.rows, int(padded.count.numpy())) == (5, 5)
     np.testing.assert_array_equal(padded.batch[0], np.concatenate([X[:5], X[:1], X[:1], X[:1]]))
     # A full batch has no rows to be added, and its program is the one for padded ones.
-    assert padding((X[:8], Y[:8]), iter(())).rows == 8
+    full = padding((X[:8], Y[:8]), iter(()))
+    assert full is not None
+    assert full.rows == 8
     assert padding((X[:16], Y[:16]), iter(())) is None
     # The way of all others says what is wrong with them.
     assert padding((X[:5], Y[:4]), iter(())) is None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.addons.keras import internals, row_wise
+from jaxtribute._src.addons.keras import row_wise
 from jaxtribute._src.addons.keras.row_wise import is_row_wise
 from keras_models import keras
 
@@ -93,7 +93,9 @@ def compiled(model: Any) -> Any:
 def outputs() -> Callable[[dict[tuple[int, ...], Any]], list[Any]]:
     """Every listed layer in one model, in training; the same random numbers each time."""
     keras.utils.set_random_seed(3)
-    inputs = {shape: keras.Input(shape, name=f"x{len(shape)}{shape[0]}") for shape in (FLAT, LINE, PLANE, SPACE)}
+    inputs: dict[tuple[int, ...], Any] = {
+        shape: keras.Input(shape, name=f"x{len(shape)}{shape[0]}") for shape in (FLAT, LINE, PLANE, SPACE)
+    }
     names = [name for name in STANDING if name != "BatchNormalization"]
     model = keras.Model(list(inputs.values()), [called(name, inputs[shape_for(name)]) for name in names])
     assert is_row_wise(model, "predict")
@@ -246,7 +248,7 @@ def test_what_joins_rows_is_not_listed() -> None:
     assert not is_row_wise(only(lambda x: L.Concatenate(axis=-2)([x, x])), "predict")
     assert not is_row_wise(only(lambda x: L.LSTM(3)(x[..., None], mask=x > 0)), "predict")
     assert is_row_wise(only(lambda x: L.Concatenate()([x, x])), "predict")
-    assert not row_wise._is_listed(L.LSTM(3, stateful=True), "train")
+    assert not row_wise.is_listed(L.LSTM(3, stateful=True), "train")
     equations = {
         "abc,cd->abd": True,
         "...x,xy->...y": True,
@@ -254,7 +256,7 @@ def test_what_joins_rows_is_not_listed() -> None:
         "ab,ac->bc": False,
         "ab,bc->c": False,
     }
-    assert {equation: row_wise._keeps_rows(equation) for equation in equations} == equations
+    assert {equation: row_wise.keeps_rows(equation) for equation in equations} == equations
 
 
 def test_outside_of_training_batch_statistics_are_numbers() -> None:
@@ -274,9 +276,10 @@ def test_operations_on_tensors_that_compute_each_element() -> None:
 
 @pytest.mark.parametrize("name", sorted(row_wise.LOSSES))
 def test_a_listed_loss_is_known(name: str) -> None:
-    arguments = {"q": 0.5} if name == "categorical_generalized_cross_entropy" else {}
-    function = getattr(internals.losses_of_keras, name)
-    loss = internals.losses_of_keras.LossFunctionWrapper(function, name=name, **arguments)
+    arguments: dict[str, Any] = {"q": 0.5} if name == "categorical_generalized_cross_entropy" else {}
+    function = getattr(keras.losses, name)
+    wrapper: Any = keras.losses.MeanSquaredError.__base__  # the class of all losses that are made of a function
+    loss = wrapper(function, name=name, **arguments)
     assert is_row_wise(with_loss(loss), "train")
 
 

@@ -277,7 +277,7 @@ class Islands:
         return self._tried(parts) or [list(arrays)]
 
     def _tried(self, exchange: Callable[[Attempt], R | None]) -> R | None:
-        """What an exchange gives; None if the step has failed."""
+        """Results of an exchange; None if the step has failed."""
         attempt = self._attempt
         assert attempt is not None
         try:

@@ -120,9 +120,7 @@ class Parcel:
         Raises:
           ClusterError: an island takes part in another exchange.
         """
-        return [
-            self._apart(self._flat if island == me else self._read(island, me, others[island])) for island in order
-        ]
+        return [self._apart(self._flat if island == me else self._read(island, me, others[island])) for island in order]
 
     def _apart(self, sums: Sequence[HostArray]) -> list[HostArray]:
         results: dict[int, HostArray] = {}

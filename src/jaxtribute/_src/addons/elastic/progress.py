@@ -1,4 +1,4 @@
-"""`Progress`: what islands tell of their steps when they come into a view."""
+"""`Progress`: news of their steps that islands tell when they come into a view."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOTHING: Mapping[Island, Status] = MappingProxyType({})
 
 
 class Progress:
-    """What the members of each view have told, this island among them.
+    """News that the members of each view have told, this island among them.
 
     Args:
       me: this island.
@@ -39,7 +39,7 @@ class Progress:
         self._told.setdefault(number, {})[island] = status
 
     def of(self, view: View) -> Mapping[Island, Status]:
-        """What is known of the members of a view."""
+        """The news of the members of a view."""
         return self._told.get(view.number, _NOTHING)
 
     def is_known(self, view: View) -> bool:
@@ -47,5 +47,5 @@ class Progress:
         return set(view.members) <= self.of(view).keys()
 
     def own(self, number: int) -> Status | None:
-        """What this island has to tell in a view; None if it is in another one."""
+        """The news that this island has to tell in a view; None if it is in another one."""
         return self._own if self.entered is not None and number == self.entered.number else None

@@ -66,7 +66,7 @@ def is_row_wise(model: KerasModel, kind: Kind) -> bool:
     if type(model) not in (internals.Functional, keras.Sequential):
         return False
     parts = internals.parts_of(model)
-    if not all(_is_listed(part, kind) for part in parts):
+    if not all(is_listed(part, kind) for part in parts):
         return False
     for part in (model, *parts):
         if type(part) in (internals.Functional, keras.Sequential) and not _calls_are_row_wise(part):
@@ -77,7 +77,7 @@ def is_row_wise(model: KerasModel, kind: Kind) -> bool:
     return kind == "predict" or _has_listed_losses(model)
 
 
-def _is_listed(layer: Foreign, kind: Kind) -> bool:
+def is_listed(layer: Foreign, kind: Kind) -> bool:
     """True if a layer, wherever it stands, computes each row by itself."""
     if internals.has_instead(layer):
         return False
@@ -94,7 +94,7 @@ def _is_listed(layer: Foreign, kind: Kind) -> bool:
     if not all(function is None or function in internals.ACTIVATIONS for function in functions):
         return False
     equation = getattr(layer, "equation", None)
-    return _axes_within(layer) and (equation is None or _keeps_rows(equation))
+    return _axes_within(layer) and (equation is None or keeps_rows(equation))
 
 
 def _axes_within(layer: Foreign) -> bool:
@@ -108,7 +108,7 @@ def _axes_within(layer: Foreign) -> bool:
     return True
 
 
-def _keeps_rows(equation: str) -> bool:
+def keeps_rows(equation: str) -> bool:
     """True if the first axis of an `EinsumDense` is that of the rows, which nothing is summed over."""
     inputs, _, output = equation.partition("->")
     values, _, kernel = inputs.partition(",")
