@@ -100,6 +100,39 @@ def test_memory_is_divided(replicas: int, each: int, executor: str) -> None:
         assert held([w, *optimizer.variables]) <= whole / parts * 1.05
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int8"])
+def test_sums_of_every_kind_of_number(dtype: str, kind: Any) -> None:
+    """XLA's compiler for CPUs ends the process at some of them, if they are left to it as they are."""
+    options: dict[str, Any] = {"min_bytes": 0} if kind is jd.FullyShardedStrategy else {}
+    strategy = kind(devices(4), devices_per_replica=2, layout={"w": (None, "model")}, **options)
+    with strategy.scope():
+        w = jd.Variable(np.zeros((4, 8), dtype), name="w")
+        total = jd.Variable(jnp.zeros(4, dtype), aggregation="SUM")
+        optimizer = jd.Optimizer(optax.sgd(1.0), [w])
+    parts = strategy.experimental_distribute_values_from_function(
+        lambda context: np.full(4, 1 + context.replica_id_in_sync_group, dtype)
+    )
+
+    def replica(part: Any) -> Any:
+        total.assign_add(part)
+        if dtype != "int8":  # gradients of integers there are none
+            optimizer.apply_gradients([jnp.ones((4, 8), dtype) * part[0]])
+        context = here()
+        return context.all_reduce("SUM", part), context.all_gather(part, axis=0)
+
+    def step() -> Any:
+        return strategy.run(replica, (parts,))
+
+    for run in (step, jd.function(step)):
+        added, gathered = run()
+        for own, rows in zip(*map(strategy.experimental_local_results, (added, gathered)), strict=True):
+            np.testing.assert_array_equal(np.asarray(own, np.float32), np.full(4, 3))
+            np.testing.assert_array_equal(np.asarray(rows, np.float32), [1, 1, 1, 1, 2, 2, 2, 2])
+    np.testing.assert_array_equal(np.asarray(total.numpy(), np.float32), np.full(4, 6))
+    np.testing.assert_array_equal(np.asarray(w.numpy(), np.float32), np.full((4, 8), 0 if dtype == "int8" else -6))
+
+
 def test_without_a_layout_fully_sharded_variables_lie_over_all_devices() -> None:
     strategy = jd.FullyShardedStrategy(devices(4), devices_per_replica=2, min_bytes=0)
     with strategy.scope():

@@ -15,7 +15,7 @@ from jaxtribute._src.core.collectives.summation import AutoSum, Summation
 from jaxtribute._src.core.jaxprs.making import equal, identity
 from jaxtribute._src.core.types import Numeric
 from jaxtribute._src.core.values.enums import ReduceOp, reduction_of
-from jaxtribute._src.core.values.mesh import AXIS
+from jaxtribute._src.core.values.mesh import AXIS, reduced
 from jaxtribute._src.core.values.numbers import summed, widened
 
 
@@ -115,7 +115,7 @@ def from_replica(value: Numeric, replica: int) -> Any:
     kept = jnp.where(lax.axis_index(AXIS) == replica, array, jnp.zeros_like(array))
     if array.dtype == jnp.bool_:
         return lax.psum(kept.astype(jnp.int8), AXIS).astype(jnp.bool_)
-    return lax.psum(kept, AXIS)
+    return reduced(lax.psum, kept)
 
 
 def reduce_local(

@@ -17,7 +17,7 @@ from jax import lax
 from jaxtribute._src.core import settings
 from jaxtribute._src.core.jaxprs.making import equal
 from jaxtribute._src.core.types import Leaf, Numeric
-from jaxtribute._src.core.values.mesh import AXIS, ReplicaMesh
+from jaxtribute._src.core.values.mesh import AXIS, ReplicaMesh, reduced
 
 Pairs = list[tuple[int, int]]
 
@@ -326,7 +326,7 @@ def _psum(array: Numeric) -> Any:
         # XLA's compiler ends the process where it would compute the sum of complex constants by itself: "shape.h Check
         # failed: buffer != nullptr", in jaxlib 0.12. Behind a barrier it does not know that they are some.
         array = lax.optimization_barrier(array)
-    return lax.psum(array, AXIS)
+    return reduced(lax.psum, array)
 
 
 def _adjoint(total: Callable[[list[Any]], list[Any]], arrays: Sequence[Any]) -> list[Any]:

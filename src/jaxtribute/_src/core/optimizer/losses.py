@@ -18,7 +18,7 @@ from jaxtribute._src.core.jaxprs.core import as_function, closed, constants, ope
 from jaxtribute._src.core.types import Array, Function, Leaf, Nest
 from jaxtribute._src.core.values.distributed import PerReplica
 from jaxtribute._src.core.values.enums import ReduceOp, reduction_of
-from jaxtribute._src.core.values.mesh import AXIS, ReplicaMesh
+from jaxtribute._src.core.values.mesh import ReplicaMesh, reduced
 
 
 def reduced_in_program(fn: Function, executor: Executor, op: ReduceOp, replicas: int) -> Function:
@@ -61,7 +61,7 @@ def _summed(own: Function, executor: Executor, op: ReduceOp, replicas: int) -> F
     @total.defjvp
     def derivative(values: Sequence[Any], tangents: Sequence[Any]) -> Any:
         # The mean of what is the same on all is the same; backwards it adds up what the replicas say of it.
-        alike = tuple(lax.psum(tangent, AXIS) / np.asarray(replicas, tangent.dtype) for tangent in tangents)
+        alike = tuple(reduced(lax.psum, tangent) / np.asarray(replicas, tangent.dtype) for tangent in tangents)
         _, changes = jax.jvp(own, values, alike)
         return total(*values), jax.tree.map(summed, changes)
 
@@ -69,7 +69,7 @@ def _summed(own: Function, executor: Executor, op: ReduceOp, replicas: int) -> F
         idle = executor.idle
         if idle:
             change = jnp.where(is_idle(idle, replicas), jnp.zeros_like(change), change)
-        return reduction_of(op).finish(lax.psum(change, AXIS), replicas - len(idle))
+        return reduction_of(op).finish(reduced(lax.psum, change), replicas - len(idle))
 
     return total
 

@@ -23,7 +23,7 @@ from jaxtribute._src.core.jaxprs.kinds import ELEMENTWISE
 from jaxtribute._src.core.jaxprs.walking import Handler, called, evaluate
 from jaxtribute._src.core.types import Array, DType, Nest, Numeric
 from jaxtribute._src.core.values.enums import ReduceOp, reduction_of
-from jaxtribute._src.core.values.mesh import AXIS
+from jaxtribute._src.core.values.mesh import AXIS, reduced
 from jaxtribute._src.core.values.slices import Cut
 from jaxtribute._src.core.values.variable import Variable
 
@@ -32,7 +32,7 @@ Update = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], dict[str, Any]],
 list."""
 # Maxima are gathered, as the all-reduce of some devices would lose a NaN.
 _COLLECTIVES: dict[str, Callable[[Any], Any]] = {
-    "reduce_sum": lambda local: lax.psum(local, AXIS),
+    "reduce_sum": lambda local: reduced(lax.psum, local),
     "reduce_max": lambda local: jnp.max(lax.all_gather(local, AXIS)),
     "reduce_min": lambda local: jnp.min(lax.all_gather(local, AXIS)),
 }

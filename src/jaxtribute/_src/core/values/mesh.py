@@ -30,6 +30,19 @@ AXIS = "replica"
 _STEPS_IN_FLIGHT = 16
 
 
+def reduced(collective: Callable[[Any, str], Any], array: Numeric) -> Any:
+    """`collective(array, AXIS)`, a sum over the replicas.
+
+    XLA's compiler for CPUs ends the process at sums of bfloat16 between replicas of several devices: "Invalid binary
+    instruction opcode copy", jaxlib 0.10 to 0.12. In float32, as which it adds bfloat16 otherwise, it does not.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    on_cpu = mesh.abstract_device is not None and mesh.abstract_device.device_kind == "cpu"
+    if on_cpu and AxisType.Auto in mesh.axis_types and array.dtype == jnp.bfloat16:
+        return collective(array.astype(jnp.float32), AXIS).astype(array.dtype)
+    return collective(array, AXIS)
+
+
 def unbound(array: Numeric) -> Any:
     """The array where it is, but so that JAX may move it to meet another; only one on one device can be."""
     if isinstance(array, Tracer) or not isinstance(array, jax.Array) or not array.committed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -16,7 +17,7 @@ from jax.sharding import PartitionSpec, Sharding
 from jaxtribute._src.core.jaxprs.making import identity, linear_with_probe
 from jaxtribute._src.core.types import Nest, Numeric
 from jaxtribute._src.core.values.layouts import names_of, parts_along
-from jaxtribute._src.core.values.mesh import AXIS, Layout, ReplicaMesh
+from jaxtribute._src.core.values.mesh import AXIS, Layout, ReplicaMesh, reduced
 from jaxtribute._src.core.values.numbers import summed
 
 alike_p = identity("jd_alike")
@@ -150,11 +151,12 @@ class Cut:
         if direct:
             axis = self.axis or 0
             whole = array if self.by_rows else self.stored(array)
-            if self.axis is not None and not _is_whole_tiles(self.shape, axis, self.replicas):
+            tiled = self.axis is None or _is_whole_tiles(self.shape, axis, self.replicas)
+            if not tiled:
                 # Of pieces that end within tiles the TPU compiler would sum all: they get an axis of their own.
                 whole = whole.reshape(*self.shape[:axis], self.replicas, -1, *self.shape[axis + 1 :])
-                return lax.psum_scatter(whole, AXIS, scatter_dimension=axis, tiled=False)
-            return lax.psum_scatter(whole, AXIS, scatter_dimension=axis, tiled=True).reshape(self.piece_shape)
+            scatter = partial(lax.psum_scatter, scatter_dimension=axis, tiled=tiled)
+            return reduced(scatter, whole).reshape(self.piece_shape)
         rows = self.stored(array) if self.axis is None else jnp.moveaxis(array, self.axis, 0)
         rows = rows.reshape(self.replicas, -1, *rows.shape[1:])
         total = summed(lax.all_to_all(rows, AXIS, 0, 0, tiled=True), 0)
