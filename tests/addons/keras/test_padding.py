@@ -11,6 +11,7 @@ import pytest
 import jaxtribute as jd
 from jaxtribute._src.addons.keras import meeting, row_wise, steps
 from jaxtribute._src.addons.keras.padding import Batches, Padding
+from jaxtribute.integrations.keras import Verify
 from keras_models import assert_same, crossentropy, keras, trained
 
 L = keras.layers
@@ -237,3 +238,30 @@ def test_a_partial_batch_is_foreseen() -> None:
     assert (batches_of(32, 16).rows, batches_of(32, 16).uneven) == (16, False)
     assert (batches_of(5, 16).rows, batches_of(5, 16).uneven) == (None, False)
     assert [len(x) for x, _ in batches_of(37, 16)] == [16, 16, 5]
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
+def test_a_padded_step_is_verified(reduction: str) -> None:
+    """On one device as well, where the step is padded likewise, losses and regularizers are those of true rows."""
+    with jd.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = keras.Sequential([keras.Input((X.shape[1],)), keras.layers.Dense(1, kernel_regularizer="l2")])
+        model.compile("sgd", keras.losses.MeanSquaredError(reduction=reduction))
+    model.fit(X[:5], X[:5, :1], batch_size=5, verbose=0, callbacks=[Verify()])
+
+
+def test_labels_that_broadcast_over_rows_are_not_padded(four: jd.Strategy) -> None:
+    x = np.ones((6, 1, 4), np.float32)
+
+    def padded(loss: str, labels: Any) -> bool:
+        with four.scope():
+            model = keras.Sequential([keras.Input((1, 4)), keras.layers.Dense(3, activation="softmax")])
+            model.compile("sgd", loss)
+        model.train_on_batch(x, np.zeros((6, 1, 3), np.float32) if loss == "mse" else np.zeros((6, 1), np.int32))
+        padding = Padding.of(model, four, "train")
+        assert padding is not None
+        return padding((x, labels), iter(())) is not None
+
+    assert padded("mse", np.zeros((6, 1, 3), np.float32))
+    assert not padded("mse", np.zeros((6, 3), np.float32))
+    assert padded("sparse_categorical_crossentropy", np.zeros((6, 1), np.int32))
+    assert not padded("sparse_categorical_crossentropy", np.zeros(6, np.int32))

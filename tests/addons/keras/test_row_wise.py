@@ -267,6 +267,29 @@ def test_outside_of_training_batch_statistics_are_numbers() -> None:
     assert not is_row_wise(again, "test")
 
 
+def test_attention_over_rows_is_not_listed() -> None:
+    assert not is_row_wise(only(lambda x: L.AdditiveAttention()([x, 2 * x])), "predict")
+    assert not is_row_wise(only(lambda x: L.Attention()([x, x])), "predict")
+    inputs = keras.Input((2, 3, 4))
+    for axes, expected in ((0, False), (1, True), ((1, 2), True)):
+        outputs = L.MultiHeadAttention(1, 4, attention_axes=axes)(inputs, inputs)
+        assert is_row_wise(keras.Model(inputs, outputs), "predict") is expected
+
+
+@pytest.mark.parametrize("what", ["loss", "metric"])
+def test_replaced_methods_of_losses_and_metrics_are_seen(what: str) -> None:
+    loss, metric = keras.losses.MeanSquaredError(), keras.metrics.MeanAbsoluteError()
+    model = around(L.Dense(3))
+    model.compile("sgd", loss, metrics=[metric])
+    model.train_on_batch(np.ones((2, 8), np.float32), np.ones((2, 2), np.float32))
+    assert is_row_wise(model, "train")
+    if what == "loss":
+        loss.call = lambda y, p: y - p
+    else:
+        metric.update_state = lambda *_: None
+    assert not is_row_wise(model, "train")
+
+
 def test_operations_on_tensors_that_compute_each_element() -> None:
     def skipped(x: Any) -> Any:
         return keras.ops.relu(x * 2 + L.Dense(8)(x)) / np.full(8, 3, np.float32)

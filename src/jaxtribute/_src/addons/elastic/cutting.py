@@ -24,9 +24,15 @@ class Part(NamedTuple):
     exchanges: list[Any]
 
 
-def parts_of(eqns: Sequence[Any], is_exchange: Callable[[Any], bool]) -> list[Part]:
-    """The operations of a program in parts, between which its exchanges are made."""
-    rounds = _rounds(eqns, is_exchange)
+def parts_of(eqns: Sequence[Any], is_exchange: Callable[[Any], bool], apart: bool = False) -> list[Part]:
+    """The operations of a program in parts, between which its exchanges are made.
+
+    Args:
+      eqns: the operations, in their order.
+      is_exchange: tells which are exchanges.
+      apart: True if each exchange is to be made alone, in their order.
+    """
+    rounds = _rounds(eqns, is_exchange, apart)
     count = 1 + max((rounds[place] for place, eqn in enumerate(eqns) if is_exchange(eqn)), default=-1)
     places = _places(eqns, is_exchange, rounds, count)
     parts = [Part([], []) for _ in range(count + 1)]
@@ -36,12 +42,18 @@ def parts_of(eqns: Sequence[Any], is_exchange: Callable[[Any], bool]) -> list[Pa
     return parts
 
 
-def _rounds(eqns: Sequence[Any], is_exchange: Callable[[Any], bool]) -> list[int]:
+def _rounds(eqns: Sequence[Any], is_exchange: Callable[[Any], bool], apart: bool) -> list[int]:
     """For each operation the number of exchanges that must be made one after the other before it."""
     made: dict[Any, int] = {}
     rounds: list[int] = []
+    effect = passed = 0
     for eqn in eqns:
         number = max((made.get(var, 0) for var in Programs.used_by([eqn])), default=0)
+        if is_exchange(eqn):
+            if apart:
+                number, passed = passed, passed + 1
+        elif eqn.effects:  # after those before it
+            number = effect = max(number, effect)
         rounds.append(number)
         made.update(dict.fromkeys(eqn.outvars, number + is_exchange(eqn)))
     return rounds

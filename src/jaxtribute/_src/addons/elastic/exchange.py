@@ -133,16 +133,16 @@ class Islands:
             self._feed(attempt)
             try:
                 result = body(attempt.view)
+                if attempt.error is not None:
+                    self._attempt = None
+                    raise attempt.error
+                if not attempt.failed and (self._confirmed(attempt) or self._resolved(attempt)):
+                    return result
             except BaseException:
                 if attempt.held:
-                    # The others commit what this island has told them that it holds, and it never will have it.
+                    # The others may commit what this island has told them that it holds, and it never will.
                     self.close()
                 raise
-            if attempt.error is not None:
-                self._attempt = None
-                raise attempt.error
-            if not attempt.failed and (self._confirmed(attempt) or self._resolved(attempt)):
-                return result
             self.again += 1
 
     def _begin(self) -> Attempt:

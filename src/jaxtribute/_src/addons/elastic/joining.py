@@ -32,7 +32,7 @@ class Newcomer:
 
     Args:
       islands: this island.
-      limit_s: seconds that the others wait for it once they have taken it in.
+      limit_s: seconds that the others wait for it once they have sent the state.
     """
 
     def __init__(self, islands: Islands, limit_s: float) -> None:
@@ -50,7 +50,8 @@ class Newcomer:
         self._asked_to_join = 0.0
         self._refusals: dict[int, str] = {}
         self._state: tuple[int, int, bytearray] | None = None
-        self._taken_in_at: float | None = None
+        self._waited_for_since: float | None = None
+        """The time at which an island had sent the state: it does so when it begins the step in which it waits."""
         self._rehearsed: set[str] = set()
 
     # What the program asks.
@@ -89,9 +90,16 @@ class Newcomer:
             self._until(known, f"take this island in at step {self.position}")
             if self._is_known():
                 return self._entry(signature)
-            if self._is_due():
-                self._take_state()
-                return None
+            due = self._state if self._is_due() else None
+        if due is not None:
+            step, _, state = due
+            # Without the lock: for a large state it takes long, and the others must hear of this island meanwhile.
+            islands.bind(state)
+            with islands.lock:
+                if self._is_due():
+                    islands.joined(step)
+                    return None
+            return self.next(signature, rehearse)
         # Without the lock: the others must hear of this island meanwhile. They are ahead afterwards.
         self._rehearsed.add(signature)
         if rehearse is not None:
@@ -197,12 +205,6 @@ class Newcomer:
         view, state = self._islands.membership.view, self._state
         return view is not None and state is not None and state[:2] == (self.position, view.number)
 
-    def _take_state(self) -> None:
-        assert self._state is not None
-        step, _, state = self._state
-        self._islands.bind(state)
-        self._islands.joined(step)
-
     # What the other threads tell.
 
     def heard(self, island: Island, head: Head, data: bytearray) -> None:
@@ -235,11 +237,11 @@ class Newcomer:
 
     def is_late(self, now: float) -> bool:
         """True if the others have waited for this island for too long."""
-        if self._islands.membership.view is None:
-            self._taken_in_at = None
-        elif self._taken_in_at is None:
-            self._taken_in_at = now
-        return self._taken_in_at is not None and now - self._taken_in_at > self._limit_s
+        if self._islands.membership.view is None or self._state is None:
+            self._waited_for_since = None
+        elif self._waited_for_since is None:
+            self._waited_for_since = now
+        return self._waited_for_since is not None and now - self._waited_for_since > self._limit_s
 
 
 def answer(islands: Islands, first: int) -> tuple[Head, bytes]:

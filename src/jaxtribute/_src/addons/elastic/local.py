@@ -88,8 +88,7 @@ class LocalMesh(IslandMesh):
         rows = self.rows.within(arguments)
         self._running = True
         try:
-            result = run() if rows != 0 else self._undone(run, written)
-            counted = counts()
+            result, counted = (run(), counts()) if rows != 0 else self._undone(run, counts, written)
         finally:
             self._running = False
         self._window.note(result, (1 if rows is None else rows) if counted else None)
@@ -105,14 +104,16 @@ class LocalMesh(IslandMesh):
             self.common.renew(variable)
         self._assigned.clear()
 
-    def _undone(self, run: Callable[[], Any], written: Sequence[Variable]) -> Any:
+    def _undone(
+        self, run: Callable[[], Any], counts: Callable[[], bool], written: Sequence[Variable]
+    ) -> tuple[Any, bool]:
         """Makes a call that has no example to learn from: what it writes is taken back."""
         variables = {id(variable): variable for variable in (*self.register.alive().values(), *written)}.values()
         before = [(variable, variable.stored.copy()) for variable in variables]
-        result = run()
+        result, counted = run(), counts()
         for variable, array in before:
             variable.bind(array)
-        return result
+        return result, counted
 
     def meet(self) -> None:
         """Meets the other islands now."""

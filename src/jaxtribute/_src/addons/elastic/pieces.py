@@ -136,14 +136,15 @@ class Pieces:
       program: one that `_flat` has written out.
       exchange: sums arrays over the islands.
       exchanged: called after the last exchange, before the piece behind it runs.
+      apart: True if each exchange is to be made alone.
     """
 
-    def __init__(self, program: Any, exchange: Exchange, exchanged: Callable[[], object]) -> None:
+    def __init__(self, program: Any, exchange: Exchange, exchanged: Callable[[], object], apart: bool) -> None:
         self._program, self._exchange, self._exchanged = program, exchange, exchanged
         whole = Programs.opened(program)
         self._inputs, self._outputs = list(whole.invars), list(whole.outvars)
         self._constants = dict(zip(whole.constvars, Programs.constants(program), strict=True))
-        parts = parts_of(whole.eqns, lambda eqn: _exchange_of(eqn) is not None)
+        parts = parts_of(whole.eqns, lambda eqn: _exchange_of(eqn) is not None, apart)
         self._cuts = [_Cut(part.exchanges) for part in parts[:-1]]
         self._packs = {var: packed for cut in self._cuts for packed in cut.packed for var in packed.sums}
         self._pieces: list[_Piece] = []
@@ -160,10 +161,12 @@ class Pieces:
             unpacked = []
 
     @classmethod
-    def of(cls, program: Any, exchange: Exchange, exchanged: Callable[[], object] = bool) -> Pieces | None:
+    def of(
+        cls, program: Any, exchange: Exchange, exchanged: Callable[[], object] = bool, *, apart: bool = False
+    ) -> Pieces | None:
         """The program in pieces; None if it cannot be cut."""
         try:
-            return cls(_flat(program), exchange, exchanged)
+            return cls(_flat(program), exchange, exchanged, apart)
         except _Whole:
             return None
 

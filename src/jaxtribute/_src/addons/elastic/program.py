@@ -70,15 +70,20 @@ class IslandProgram:
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         count, place = len(view.members), self._mesh.place_in(view)
         # Which of the arguments are batches is known to the trace alone: the shares of all are asked.
-        shares = tuple(slice_sizes(leaf.shape[0], count)[place] if leaf.ndim else 0 for leaf in leaves)
-        key = shapes, count, shares
+        sizes = [slice_sizes(leaf.shape[0], count) for leaf in leaves if leaf.ndim]
+        key = shapes, count, tuple(each[place] for each in sizes)
         compiled = self._compiled.get(key)
         if compiled is None:
             capture, self._first = self._first, None
             if capture is None or self._mesh.view_of(capture.executor) != view:
                 capture = self._retrace(leaves)
-            compiled = self._compiled[key] = _Compiled(capture, self._mesh)
+            compiled = self._compiled[key] = _Compiled(capture, self._mesh, apart=any(map(_has_empty, sizes)))
         return compiled
+
+
+def _has_empty(sizes: Sequence[int]) -> bool:
+    """True if an island has no rows of an argument, should it be a batch."""
+    return 0 in sizes
 
 
 class _ProgramStep(Step[Any]):
@@ -113,7 +118,7 @@ class _ProgramStep(Step[Any]):
 class _Compiled:
     """A traced function, compiled for shapes and for the size of a view."""
 
-    def __init__(self, capture: Capture, mesh: IslandMesh) -> None:
+    def __init__(self, capture: Capture, mesh: IslandMesh, *, apart: bool) -> None:
         self._capture, self._mesh = capture, mesh
         self._inputs: list[Any] = list(capture.executor.inputs)
         self.written: list[Any] = list(capture.executor.written)
@@ -123,7 +128,8 @@ class _Compiled:
         self._fed = capture.executor.fed
         self._is_step = False
         """True while a step of its own runs: once it has exchanged, the others may be told that it is held."""
-        pieces = Pieces.of(capture.closed, mesh.islands.sum, self._exchanged)
+        # What is computed of no rows may depend on less, and all islands must make the same exchanges together.
+        pieces = Pieces.of(capture.closed, mesh.islands.sum, self._exchanged, apart=apart)
         run: Any = pieces or Programs.as_function(capture.closed)
 
         def program(leaves: list[Any], inputs: list[Any]) -> list[Any]:

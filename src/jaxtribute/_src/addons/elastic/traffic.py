@@ -196,8 +196,9 @@ class Traffic:
         return not any(self._outgoing[rank].messages for rank in ranks)
 
     def keep(self, ranks: Sequence[int]) -> None:
-        """Forgets what is left to be sent to islands other than these."""
-        for rank in [rank for rank, each in self._outgoing.items() if rank not in ranks and each.messages]:
+        """Ends the connections to islands other than these, and forgets what is left to be sent to them."""
+        # A machine that is gone without a word takes nothing more: what it is given when it is back must not go there.
+        for rank in [rank for rank in self._outgoing if rank not in ranks]:
             self._outgoing.pop(rank).drop()
 
     def move(self, wait_s: float) -> None:
@@ -219,9 +220,9 @@ class Traffic:
                 if outgoing.messages and outgoing.connection is not None:
                     poll.register(outgoing.connection, select.POLLOUT)
         poll.poll(wait_s * 1e3)
-        self._rung = False
         with contextlib.suppress(OSError):
             self._bell.recv(64)
+        self._rung = False
         self._moved()
 
     def _moved(self) -> bool:

@@ -209,7 +209,9 @@ def is_plain(model: KerasModel) -> bool:
     return all(function is None or is_keras(function) for function in functions)
 
 
-_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "call")
+_METHODS = frozenset(
+    "train_step test_step predict_step compute_loss compute_metrics call __call__ update_state result".split()
+)
 
 
 def parts_of(model: KerasModel) -> list[Any]:
@@ -219,7 +221,7 @@ def parts_of(model: KerasModel) -> list[Any]:
 
 def has_instead(part: Foreign) -> bool:
     """True if an object has methods of its own in place of those of its class, or losses that were added to it."""
-    return any(name in vars(part) for name in _STEPS) or bool(getattr(part, "_losses", None))
+    return not _METHODS.isdisjoint(vars(part)) or bool(getattr(part, "_losses", None))
 
 
 def calls_in(model: KerasModel) -> list[tuple[Any, list[Any], dict[str, Any]]] | None:
@@ -244,13 +246,14 @@ def losses_of(model: KerasModel) -> list[Any]:
 
 def function_of_loss(loss: Foreign) -> tuple[Any, dict[str, Any]]:
     """The function that one of Keras's own losses is of, and its arguments; None for any other loss."""
-    known = type(loss).__module__ == losses_of_keras.__name__
+    known = type(loss).__module__ == losses_of_keras.__name__ and not has_instead(loss)
     return (loss.fn, loss._fn_kwargs) if known else (None, {})
 
 
 def function_of_metric(metric: Foreign) -> tuple[Any, dict[str, Any]]:
     """The function that one of Keras's own metrics takes the mean of, and its arguments; None for any other one."""
     known = is_keras(type(metric)) and isinstance(metric, reduction_metrics.MeanMetricWrapper)
+    known = known and not has_instead(metric)
     return (metric._fn, metric._fn_kwargs) if known else (None, {})
 
 

@@ -94,7 +94,8 @@ def _contribution(variable: KerasVariable, old: Array, new: Array, share: Share)
         return added * jnp.asarray(factor, added.dtype) if floats else jnp.where(is_first, added, 0 * added)
     # Moving averages: each replica's is weighted by its examples, so that one without any counts for nothing.
     if floats and variable.aggregation in ("none", "mean"):
-        return new * jnp.asarray(share.weight, new.dtype)
+        # By rows, padding included, of which all replicas have equally many: these weights add up to 1.
+        return new * jnp.asarray(share.rows / share.total if share.total else 1.0, new.dtype)
     if not floats and new.dtype.itemsize == 4:  # as floats, to travel with the gradients
         # A float32 has 24 bits for the number: halves of 16 bits are exact in it, 32 bits would not be.
         new = jnp.stack([new >> 16, new & 0xFFFF]).astype(jnp.float32)

@@ -6,7 +6,7 @@ only models of which this is known to be exact get them, see `row_wise.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import numpy as np
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.data import shared_by_islands
 from jaxtribute._src.addons.keras.internals import DataAdapter, KerasModel
-from jaxtribute._src.addons.keras.row_wise import Kind, is_row_wise
+from jaxtribute._src.addons.keras.row_wise import Kind, is_row_wise, ranks_of_labels
 from jaxtribute._src.addons.keras.variables import on_servers
 from jaxtribute.typing import Nest
 
@@ -66,10 +66,12 @@ class Padding:
     Args:
       strategy: whose replicas get the batches.
       kind: the function.
+      ranks: the numbers of axes that the labels of each output may have.
     """
 
-    def __init__(self, strategy: Strategy, kind: Kind) -> None:
+    def __init__(self, strategy: Strategy, kind: Kind, ranks: Sequence[set[int]] = ()) -> None:
         self._replicas, self._weighs = strategy.num_replicas_in_sync, kind != "predict"
+        self._ranks = ranks
         self._full: set[Any] = set()
         """Structures and numbers of rows for which there is a program that knows of no padding."""
         self._padded: set[Any] = set()
@@ -83,13 +85,13 @@ class Padding:
         elsewhere = on_servers(strategy) or shared_by_islands(strategy) is not None or mesh.peers is not None
         if elsewhere or mesh.size == 1 or not is_row_wise(model, kind):
             return None
-        return cls(strategy, kind)
+        return cls(strategy, kind, ranks_of_labels(model) if kind != "predict" else ())
 
     def __call__(self, batch: Nest, source: Iterator[Any]) -> Padded | None:
         """The batch, padded, or with the note that nothing pads it; None if its own program is to run it as it is."""
         leaves, tree = jax.tree.flatten(batch)
         rows = _rows(leaves)
-        if not rows:
+        if not rows or not self._has_labels(batch):
             return None
         full, uneven = rows, False
         if isinstance(source, Batches):
@@ -105,6 +107,15 @@ class Padding:
         if more:
             batch = tree.unflatten([_longer(leaf, more) for leaf in leaves])
         return Padded(batch, rows, self._count(rows) if self._weighs else None)
+
+    def _has_labels(self, batch: Nest) -> bool:
+        """True if a batch has labels for each output that are compared with it row by row, where any are."""
+        if not self._ranks:
+            return True
+        labels = jax.tree.leaves(batch[1]) if isinstance(batch, tuple) and len(batch) > 1 else []
+        if len(labels) != len(self._ranks):
+            return False
+        return all(label.ndim in ranks for label, ranks in zip(labels, self._ranks, strict=True))
 
 
 def _rows(leaves: list[Any]) -> int:

@@ -51,6 +51,11 @@ METRICS = LOSSES | frozenset(
     "top_k_categorical_accuracy".split()
 )
 """Functions whose means are metrics."""
+_OF_CLASSES = frozenset(
+    "categorical_generalized_cross_entropy sparse_categorical_accuracy sparse_categorical_crossentropy "
+    "sparse_top_k_categorical_accuracy".split()
+)
+"""Functions whose labels are numbers of classes, with an axis fewer than outputs."""
 _REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight")
 _OPERATIONS = frozenset(
     "Absolute Add Cos Divide Exp Log Maximum Minimum Multiply Negative Sin Sqrt Square Subtract Tanh TrueDivide "
@@ -59,6 +64,9 @@ _OPERATIONS = frozenset(
 """Operations on a functional model's tensors that compute each element by itself."""
 _ANY_RANK = _named(keras.layers, "Embedding Reshape Flatten Rescaling Identity RepeatVector InputLayer")
 """Layers that may be given a number for each row."""
+
+_ATTENDING = _named(keras.layers, "AdditiveAttention Attention")
+"""Layers that take the rows for what is attended to, if there is nothing else."""
 
 
 def is_row_wise(model: KerasModel, kind: Kind) -> bool:
@@ -99,8 +107,8 @@ def is_listed(layer: Foreign, kind: Kind) -> bool:
 
 def _axes_within(layer: Foreign) -> bool:
     """True if no axis that a layer works along can be that of the rows."""
-    for name in ("axis", "axes"):
-        given = getattr(layer, name, None)
+    attention = layer.get_config()["attention_axes"] if type(layer) is keras.layers.MultiHeadAttention else None
+    for given in (getattr(layer, "axis", None), getattr(layer, "axes", None), attention):
         axes = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
         # The last axis is another one, as what has only one is refused.
         if not all(isinstance(axis, int) and (axis > 0 or axis == -1) for axis in axes):
@@ -125,7 +133,7 @@ def _call_is_row_wise(operation: Foreign, arguments: list[Any], named: dict[str,
     """True if a call in a functional model has tensors of rows alone, and does not mix their axes."""
     tensors = [one for one in arguments if isinstance(one, keras.KerasTensor)]
     is_layer = isinstance(operation, keras.Layer)
-    least = 1 if type(operation) in _ANY_RANK else 2
+    least = 1 if type(operation) in _ANY_RANK else 3 if type(operation) in _ATTENDING else 2
     if named.get("training") or named.get("mask") is not None:
         return False
     if not all(len(one.shape) >= least and one.shape[0] is None for one in tensors):
@@ -150,12 +158,28 @@ def _has_listed_losses(model: KerasModel) -> bool:
         if not _is_function(function, arguments, LOSSES) or loss.reduction not in _REDUCTIONS:
             return False
     for metric in internals.metrics_of(model):
+        if internals.has_instead(metric):
+            return False
         # Keras lists what holds the metrics of `compile`, too, if there are none.
         if not metric.variables or type(metric) in (keras.metrics.Mean, keras.metrics.RootMeanSquaredError):
             continue
         if not _is_function(*internals.function_of_metric(metric), METRICS):
             return False
     return True
+
+
+def ranks_of_labels(model: KerasModel) -> list[set[int]]:
+    """For each output of a compiled model the numbers of axes of labels that Keras compares with it row by row.
+
+    Labels with fewer axes it may broadcast over the rows.
+    """
+    losses = (internals.function_of_loss(loss) for loss in internals.losses_of(model))
+    metrics = (internals.function_of_metric(metric) for metric in internals.metrics_of(model))
+    names = {function.__name__ for function, _ in (*losses, *metrics) if function is not None}
+    classes = names <= _OF_CLASSES
+    ranks = [len(output.shape) for output in model.outputs]
+    narrow = [classes or output.shape[-1] == 1 for output in model.outputs]
+    return [{rank, rank - 1} if may else {rank} for rank, may in zip(ranks, narrow, strict=True)]
 
 
 def _is_function(function: Foreign, arguments: dict[str, Any], listed: frozenset[str]) -> bool:

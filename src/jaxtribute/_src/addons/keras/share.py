@@ -107,6 +107,11 @@ class Share:
         return self.context.num_replicas_in_sync == 1
 
     @property
+    def unweighted(self) -> bool:
+        """True if the step weights no loss: there is one replica, and no padding."""
+        return self.alone and self.count is None
+
+    @property
     def sends(self) -> bool:
         """True if parameter servers apply what the step changes."""
         return self.worker is not None
@@ -185,7 +190,7 @@ def whole_batch_losses(
             sample_weight = share.own(jnp.asarray(sample_weight))
     loss = original(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
     # A loss without examples' axis is no mean over the batch that could be put together.
-    if share is None or share.alone or not share.total or jnp.ndim(values) == 0:
+    if share is None or share.unweighted or not share.total or jnp.ndim(values) == 0:
         return loss
     # The step weights what comes of this by the share of examples; a sum is to come out of that unweighted.
     if reduction == "sum":
@@ -203,7 +208,7 @@ def whole_batch_losses(
 def whole_batch_additions(original: Callable[..., Any], model: KerasModel, loss: Array) -> Any:
     """A trainer's `_aggregate_additional_loss`: that of a layer's `add_loss`, or of a regularizer."""
     loss, share = original(model, loss), current()
-    if share is None or share.alone:
+    if share is None or share.unweighted:
         return loss
     if share.count is not None:
         # Of weights alone, and the same on all replicas, whose weights add up to more than one.
