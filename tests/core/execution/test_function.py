@@ -658,6 +658,37 @@ class Options:
     notes: list[str] = field(default_factory=list[str], compare=False)
 
 
+@dataclass(frozen=True)
+class Loose:
+    """Settings of which one is never given, and one is left out of the hash."""
+
+    number: int
+    notes: list[str] = field(default_factory=list[str], hash=False)
+    never: int = field(init=False, compare=False)
+
+
+@dataclass(eq=False)
+class Ring:
+    """An object that leads to itself, and is no other one's equal."""
+
+    number: int
+    next: Any = None
+
+
+@pytest.mark.parametrize("made", [lambda number: Options((number,)), lambda number: Options(frozenset([number]))])
+def test_numbers_within_containers_of_dataclasses(made: Callable[[Any], Options]) -> None:
+    step = jd.function(lambda options: jnp.asarray(next(iter(options.number)), complex) / 1)
+    assert [complex(step(made(number))) for number in ALIKE] == list(map(complex, ALIKE))
+    assert step.experimental_get_tracing_count() == len(ALIKE)
+
+
+def test_objects_of_dataclasses_of_any_kind_are_arguments() -> None:
+    ring = Ring(2)
+    ring.next = Ring(3, ring)
+    step = jd.function(lambda x, given: x * given.number)
+    assert [float(step(jnp.float32(2), given)) for given in (ring, ring.next, Loose(5), Loose(5))] == [4, 6, 10, 10]
+
+
 @pytest.mark.parametrize("made", [Options, lambda number: Options(0, Options(number))], ids=["plain", "nested"])
 def test_numbers_in_dataclasses_have_programs_of_their_own(made: Callable[[Any], Options]) -> None:
     step = jd.function(lambda options: jnp.asarray((options.inner or options).number, complex) / 1)

@@ -158,27 +158,29 @@ class _Exact:
         return isinstance(other, _Exact) and self.told == other.told
 
     def __hash__(self) -> int:
-        return hash(self.told)
+        return hash(self.told if isinstance(self.told, (str, bytes)) else self.value)
 
 
 def _exact(value: Leaf) -> Any:
     """The static argument as signatures compare it: Python says that `1`, `1.0` and `True` are equal."""
+    told = _told(value)
+    return value if told is value else _Exact(value, told)
+
+
+def _told(value: Leaf) -> Any:
+    """What tells a value from all that are no more than equal; the value itself if nothing has to."""
     # Python writes numbers such that they can be read again to the bit.
-    if isinstance(value, float):
-        return _Exact(value, float.__repr__(value))
-    if isinstance(value, complex):
-        return _Exact(value, complex.__repr__(value))
+    if isinstance(value, (float, complex)):
+        return float.__repr__(value) if isinstance(value, float) else complex.__repr__(value)
+    if isinstance(value, np.generic):
+        return value.tobytes()
     kind: Any = type(value)
-    if not is_dataclass(kind) or kind.__hash__ is None:
+    if isinstance(value, (tuple, frozenset)):
+        return (tuple if isinstance(value, tuple) else frozenset)((type(part), _told(part)) for part in value)
+    if not is_dataclass(kind) or kind.__hash__ in (None, object.__hash__):  # each object of the latter is another one
         return value
-    # What is no number is compared as the object itself does.
-    parts = [getattr(value, field.name) for field in fields(kind) if field.compare]
-    return _Exact(value, (value, *((type(part), _exact(part)) for part in parts if _may_be_alike(part))))
-
-
-def _may_be_alike(part: Leaf) -> bool:
-    """True if `part` may be equal to what is another number."""
-    return isinstance(part, (int, float, complex)) or (is_dataclass(part) and type(part).__hash__ is not None)
+    parts = (getattr(value, field.name, None) for field in fields(kind) if field.compare and field.hash is not False)
+    return (value, *((type(part), _told(part)) for part in parts))
 
 
 def as_given(value: Leaf) -> Any:
