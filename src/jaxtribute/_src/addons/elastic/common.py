@@ -18,6 +18,8 @@ from jaxtribute.errors import VariableError
 from jaxtribute.extending import Context, Eager, updating
 from jaxtribute.typing import HostArray, Nest
 
+_SILENT = -1
+"""In place of the number of examples, from an island that has only been told what the others did."""
 Parts = Sequence[Sequence[HostArray]]
 """The arrays of all islands, in the order of their ranks."""
 
@@ -154,9 +156,14 @@ class Common:
           examples: the number of examples since the last meeting.
           silent: True if it has taken no step since, and only listens.
         """
-        arrays: list[HostArray] = [np.int64(0 if silent else examples)[None]]
+        arrays: list[HostArray] = [np.int64(_SILENT if silent else examples)[None]]
         self._meeting = [(number, v, kind) for number, v in self._register.alive().items() if (kind := self.kind_of(v))]
         for number, variable, kind in self._meeting:
+            if kind in (Kind.PARAMETER, Kind.SUM) and number not in self._parameters and number not in self._counted:
+                raise VariableError(
+                    f"{variable.name} was made after the islands had last met, and has no value that all of them began "
+                    "with. HINT: make variables before the first step, or after strategy.synchronize()."
+                )
             now = _read(variable)
             if kind is Kind.PARAMETER:
                 change = np.asarray(self._parameters[number].stored) - _wide(now)
@@ -168,8 +175,11 @@ class Common:
 
     def combined(self, parts: Parts) -> list[HostArray]:
         """Combines the islands' messages, to the same bits on each: new values, and mean changes of parameters."""
-        weights = [int(part[0][0]) for part in parts]
+        told = [int(part[0][0]) for part in parts]
+        weights = [max(examples, 0) for examples in told]
         results: list[HostArray] = [np.int64(sum(weights))[None]]
+        # Without any example to learn from, such as in an evaluation, those who have been there count alike.
+        of_means = weights if any(weights) else [int(examples != _SILENT) for examples in told]
         for place, (number, _, kind) in enumerate(self._meeting, 1):
             each = [part[place] for part in parts]
             if kind is Kind.PARAMETER:
@@ -181,7 +191,7 @@ class Common:
             elif kind is Kind.SUM:
                 results.append(_added(each))
             else:
-                results.append(_mean(each, weights))
+                results.append(_mean(each, weights if kind is Kind.PARAMETER else of_means))
         return results
 
     def take(self, results: Sequence[HostArray]) -> None:
@@ -195,8 +205,6 @@ class Common:
                     array = np.asarray(self._parameters[number].stored)
                 elif kind is Kind.SUM:
                     array = self._counted[number] + array
-                elif kind is Kind.MEAN and not examples:
-                    continue
                 variable.bind(variable.policy.place(np.array(array, variable.dtype).reshape(variable.shape)))
 
     def _update(self, arrays: Sequence[HostArray]) -> None:
@@ -217,16 +225,19 @@ class Common:
     def state(self) -> list[HostArray]:
         """Returns all that islands have in common besides the values of variables."""
         outer = self._outer
-        return [*(np.asarray(variable.stored) for variable in outer), *self._counted.values()]
+        head = np.asarray([self._used, self._optimizer is not None, *self._counted], np.int64)
+        return [head, *(np.asarray(variable.stored) for variable in outer), *self._counted.values()]
 
     def restore(self, state: Sequence[HostArray]) -> None:
         """The inverse of `state`, on an island that has the same variables."""
-        self.begin()
-        outer, self._used = self._outer, True
+        (used, begun, *numbers), *arrays = state
+        if begun:
+            self.begin()
+        outer, self._used = self._outer, bool(used)
         with self._at_home():
-            for variable, array in zip(outer, state, strict=False):
+            for variable, array in zip(outer, arrays, strict=False):
                 variable.assign(array)
-        self._counted = dict(zip(self._counted, state[len(outer) :], strict=True))
+        self._counted = dict(zip(map(int, numbers), arrays[len(outer) :], strict=True))
 
 
 class Wire:
@@ -284,8 +295,11 @@ def _added(arrays: Sequence[HostArray]) -> HostArray:
 
 def _mean(arrays: Sequence[HostArray], weights: Sequence[int]) -> HostArray:
     """The mean by numbers of examples, in at least float32. An island without any may have NaN: it does not count."""
-    having = [(_wide(array), weight) for array, weight in zip(arrays, weights, strict=True) if weight]
-    if not having:
+    counting = [array for array, weight in zip(arrays, weights, strict=True) if weight]
+    if not counting:
         return np.zeros_like(_wide(arrays[0]))
+    if all(np.array_equal(array, counting[0]) for array in counting):
+        return counting[0]  # integers of more digits than float32 has, too
+    having = [(_wide(array), weight) for array, weight in zip(arrays, weights, strict=True) if weight]
     total = _added([array * array.dtype.type(weight) for array, weight in having])
     return total / total.dtype.type(sum(weights))

@@ -42,6 +42,8 @@ class LocalMesh(IslandMesh):
         self.common: Common
         self._every, self._window = every, Window()
         self._running = self._silent = False
+        self._after = b""
+        """The variables' values after the meeting in which this island has joined, until its program has come there."""
         self._reads_ahead: dict[int, HostArray | None] = {}
         self._replicas: list[tuple[int, int]] = []
         self._assigned: list[Variable] = []
@@ -123,13 +125,23 @@ class LocalMesh(IslandMesh):
             self._meet()
         if self._window.ahead:
             raise self._astray("meets the others")
-        self._window = Window()
+        self._go_on()
 
     def _meet(self) -> None:
         ahead = self.islands.newcomer is not None
         self.step(_Meeting(self), self._met)
         if not ahead:
             self._window = Window()
+        elif self.islands.newcomer is None:
+            # The program has still to go through the window before, and what it assigns there the others have had.
+            self._after = self.register.state()
+
+    def _go_on(self) -> None:
+        """Begins another window, with what all islands have."""
+        self._window = Window()
+        if self._after:
+            self.register.take(self._after)
+            self._after = b""
 
     def _next_ahead(self) -> Any:
         window = self._window
@@ -138,7 +150,7 @@ class LocalMesh(IslandMesh):
         counts, result = window.ahead.popleft()
         window.steps += counts
         if window.steps == self._every:
-            self._window = Window()
+            self._go_on()
         return given(result, self)
 
     def _astray(self, what: str) -> ClusterError:
