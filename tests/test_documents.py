@@ -32,7 +32,7 @@ def test_the_code_of_the_pages_with_parameter_servers_runs() -> None:
 def test_every_block_of_code_names_a_language_and_only_python_that_is_run() -> None:
     for page in PAGES:
         fences = re.findall(r"^(?: *)```(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-        assert set(fences[::2]) <= {"python", "pycon", "sh", "text"}, page
+        assert set(fences[::2]) <= {"python", "pycon", "sh", "text", "make", "yaml"}, page
         assert not any(fences[1::2]), page
 
 

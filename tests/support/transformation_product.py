@@ -60,7 +60,7 @@ def devices(count: int) -> list[str]:
 
 def _groups(kind: Any, **options: Any) -> Any:
     """Two replicas of two devices, which divide the matrices of models."""
-    layout = {".*kernel": (None, "model"), ".*weight": ("model",)} if kind is jd.MirroredStrategy else None
+    layout = {".*(kernel|weight)": (None, "model")} if kind is jd.MirroredStrategy else None
     return kind(devices(4), devices_per_replica=2, layout=layout, **options)
 
 

@@ -147,7 +147,12 @@ def test_every_listed_loss_and_metric(four: jd.Strategy, rows: int, quarter: int
             listed: dict[str, Any] = {name: [accuracies[i % 4], "mse"] for i, name in enumerate(names)}
             means = keras.metrics.RootMeanSquaredError(), keras.metrics.CosineSimilarity()
             sparse = keras.metrics.SparseTopKCategoricalAccuracy(2), keras.metrics.SparseCategoricalCrossentropy()
-            special = {"huber": list(means), "sparse_categorical_crossentropy": list(sparse)}
+            classes = [keras.metrics.SparseCategoricalAccuracy()]
+            special = {
+                "huber": list(means),
+                "sparse_categorical_crossentropy": list(sparse),
+                "categorical_generalized_cross_entropy": classes,
+            }
             return [special.get(name, metrics) for name, metrics in listed.items()]
 
         model.compile(

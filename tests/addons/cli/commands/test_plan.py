@@ -94,7 +94,7 @@ def test_calibration(monkeypatch: pytest.MonkeyPatch, saved: str, capsys: pytest
     [
         (["--device-kind", "abacus"], "no device is called 'abacus'"),
         (["--device-kind", "h200", "--link", "string"], "no link is called 'string'"),
-        (["--calibrate"], "runs a script, which"),
+        (["--calibrate"], "runs a script, and"),
         (["--shapes"], "--shapes was given with"),
         (["--shapes", "--calibrate"], "--shapes was given with --calibrate"),
         (["--shapes", "--topology", "v5e:2x2"], "--shapes was given with --topology"),

@@ -80,6 +80,7 @@ class Islands:
         self._closed = False
         self._links = Links(me, addresses, self._heard, self._lost, self._received)
         self._mail = Mail(me, self._links.traffic)
+        self._links.begin()
         threading.Thread(target=self._speak, name="islands: speaking", daemon=True).start()
         try:
             if self.newcomer is not None:

@@ -107,6 +107,9 @@ class Links:
         self._listener = socket.create_server(
             (own.host, own.port), family=family, backlog=4 * len(addresses), reuse_port=reserved
         )
+
+    def begin(self) -> None:
+        """Begins to take connections: from now on the functions are called."""
         _in_thread("islands: accepting", self._accept)
 
     def send(self, rank: int, lane: Lane, head: Head, parts: Sequence[bytes | memoryview], wait_s: float) -> bool:

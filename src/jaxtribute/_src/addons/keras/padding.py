@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -89,7 +90,8 @@ class Padding:
 
     def __call__(self, batch: Nest, source: Iterator[Any]) -> Padded | None:
         """The batch, padded, or with the note that nothing pads it; None if its own program is to run it as it is."""
-        leaves, tree = jax.tree.flatten(batch)
+        # What JAX takes apart otherwise, such as a sparse matrix, has no rows to be copied.
+        leaves, tree = jax.tree.flatten(batch, is_leaf=lambda part: not isinstance(part, (tuple, list, dict, NoneType)))
         rows = _rows(leaves)
         if not rows or not self._has_labels(batch):
             return None

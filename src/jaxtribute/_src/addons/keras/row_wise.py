@@ -176,10 +176,9 @@ def ranks_of_labels(model: KerasModel) -> list[set[int]]:
     losses = (internals.function_of_loss(loss) for loss in internals.losses_of(model))
     metrics = (internals.function_of_metric(metric) for metric in internals.metrics_of(model))
     names = {function.__name__ for function, _ in (*losses, *metrics) if function is not None}
-    classes = names <= _OF_CLASSES
-    ranks = [len(output.shape) for output in model.outputs]
-    narrow = [classes or output.shape[-1] == 1 for output in model.outputs]
-    return [{rank, rank - 1} if may else {rank} for rank, may in zip(ranks, narrow, strict=True)]
+    shapes = [output.shape for output in model.outputs]
+    # Where some take numbers of classes and others do not, it is not looked at which belongs to which output.
+    return [{len(shape), len(shape) - (names <= _OF_CLASSES or shape[-1] == 1)} for shape in shapes]
 
 
 def _is_function(function: Foreign, arguments: dict[str, Any], listed: frozenset[str]) -> bool:
