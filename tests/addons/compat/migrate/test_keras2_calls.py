@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from jaxtribute._src.addons.compat.migrate.scan import scan
-
-STEP = """
-import tensorflow as tf
-class M(tf.keras.Model):
-    def train_step(self, data):
-        x, y, w = data
-        y_pred = self(x)
-        loss = self.compiled_loss(y, y_pred, w, regularization_losses=self.losses)
-        self.compiled_metrics.update_state(y, y_pred, sample_weight=w)
-        return loss
-"""
 
 
 @pytest.mark.parametrize(
@@ -52,24 +38,39 @@ def test_what_has_other_arguments_or_defaults_is_left_to_the_reader(call: str) -
     assert call in report.rewritten()
 
 
-def test_a_training_step_updates_the_loss_and_the_metrics() -> None:
-    text = scan(STEP).rewritten()
-    assert not scan(text).left()
-    told: dict[str, Any] = {}
+GAN = """
+import tensorflow as tf
+class GAN(tf.keras.Model):
+    def compile(self, d_optimizer, g_optimizer, loss_fn):
+        super().compile()
+"""
+KERAS = "model = tf.keras.Sequential()\n"
 
-    class Base:
-        metrics = [  # noqa: RUF012
-            SimpleNamespace(name=name, update_state=lambda *a, name=name, **k: told.update({name: (a, k)}))
-            for name in ("loss", "mae")
-        ]
 
-        def __call__(self, x: Any) -> Any:
-            return 2 * x
+@pytest.mark.parametrize(
+    "program",
+    [
+        f"{GAN}GAN().compile(d, g, loss_fn)\n",
+        "import numba\nnumba.compile(a, b, c)\n",
+        "from models import gan\ngan.inner.compile(d, g, loss_fn)\n",
+        "model.compile('sgd', 'mse', ['mae'], None, None, False, 8)\n",
+    ],
+)
+def test_a_compile_that_may_be_another_is_left_alone_and_not_spoken_of(program: str) -> None:
+    report = scan(program)
+    assert ".compile(optimizer, loss, ...)" not in {finding.name for finding in report.findings}
+    assert report.rewritten().splitlines()[-1] == program.splitlines()[-1]
 
-        def compute_loss(self, y: Any, y_pred: Any, sample_weight: Any) -> Any:
-            return y + y_pred + sample_weight
 
-    space: dict[str, Any] = {"tf": SimpleNamespace(keras=SimpleNamespace(Model=Base))}
-    exec(text.partition("tf\n")[2], space)
-    assert space["M"]().train_step((1, 10, 100)) == 112
-    assert told == {"loss": ((112,), {}), "mae": ((10, 2), {"sample_weight": 100})}
+@pytest.mark.parametrize(
+    "program",
+    [
+        f"{GAN}{KERAS}model.compile('sgd', 'mse', ['mae'])\n",
+        f"import tensorflow as tf\n{KERAS}model.compile('sgd', 'mse', ['mae'], None, None, False, 8)\n",
+        GAN.replace("compile()", "compile(d_optimizer, loss_fn, ['mae'])"),
+    ],
+)
+def test_a_compile_of_keras_that_is_not_rewritten_is_told(program: str) -> None:
+    report = scan(program)
+    assert ".compile(optimizer, loss, ...)" in {finding.name for finding in report.left()}
+    assert report.rewritten().splitlines()[-1] == program.splitlines()[-1]

@@ -18,8 +18,6 @@ METHODS: dict[str, str] = {
 """Methods that nothing here has, whatever they are called on."""
 
 ATTRIBUTES: dict[str, str] = {
-    "compiled_loss": "write compute_loss(x, y, y_pred)",
-    "compiled_metrics": "write `for metric in self.metrics: metric.update_state(...)`",
     "state_updates": "layers assign to their variables: leave it out",
     "distribute_strategy": "write jd.get_strategy() where the model is made",
     "_distribution_strategy": "write jd.get_strategy() where the model is made",

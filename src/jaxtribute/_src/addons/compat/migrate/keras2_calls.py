@@ -1,4 +1,4 @@
-"""Calls of Keras 2 that have one counterpart in Keras 3, and are rewritten: losses and metrics of `compile`, sums."""
+"""Calls of Keras 2 that have one counterpart in Keras 3, and are rewritten: arguments of `compile`, sums."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from jaxtribute._src.addons.compat.catalog.lookup import Kind, in_keras
 from jaxtribute._src.addons.compat.migrate.findings import Edit, Finding, Source, nodes
+from jaxtribute._src.addons.compat.migrate.keras2_steps import methods
 from jaxtribute._src.addons.compat.migrate.naming import Names
 
 _BACKEND = "tf.keras.backend."
@@ -19,14 +20,11 @@ _SAME = frozenset(
 _KEYWORDS = frozenset({"axis", "keepdims"})
 _COMPILE = ("metrics", "loss_weights", "weighted_metrics", "run_eagerly")
 """Arguments of Keras 2's `compile` behind the optimizer and the loss, in their places."""
-_LOSS, _METRICS = "compiled_loss", "compiled_metrics"
 
 
 def find(source: Source, names: Names) -> Iterator[Finding]:
     """Calls that can be rewritten."""
     yield from _backend(source, names)
-    yield from _losses(source)
-    yield from _metrics(source)
     yield from _rates(source, names)
     yield from _places(source, names)
 
@@ -66,62 +64,54 @@ def _rates(source: Source, names: Names) -> Iterator[Finding]:
 
 def _places(source: Source, names: Names) -> Iterator[Finding]:
     """`model.compile(optimizer, loss, metrics)`: in Keras 3 the third argument is another one."""
+    imported = _imported(source.tree)
+    own = "compile" in methods(source.tree)
+    inherited = _inherited(source.tree, names)
     for call in nodes(source.tree, ast.Call):
         func = call.func
         if not isinstance(func, ast.Attribute) or func.attr != "compile" or names.of(func) is not None:
             continue
-        if len(call.args) < 3 or any(isinstance(one, ast.Starred) for one in call.args):
+        if len(call.args) < 3 or any(isinstance(value, ast.Starred) for value in call.args):
             continue
         edits: list[Edit] = []
-        for given, name in zip(call.args[2:], _COMPILE, strict=False):
-            start, _ = source.span(given)
-            edits.append(Edit(start, start, f"{name}="))
         advice = "arguments behind the loss have other places in Keras 3: write metrics="
-        yield Finding(
-            call.lineno, call.col_offset + 1, ".compile(optimizer, loss, ...)", Kind.RENAMED, advice, tuple(edits)
-        )
+        # A class, a module or an object of another file may have a `compile` of its own, with other arguments.
+        if own or _root(func.value) in imported or len(call.args) > len(_COMPILE) + 2:
+            if call not in inherited and not names.made_by(func.value).startswith("tf.keras."):
+                continue
+            advice += ", and the names of those that follow"
+        else:
+            for given, name in zip(call.args[2:], _COMPILE, strict=False):
+                start, _ = source.span(given)
+                edits.append(Edit(start, start, f"{name}="))
+        place = (call.lineno, call.col_offset + 1, ".compile(optimizer, loss, ...)")
+        yield Finding(*place, Kind.RENAMED, advice, tuple(edits))
 
 
-def _losses(source: Source) -> Iterator[Finding]:
-    """`self.compiled_loss(y, p)`, as training steps of Keras 2 have it; the model's own losses are in both."""
-    for node in nodes(source.tree, ast.Call):
-        if _is_of_self(node.func, _LOSS) and len(node.args) in (2, 3):
-            y, predicted, *weight = map(source.of, node.args)
-            given = [f"y={y}", f"y_pred={predicted}", *[f"sample_weight={one}" for one in weight]]
-            given += [f"sample_weight={source.of(one.value)}" for one in node.keywords if one.arg == "sample_weight"]
-            text = f"self.compute_loss({', '.join(given)})"
-            place = (node.lineno, node.col_offset + 1, f".{_LOSS}")
-            yield Finding(*place, Kind.RENAMED, f"write {text}", (source.replace(node, text),))
-
-
-def _metrics(source: Source) -> Iterator[Finding]:
-    """`self.compiled_metrics.update_state(y, p)`; the mean of losses was updated with the loss itself."""
-    loss = ""
-    for node in nodes(source.tree, ast.Assign):
-        called = node.value.func if isinstance(node.value, ast.Call) else None
-        if called is not None and (_is_of_self(called, _LOSS) or _is_of_self(called, "compute_loss")):
-            loss = source.of(node.targets[0])
-    for node in nodes(source.tree, ast.Expr):
-        call = node.value
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or not loss:
+def _inherited(tree: ast.Module, names: Names) -> set[ast.Call]:
+    """The calls `super().compile(...)` in classes whose base is one of Keras's."""
+    found: set[ast.Call] = set()
+    for owner in nodes(tree, ast.ClassDef):
+        if not any((names.of(base) or "").startswith("tf.keras.") for base in owner.bases):
             continue
-        if call.func.attr == "update_state" and _is_of_self(call.func.value, _METRICS):
-            indent = " " * node.col_offset
-            keywords = [f"{one.arg}={source.of(one.value)}" for one in call.keywords]
-            given = ", ".join([*map(source.of, call.args), *keywords])
-            text = (
-                f'for metric in self.metrics:\n{indent}    if metric.name == "loss":\n'
-                f"{indent}        metric.update_state({loss})\n{indent}    else:\n"
-                f"{indent}        metric.update_state({given})"
-            )
-            place = (node.lineno, node.col_offset + 1, f".{_METRICS}")
-            yield Finding(*place, Kind.RENAMED, f"write {text}", (source.replace(node, text),))
+        for call in nodes(owner, ast.Call):
+            receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
+            if isinstance(receiver, ast.Call) and isinstance(receiver.func, ast.Name) and receiver.func.id == "super":
+                found.add(call)
+    return found
 
 
-def _is_of_self(node: ast.expr, attribute: str) -> bool:
-    return (
-        isinstance(node, ast.Attribute)
-        and node.attr == attribute
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-    )
+def _imported(tree: ast.Module) -> set[str]:
+    """The names that a program's imports bind."""
+    bound: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            bound |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    return bound
+
+
+def _root(node: ast.expr) -> str:
+    """The name that a chain of attributes begins with; empty if it begins with something else."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
