@@ -74,6 +74,52 @@ def test_a_train_step_of_data_alone(replicas: int, eager: bool) -> None:
     np.testing.assert_allclose(got, np.mean(X.astype(np.float64) @ a), rtol=1e-4, atol=1e-5)
 
 
+class Regression(keras.Model):
+    """A step as Keras's guides have it for TensorFlow, with the loss of `compile`."""
+
+    def __init__(self, penalty: float) -> None:
+        super().__init__()
+        regularizer = keras.regularizers.L2(penalty) if penalty else None
+        self.dense = keras.layers.Dense(1, kernel_initializer="ones", kernel_regularizer=regularizer)
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        own_loss = lambda: self.compute_loss(y=y, y_pred=self(x))  # noqa: E731
+        loss, gradients = jd.value_and_grad(own_loss, self.trainable_variables)()
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        for metric in self.metrics:
+            metric.update_state(loss)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def fitted(replicas: int, batch: int, loss: Any, *, penalty: float = 0.1, eager: bool = False) -> list[Any]:
+    with jd.MirroredStrategy(devices(replicas)).scope():
+        model = Regression(penalty)
+        model.compile(keras.optimizers.SGD(0.1), loss, run_eagerly=eager)
+    history = model.fit(X, X.sum(1, keepdims=True) + 1, batch_size=batch, epochs=2, shuffle=False, verbose=0).history
+    return [history["loss"], *model.get_weights()]
+
+
+@pytest.mark.parametrize(("replicas", "eager"), [(2, False), (2, True), (4, False)])
+@pytest.mark.parametrize("batch", [4, 5])
+def test_the_loss_of_compile_is_that_of_the_whole_batch(replicas: int, batch: int, eager: bool) -> None:
+    """Rows that replicas share equally, unequally, and such that some have none."""
+    for one, other in zip(fitted(replicas, batch, "mse", eager=eager), fitted(1, batch, "mse"), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_sums_of_a_step_of_data_alone_are_added_up_or_refused() -> None:
+    total = keras.losses.MeanSquaredError(reduction="sum")
+    for one, other in zip(fitted(2, 5, total, penalty=0)[1:], fitted(1, 5, total, penalty=0)[1:], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+    weighted = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    with pytest.raises(NotImplementedError, match=r"losses with \['mean_with_sample_weight'\] as reduction"):
+        fitted(2, 4, weighted)
+
+
 def test_class_weights_of_a_dataset_are_those_of_arrays() -> None:
     y = (X[:, 0] > 0).astype(np.int32)
     losses: list[float] = []

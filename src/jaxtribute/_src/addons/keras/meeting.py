@@ -52,11 +52,11 @@ class InStep(ReplicaContext):
 
     def _there(self, value: Numeric) -> Any:
         weight = self._weight()
-        return value if weight is None else _with_gradient(value, 1 / weight if weight else 0.0)
+        return value if weight is None else with_gradient(value, 1 / weight if weight else 0.0)
 
     def _back(self, value: Numeric) -> Any:
         weight = self._weight()
-        return value if weight is None else _with_gradient(value, weight)
+        return value if weight is None else with_gradient(value, weight)
 
     def _weight(self) -> float | None:
         """The replica's share, if gradients must be weighted on their way between replicas."""
@@ -67,7 +67,7 @@ class InStep(ReplicaContext):
         return share.weight
 
 
-def _with_gradient(value: Numeric, factor: float) -> Any:
+def with_gradient(value: Numeric, factor: float) -> Any:
     """A nest whose gradients are multiplied by a factor."""
 
     def scaled(leaf: Leaf) -> Any:

@@ -24,13 +24,13 @@ from jaxtribute._src.addons.keras.internals import JAXEpochIterator, JAXTrainer,
 from jaxtribute._src.addons.keras.padding import Batches
 from jaxtribute._src.addons.keras.server_loops import applied
 from jaxtribute._src.addons.keras.share import (
-    own_values,
     synchronizable,
     whole_batch_additions,
     whole_batch_gradients,
     whole_batch_losses,
     whole_batch_moments,
 )
+from jaxtribute._src.addons.keras.stateful import values_of_part, weighted_loss
 from jaxtribute._src.addons.keras.strings import host_inputs, unchecked
 from jaxtribute._src.addons.keras.variables import PlainValue, by_path, joined, new_variable, on_servers, rebuilt
 from jaxtribute.errors import ArgumentError, ConfigError
@@ -376,7 +376,8 @@ PATCHES = (
     Patch(
         internals.losses_module, ("reduce_weighted_values",), whole_batch_losses, "a loss is that of the whole batch"
     ),
-    Patch(internals.means_module, ("reduce_to_samplewise_values",), own_values, "what pads a batch counts in no mean"),
+    Patch(internals.means_module, ("reduce_to_samplewise_values",), values_of_part, "means count rows"),
+    Patch(JAXTrainer, ("compute_loss",), weighted_loss, "its gradients are those of a replica's share of the rows"),
     Patch(JAXTrainer, ("_aggregate_additional_loss",), whole_batch_additions, "so are losses of layers that are sums"),
     Patch(internals.nn, ("moments",), whole_batch_moments, "batch statistics may be those of the whole batch"),
     Patch(

@@ -189,6 +189,8 @@ def whole_batch_losses(
         else:
             sample_weight = share.own(jnp.asarray(sample_weight))
     loss = original(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
+    if jnp.shape(loss) == (0,) and reduction not in (None, "none"):
+        return jnp.sum(loss)  # a replica without rows adds nothing
     # A loss without examples' axis is no mean over the batch that could be put together.
     if share is None or share.unweighted or not share.total or jnp.ndim(values) == 0:
         return loss

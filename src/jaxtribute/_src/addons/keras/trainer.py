@@ -15,7 +15,8 @@ from jaxtribute._src.addons.keras.data import Placer, shared_by_islands
 from jaxtribute._src.addons.keras.internals import KerasModel
 from jaxtribute._src.addons.keras.padding import Padding
 from jaxtribute._src.addons.keras.row_wise import Kind
-from jaxtribute._src.addons.keras.steps import Lists, Step, predict_step, test_step, train_step
+from jaxtribute._src.addons.keras.stateful import with_part
+from jaxtribute._src.addons.keras.steps import Lists, Step, predict_step, rows_of, test_step, train_step
 from jaxtribute._src.addons.keras.variables import StrategyVariable, adopt, on_servers
 from jaxtribute.extending import Context
 from jaxtribute.typing import Leaf, Nest
@@ -134,12 +135,23 @@ def _stateful(model: KerasModel, strategy: Strategy, method: Callable[[Any], Any
             return strategy.reduce("MEAN", value, axis=None)
         return value.data if isinstance(value, Mirrored) else value
 
-    def step(batch: Nest) -> Any:
-        result = strategy.run(method, (batch,))
-        return result if joins else jax.tree.map(shown, result, is_leaf=_is_distributed)
+    @cache
+    def step_of(rows: int) -> Callable[[Any], Any]:
+        def replica(batch: Nest) -> Any:
+            with with_part(rows_of(batch), rows):
+                return method(batch)
 
-    run = function(step).owning_arguments() if compiled else step
-    return lambda batch, _: run(place(batch)[0])
+        def step(batch: Nest) -> Any:
+            result = strategy.run(replica, (batch,))
+            return result if joins else jax.tree.map(shown, result, is_leaf=_is_distributed)
+
+        return function(step).owning_arguments() if compiled else step
+
+    def on_batch(batch: Nest, _: Iterator[Any]) -> Any:
+        placed, rows = place(batch)
+        return step_of(rows)(placed)
+
+    return on_batch
 
 
 def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], Step]) -> OnBatch:

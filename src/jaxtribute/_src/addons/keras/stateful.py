@@ -1,0 +1,76 @@
+"""Steps in TensorFlow's form, `train_step(self, data)`: what Keras's own loss is to a replica.
+
+Each replica has the mean over its own rows, and optimizers add gradients up. TensorFlow divides such a loss by the
+number of replicas. Here its gradient is weighted by the replica's share of the rows, which is exact for uneven batches
+too, and its value is left as it is, for metrics.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxtribute._src.addons.keras import internals
+from jaxtribute._src.addons.keras.internals import KerasModel
+from jaxtribute._src.addons.keras.meeting import with_gradient
+from jaxtribute._src.addons.keras.share import own_values
+from jaxtribute.extending import Context
+from jaxtribute.typing import DType, Nest
+
+_MEANS = frozenset(("sum_over_batch_size", "mean"))
+
+
+class _Running(threading.local):
+    part: float | None = None
+
+
+_running = _Running()
+
+
+@contextmanager
+def with_part(rows: int, total: int) -> Generator[None]:
+    """Runs a replica's step on its rows, of so many that all replicas have."""
+    before, _running.part = _running.part, rows / total if total else 1.0
+    try:
+        yield
+    finally:
+        _running.part = before
+
+
+def values_of_part(
+    original: Callable[..., Any], values: Nest, sample_weight: Nest, reduce_fn: Callable[..., Any], dtype: DType
+) -> tuple[Any, Any]:
+    """Keras's `reduce_to_samplewise_values`: one number, such as a loss, counts by the replica's part of the rows."""
+    part = _running.part
+    if part is not None and sample_weight is None and jnp.ndim(values) == 0:
+        sample_weight = part
+    return own_values(original, values, sample_weight, reduce_fn, dtype)
+
+
+def weighted_loss(
+    original: Callable[..., Any], model: KerasModel, x: Nest = None, y: Nest = None, *args: Any, **kwargs: Any
+) -> Any:
+    """A trainer's `compute_loss`, of a replica's part of a batch.
+
+    Raises:
+      NotImplementedError: the losses are reduced in another way than by a mean, or a sum alone.
+    """
+    loss, replica = original(model, x, y, *args, **kwargs), Context.current().replica
+    part = _running.part
+    if part is None or replica is None or replica.num_replicas_in_sync == 1:
+        return loss
+    reductions = {str(one.reduction) for one in internals.losses_of(model) if one is not None}
+    if reductions == {"sum"} and not model.losses:
+        return loss
+    if not reductions <= _MEANS:
+        also = " and of weights" if model.losses else ""
+        raise NotImplementedError(
+            f"compute_loss of losses with {sorted(reductions)} as reduction{also}, in a train_step(self, data) on "
+            "several replicas: what is to be added up over them is not known. HINT: use "
+            "reduction='sum_over_batch_size', or the form train_step(self, state, data)."
+        )
+    return with_gradient(loss, part)
