@@ -168,7 +168,7 @@ def _exact(value: Leaf) -> Any:
 
 
 def _told(value: Leaf) -> Any:
-    """What tells a value from all that are no more than equal; the value itself if nothing has to."""
+    """The part of a value that tells it from all that are no more than equal; the value itself if nothing has to."""
     # Python writes numbers such that they can be read again to the bit.
     if isinstance(value, (float, complex)):
         return float.__repr__(value) if isinstance(value, float) else complex.__repr__(value)
