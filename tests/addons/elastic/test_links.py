@@ -31,6 +31,8 @@ def test_a_process_is_dead_when_all_that_it_has_said_is_heard() -> None:
 
     own = Links(Island(0), addresses, heard, lambda island, proved: events.append((island, proved)))
     other = Links(Island(1), addresses, lambda *_: None, lambda *_: None)
+    own.begin()
+    other.begin()
     try:
         for lane in lanes:
             assert other.send(0, lane, (0, 0, 0), [b"hello"], 10.0)
