@@ -13,6 +13,7 @@ import importlib
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -60,7 +61,9 @@ def devices(count: int) -> list[str]:
 
 def _groups(kind: Any, **options: Any) -> Any:
     """Two replicas of two devices, which divide the matrices of models."""
-    layout = {".*(kernel|weight)": (None, "model")} if kind is jd.MirroredStrategy else None
+    # The names of all kinds of nests: each has one of them.
+    warnings.filterwarnings("ignore", message="no variable fits")
+    layout = {".*kernel": (None, "model"), ".*weight": ("model",)} if kind is jd.MirroredStrategy else None
     return kind(devices(4), devices_per_replica=2, layout=layout, **options)
 
 
