@@ -41,7 +41,11 @@ class ElasticIterator(Iterator[Any]):
                 "next(iterator) in a jd.function: ElasticStrategy does not draw batches within programs yet. HINT: "
                 "pass the batch as an argument."
             )
-        return jax.tree.map(self._mesh.shared, next(self._batches))
+        return self._own(next(self._batches))
+
+    def _own(self, batch: Any) -> Any:
+        """The island's part of a batch, as replicas are given it."""
+        return jax.tree.map(self._mesh.shared, batch)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position after the last batch that was handed out, the same on all islands."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from jaxtribute import DistributedDataset, DistributedIterator
-from jaxtribute.errors import TraceError
-from jaxtribute.extending import BatchPlacer, Context, Shard, as_batch, slice_sizes
+from jaxtribute._src.addons.elastic.dataset import ElasticIterator
+from jaxtribute.extending import BatchPlacer, Shard, as_batch, slice_sizes
 from jaxtribute.typing import Nest
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class LocalDataset:
         return LocalIterator(iter(self._dataset), self._mesh, self._place)
 
 
-class LocalIterator(Iterator[Any]):
+class LocalIterator(ElasticIterator):
     """One pass over a `LocalDataset`.
 
     Args:
@@ -68,32 +67,15 @@ class LocalIterator(Iterator[Any]):
     """
 
     def __init__(self, batches: DistributedIterator[Any], mesh: LocalMesh, place: BatchPlacer) -> None:
-        self._batches, self._mesh, self._place = batches, mesh, place
+        super().__init__(batches, mesh)
+        self._local, self._place = mesh, place
 
-    def __next__(self) -> Any:
-        """Returns this island's rows of the next batch: a tree of `PerReplica` values, or of arrays for one replica."""
-        if Context.current().executor.traced:
-            raise TraceError(
-                "next(iterator) in a jd.function: ElasticStrategy does not draw batches within programs yet. HINT: "
-                "pass the batch as an argument."
-            )
-        batch = as_batch(next(self._batches))
-        start, stop = self._mesh.share(batch.total or 0)
-        placed, _ = self._place(jax.tree.map(lambda leaf: leaf[start:stop], batch.tree))
-        self._mesh.rows.note(placed, stop - start)
+    def _own(self, batch: Any) -> Any:
+        whole = as_batch(batch)
+        start, stop = self._local.share(whole.total or 0)
+        placed, _ = self._place(jax.tree.map(lambda leaf: leaf[start:stop], whole.tree))
+        self._local.rows.note(placed, stop - start)
         return placed
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns the position after the last batch that was handed out, the same on all islands."""
-        return self._batches.get_state()
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a position; see `jd.DistributedIterator.set_state`."""
-        self._batches.set_state(state)
-
-    def close(self) -> None:
-        """Ends the iterator and its thread."""
-        self._batches.close()
 
 
 def bounds(total: int, replicas: list[tuple[int, int]], rank: int) -> tuple[int, int]:
