@@ -77,13 +77,9 @@ class IslandProgram:
             capture, self._first = self._first, None
             if capture is None or self._mesh.view_of(capture.executor) != view:
                 capture = self._retrace(leaves)
-            compiled = self._compiled[key] = _Compiled(capture, self._mesh, apart=any(map(_has_empty, sizes)))
+            some_empty = any(0 in each for each in sizes)
+            compiled = self._compiled[key] = _Compiled(capture, self._mesh, apart=some_empty)
         return compiled
-
-
-def _has_empty(sizes: Sequence[int]) -> bool:
-    """True if an island has no rows of an argument, should it be a batch."""
-    return 0 in sizes
 
 
 class _ProgramStep(Step[Any]):
