@@ -44,6 +44,18 @@ def far_apart(x: jax.Array, y: jax.Array) -> Any:
     return update, loss, total(update * loss, "of both")
 
 
+def told(x: jax.Array) -> jax.Array:
+    jax.debug.callback(lambda _: None, x)
+    return 2 * x
+
+
+def effects_in_order(x: jax.Array, y: jax.Array) -> Any:
+    """The second effect is needed for a sum that does not need the first one, which is told of another sum."""
+    first = total(x, "told")
+    jax.debug.callback(lambda _: None, first)
+    return first, total(jax.jit(told)(y), "made of what is told")
+
+
 def inside_calls(x: jax.Array, y: jax.Array) -> Any:
     return jax.jit(lambda x: jax.jit(lambda x: total(x) + 1)(x * 2) - y)(x), total(y)
 
@@ -62,7 +74,7 @@ def constant(x: jax.Array, y: jax.Array) -> Any:
     return total(x + table) + table, total(table) + y
 
 
-@pytest.mark.parametrize("program", [two, far_apart, inside_calls, nothing, at_the_ends, constant])
+@pytest.mark.parametrize("program", [two, far_apart, effects_in_order, inside_calls, nothing, at_the_ends, constant])
 def test_pieces_compute_what_the_whole_does(program: Callable[..., Any]) -> None:
     x, y = jnp.asarray([1.0, 2.0, 3.0]), jnp.asarray([4.0, 5.0, 7.0])
     closed = jax.make_jaxpr(program)(x, y)
@@ -79,8 +91,37 @@ def test_pieces_compute_what_the_whole_does(program: Callable[..., Any]) -> None
         assert isinstance(result, jax.Array)
         np.testing.assert_array_equal(result, expected)
     assert len({id(result) for result in results}) == len(results)
-    rounds = {far_apart: ["gradients, a loss", "of both"], two: ["a sum"] * 2, nothing: []}
+    rounds: dict[Callable[..., Any], list[str]] = {
+        far_apart: ["gradients, a loss", "of both"],
+        effects_in_order: ["told", "made of what is told"],
+        two: ["a sum"] * 2,
+        nothing: [],
+    }
     assert exchanged == rounds.get(program, ["a sum"])
+
+
+def test_exchanges_may_be_made_apart_whatever_they_depend_on() -> None:
+    """Of no rows less may depend on a sum, and all islands must make the same exchanges together."""
+    exchanged: list[list[str]] = [[], []]
+
+    def rows(count: int) -> Callable[[jax.Array], Any]:
+        def program(x: jax.Array) -> Any:
+            first = total(jnp.sum(x), "first")
+            return total(first * 2 if count else jnp.zeros_like(first), "second")
+
+        return program
+
+    for told_of, count in zip(exchanged, (2, 0), strict=True):
+
+        def exchange(arrays: Sequence[HostArray], what: str, told_of: list[str] = told_of) -> list[HostArray]:
+            told_of.append(what)
+            return tripled(arrays)
+
+        x = jnp.ones((count, 3))
+        pieces = Pieces.of(jax.make_jaxpr(rows(count))(x), exchange, apart=True)
+        assert pieces is not None
+        pieces(x)
+    assert exchanged == [["first", "second"]] * 2
 
 
 def test_an_exchange_in_a_loop_leaves_the_program_whole() -> None:
