@@ -46,6 +46,19 @@ def test_keras_fit_is_verified_by_a_callback() -> None:
     assert all(np.array_equal(one, other) for one, other in zip(before, model.get_weights(), strict=True))
 
 
+@pytest.mark.slow
+def test_steps_of_padded_batches_are_verified_where_a_replica_has_no_rows() -> None:
+    x = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    y = (x[:, :1] > 0).astype(np.int32)
+    with jd.MirroredStrategy([f"CPU:{number}" for number in range(4)]).scope():
+        model: Any = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    verify = Verify()
+    model.fit(x, y, batch_size=50, verbose=0, validation_split=0.5, callbacks=[verify])
+    assert len(verify.verdicts) == 2, verify.verdicts
+    assert all(one.right and "not verified" not in str(one) for one in verify.verdicts), verify.verdicts
+
+
 class Total(keras.metrics.Mean):
     """Tells its sum, which every replica adds to."""
 

@@ -93,6 +93,8 @@ class Share:
         """
         if self.count is None:
             return values
+        if not self.rows:  # made-up ones
+            return nothing(values)
         if values.shape[:1] != (self.rows,):
             raise ContextError(
                 f"a value of shape {values.shape} in a step of {self.rows} rows, some of them padding, of which each "
