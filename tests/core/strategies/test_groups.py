@@ -54,8 +54,8 @@ def test_fifty_losses_are_those_of_one_device(replicas: int, each: int, kind: An
 @pytest.mark.parametrize(("shape", "kind"), chosen(SHAPES, KINDS[::-1]))
 def test_lockstep_losses_are_those_of_one_device(shape: tuple[int, int], kind: Any) -> None:
     options: dict[str, Any] = {"min_bytes": 0} if kind is jd.FullyShardedStrategy else {}
-    losses, _, _ = train(grouped(*shape, kind, **options), "lockstep")
-    np.testing.assert_allclose(losses, by_hand(), rtol=1e-5, atol=1e-6)
+    losses, _, _ = train(grouped(*shape, kind, **options), "lockstep", epochs=1)
+    np.testing.assert_allclose(losses, by_hand(epochs=1), rtol=1e-5, atol=1e-6)
 
 
 def spec(variable: Any) -> Any:
@@ -173,7 +173,7 @@ def laid_out(draw: Any) -> Any:
     return tuple(shape), tuple(layout)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(case=laid_out(), kind=st.sampled_from([jd.MirroredStrategy, jd.FullyShardedStrategy]), compiled=st.booleans())
 def test_any_layout_keeps_what_a_variable_is(case: Any, kind: Any, compiled: bool) -> None:
     shape, layout = case
