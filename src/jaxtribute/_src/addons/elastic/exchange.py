@@ -210,12 +210,14 @@ class Islands:
         """Asks an island for something, in another thread; the newcomer is told if it cannot be asked."""
 
         def send() -> None:
-            if self._links.send(rank, lane, head, [], self.silent_s):
-                return
-            ended = self._links.refuses(rank)
+            reached = self._links.send(rank, lane, head, [], self.silent_s)
+            listens = reached or not self._links.refuses(rank)
             with self.lock:
-                if self.newcomer is not None:
-                    self.newcomer.refused(rank, f"island {rank} has ended" if ended else "")
+                newcomer = self.newcomer
+                if newcomer is not None and reached:
+                    newcomer.asked(rank)
+                elif newcomer is not None:
+                    newcomer.unreached(rank, listens=listens)
 
         self._sends.put(send)
 
@@ -394,8 +396,7 @@ class Islands:
 
     def _heard_of_journal(self, island: Island, head: Head, data: bytearray) -> None:
         if head[2] == ASKS:
-            with self.lock:
-                told, parts = answer(self, head[0])
+            told, parts = answer(self, head[0])
             # In the thread of this newcomer's connection: nothing else waits for it.
             self._links.send(island.rank, Lane.JOURNAL, told, [parts], self.silent_s)
             return
