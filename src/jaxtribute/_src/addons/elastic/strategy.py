@@ -112,6 +112,7 @@ class ElasticExtended(StrategyExtended):
             return self._as_replica(fn, args, kwargs)
         if isinstance(fn, Function):
             return fn.run_on(self.strategy)(*args, **dict(kwargs or {}))
+        self.islands_mesh.check_compiled("run")
 
         def body(_: object) -> tuple[EagerStep, Any]:
             # Of its own for each try: what a failed one has written is forgotten with it.
@@ -246,6 +247,9 @@ class ElasticStrategy(Strategy):
       timeout_s: seconds that a wait for islands that are alive may take, such as for one that compiles.
       incarnation: how often this island's process had been started before: above 0 it joins the others where they are.
         By default as `jaxtribute launch --elastic` says, in the environment variable `JAXTRIBUTE_INCARNATION`.
+      virtual_replicas: the number of replicas that the program sees, however many islands there are: these share them,
+        and a step has the same bits on any number of islands. Steps are `jd.function`s then, and what they return and
+        write is the same for all replicas.
       sync_every: steps between two meetings; None for islands that take each step together.
       outer_optimizer: with `sync_every`, the Optax transformation that updates the parameters at a meeting, by the mean
         change (before - after) as their gradient. By default `optax.sgd(0.7, momentum=0.9, nesterov=True)`.
@@ -279,6 +283,7 @@ class ElasticStrategy(Strategy):
         silent_s: float = 5.0,
         timeout_s: float = 300.0,
         incarnation: int | None = None,
+        virtual_replicas: int | None = None,
         sync_every: int | None = None,
         outer_optimizer: optax.GradientTransformation | None = None,
         communication_options: CommunicationOptions | None = None,
@@ -291,6 +296,7 @@ class ElasticStrategy(Strategy):
         local = LocalSettings.checked(sync_every, outer_optimizer, communication_options)
         resolver = cluster_resolver if cluster_resolver is not None else TFConfigClusterResolver()
         addresses, rank = _places(resolver)
+        self._virtual = _checked_virtual(virtual_replicas, len(addresses), sync_every)
         prepare_cpu_backend()
         device = default_devices()[0] if inner is None else inner.extended.mesh.devices[0]
         self._resolver = resolver
@@ -308,13 +314,16 @@ class ElasticStrategy(Strategy):
             )
 
     def _plug(self, inner: Strategy | None, device: Device, local: LocalSettings | None) -> StrategyExtended:
-        self._mesh = IslandMesh([device], self._islands)
+        self._mesh = IslandMesh([device], self._islands, self._virtual)
         return ElasticExtended(self._mesh)
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Number of islands in the view: it changes when one dies. A compiled step is traced again for another."""
-        return len(self._mesh.view.members)
+        """Number of islands in the view, or of virtual replicas.
+
+        The former changes when an island dies: a compiled step is traced again for another number.
+        """
+        return self._mesh.count_in(self._mesh.view)
 
     @property
     def cluster_resolver(self) -> Any:
@@ -458,6 +467,27 @@ class ElasticStrategy(Strategy):
 
 def _refuse(what: str, remedy: str) -> NoReturn:
     raise NotImplementedError(f"ElasticStrategy has no {what} yet. HINT: {remedy}.")
+
+
+def _checked_virtual(count: int | None, islands: int, sync_every: int | None) -> int | None:
+    """The number of virtual replicas, checked.
+
+    Raises:
+      ArgumentError: there are more islands, or these train alone.
+    """
+    if count is None:
+        return None
+    if sync_every is not None:
+        raise ArgumentError(
+            f"virtual_replicas is {count!r}, and sync_every {sync_every!r}: islands that train alone come to what "
+            "depends on their number. HINT: leave one of them out."
+        )
+    if settings.whole("virtual_replicas", count, 1) < islands:
+        raise ArgumentError(
+            f"virtual_replicas is {count}, and there are {islands} islands, each of which has at least one. HINT: pass "
+            f"{islands} or more."
+        )
+    return count
 
 
 def _incarnation() -> int:
