@@ -281,13 +281,15 @@ class Islands:
         return self._tried(parts) or [list(arrays)]
 
     def sum_in_order(self, replicas: Sequence[Sequence[HostArray]], count: int, what: str) -> list[HostArray]:
-        """The sums over virtual replicas of all islands: the same bits on any number of islands.
+        """The sums over replicas of which islands have several: the same bits whoever has which.
 
         Args:
           replicas: the arrays of each of this island's.
           count: the number of all.
           what: names the exchange.
         """
+        # All must agree on the number: parts of another tree would be sums of other replicas.
+        what = f"{what} of {count} replicas"
         sums = self._tried(lambda attempt: self._added(attempt, replicas, Span(0, count), what))
         return [np.zeros_like(array) for array in replicas[0]] if sums is None else list(sums)
 

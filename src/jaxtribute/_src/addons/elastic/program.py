@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from jaxtribute._src.addons.elastic.variables import check_known
 from jaxtribute._src.addons.elastic.virtual import together
 from jaxtribute.errors import TraceError, VariableError
 from jaxtribute.extending import Capture, EagerStep, Programs, slice_sizes, updating
+from jaxtribute.typing import Device
 
 
 class IslandProgram:
@@ -70,19 +72,22 @@ class IslandProgram:
     ) -> tuple[Any, list[Any]]:
         """Runs a try of the step; see `_Compiled.__call__`."""
         mesh, compiled = self._mesh, self.compiled_for(leaves, view)
-        if mesh.virtual is None:
+        if not mesh.replicas.several:
             return compiled, compiled(leaves, within, mesh.place_in(view), blank=blank, is_step=is_step)
-        count, own = mesh.virtual, range(*mesh.own_replicas(view))
-        each = [(replica, mesh.as_replica(replica, lambda: self.compiled_for(leaves, view))) for replica in own]
+        count, own = mesh.count_in(view), range(*mesh.own_replicas(view))
+        each = [mesh.as_replica(replica, lambda: self.compiled_for(leaves, view)) for replica in own]
+        runs: list[Any] = []
+        for replica, device, one in zip(own, itertools.cycle(mesh.replicas.devices), each, strict=False):
+            elsewhere = None if device is mesh.devices[0] else device
+            runs.append(one.replica(leaves, within, replica, elsewhere, blank=blank))
         with jax.default_device(mesh.devices[0]):
-            runs = [one.replica(leaves, within, replica, blank=blank) for replica, one in each]
             sums = together(runs, lambda arrays, what: mesh.islands.sum_in_order(arrays, count, what))
             if is_step:
                 mesh.islands.hold()
             return compiled, compiled.results(leaves, within, sums, blank=blank)
 
     def compiled_for(self, leaves: Sequence[Any], view: View) -> Any:
-        """The program for arguments of such shapes in a view of such a size, or for the virtual replica at hand."""
+        """The program for arguments of such shapes in a view of such a size, or for the replica at hand."""
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         count, place = self._mesh.count_in(view), self._mesh.place_in(view)
         # Which of the arguments are batches is known to the trace alone: the shares of all are asked.
@@ -91,10 +96,12 @@ class IslandProgram:
         compiled = self._compiled.get(key)
         if compiled is None:
             capture, self._first = self._first, None
-            if capture is None or (self._mesh.virtual is None and self._mesh.view_of(capture.executor) != view):
+            if capture is None or (
+                self._mesh.replicas.virtual is None and self._mesh.view_of(capture.executor) != view
+            ):
                 capture = self._retrace(leaves)
             some_empty = any(0 in each for each in sizes)
-            kind = _Compiled if self._mesh.virtual is None else _OfReplicas
+            kind = _OfReplicas if self._mesh.replicas.several else _Compiled
             compiled = self._compiled[key] = kind(capture, self._mesh, apart=some_empty)
         return compiled
 
@@ -226,15 +233,15 @@ def _own(outputs: Sequence[Any], given: Sequence[Any]) -> list[Any]:
 
 
 class _OfReplicas(_Compiled):
-    """A function that was traced for a virtual replica, compiled for its share of the shapes."""
+    """A function that was traced for one of several replicas of an island, compiled for its share of the shapes."""
 
     def _compile(self, apart: bool) -> None:
         capture = self._capture
         pieces = ReplicaPieces.of(capture.closed, self._mesh.islands.sum, apart=apart)
         if pieces is None:
             raise TraceError(
-                "a step of virtual replicas sums between them in a loop or a condition. HINT: sum behind it, or leave "
-                "virtual_replicas= out."
+                "a step sums between replicas in a loop or a condition, and islands have several replicas. HINT: sum "
+                "behind it, or let islands have one device, and no virtual_replicas=."
             )
         assert isinstance(pieces, ReplicaPieces)
         self._pieces = pieces
@@ -245,13 +252,24 @@ class _OfReplicas(_Compiled):
             names = [self.written[number - self.count].name for number in differing if number >= self.count]
             what = f"{', '.join(names)} is written by" if names else "a jd.function returns, or prints after a sum,"
             raise VariableError(
-                f"{what} a value that differs between virtual replicas. HINT: reduce it in the same jd.function, with "
+                f"{what} a value that differs between replicas. HINT: reduce it in the same jd.function, with "
                 "strategy.reduce or ReplicaContext.all_reduce."
             )
 
-    def replica(self, leaves: Sequence[Any], within: EagerStep | None, replica: int, *, blank: bool) -> Any:
-        """What a replica brings to the exchanges; see `ReplicaPieces.contributions`."""
-        return self._pieces.contributions(self._ordered(leaves, self._read(within, replica, blank=blank)))
+    def replica(
+        self, leaves: Sequence[Any], within: EagerStep | None, replica: int, elsewhere: Device | None, *, blank: bool
+    ) -> Any:
+        """What a replica brings to the exchanges; see `ReplicaPieces.contributions`.
+
+        Args:
+          leaves: the arguments.
+          within: as of `__call__`.
+          replica: its number.
+          elsewhere: the device that it runs on, if that is not the one where variables are.
+          blank: as of `__call__`.
+        """
+        given = self._ordered(leaves, self._read(within, replica, blank=blank))
+        return self._pieces.contributions(given if elsewhere is None else jax.device_put(given, elsewhere))
 
     def results(self, leaves: Sequence[Any], within: EagerStep | None, sums: Sequence[Any], *, blank: bool) -> Any:
         """What all replicas have in common, of the sums of the exchanges."""

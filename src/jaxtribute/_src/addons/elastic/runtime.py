@@ -20,7 +20,7 @@ from jaxtribute._src.addons.elastic.pieces import EXCHANGE
 from jaxtribute._src.addons.elastic.steps import FirstValue, Step
 from jaxtribute._src.addons.elastic.values import GlobalBatch
 from jaxtribute._src.addons.elastic.variables import Register
-from jaxtribute._src.addons.elastic.virtual import Span, shares
+from jaxtribute._src.addons.elastic.virtual import Replicas, Span, shares
 from jaxtribute.errors import ContextError
 from jaxtribute.extending import Context, Overlay, ReplicaMesh, TracedProgram, Tracer, slice_sizes
 from jaxtribute.typing import Array, Device, HostArray
@@ -41,14 +41,14 @@ class IslandMesh(ReplicaMesh):
     Args:
       devices: the device; several only of islands that train alone for a while.
       islands: this island among the others.
-      virtual: the number of virtual replicas; None if each island has one replica.
+      replicas: those that the program sees, for whom islands take steps together.
     """
 
-    def __init__(self, devices: Sequence[Device], islands: Islands, virtual: int | None = None) -> None:
+    def __init__(self, devices: Sequence[Device], islands: Islands, replicas: Replicas = Replicas()) -> None:  # noqa: B008
         super().__init__(devices)
-        self.islands, self.virtual = islands, virtual
+        self.islands, self.replicas = islands, replicas
         self._replica = 0
-        """The virtual replica that functions are traced for."""
+        """The replica that functions are traced for, if islands have several."""
         self.register = Register()
         self.register.read, self.register.replaces = self._reads, self._replaces
         self._replaced: Variable | None = None
@@ -154,14 +154,14 @@ class IslandMesh(ReplicaMesh):
 
     def count_in(self, view: View) -> int:
         """The number of replicas in a view."""
-        return self.virtual or len(view.members)
+        return self.replicas.count(view)
 
     def place_in(self, view: View) -> int:
-        """The replica's number in a view: of a virtual one that of the one which is traced."""
-        return self.island_in(view) if self.virtual is None else self._replica
+        """The replica's number in a view: if islands have several, that of the one which is traced."""
+        return self._replica if self.replicas.several else self.island_in(view)
 
     def as_replica(self, replica: int, call: Callable[[], R]) -> R:
-        """Calls a function that traces for a virtual replica."""
+        """Calls a function that traces for a replica, if islands have several."""
         self._replica = replica
         try:
             return call()
@@ -169,9 +169,8 @@ class IslandMesh(ReplicaMesh):
             self._replica = 0
 
     def own_replicas(self, view: View) -> Span:
-        """The virtual replicas of this island; while it replays what it has missed, of the one that it replaces."""
-        assert self.virtual is not None
-        return list(shares(view, self.virtual).values())[self.island_in(view)]
+        """The replicas of this island; while it replays what it has missed, of the one that it replaces."""
+        return list(shares(view, self.count_in(view)).values())[self.island_in(view)]
 
     def island_in(self, view: View) -> int:
         """This island's number in a view; while it replays what it has missed, that of the one that it replaces."""
@@ -221,15 +220,15 @@ class IslandMesh(ReplicaMesh):
         return jax.jit(called_out)(*arrays)
 
     def check_compiled(self, what: str) -> None:
-        """Checks that there are no virtual replicas, which only programs have.
+        """Checks that islands have one replica each: only programs have several.
 
         Raises:
-          ContextError: there are.
+          ContextError: they have several.
         """
-        if self.virtual is not None:
+        if self.replicas.several:
             raise ContextError(
-                f"{what} outside of a jd.function, of {self.virtual} virtual replicas. HINT: call strategy.run and "
-                "strategy.reduce in a jd.function."
+                f"{what} outside of a jd.function, of {self.count_in(self.view)} replicas, of which an island has "
+                "several. HINT: call strategy.run and strategy.reduce in a jd.function."
             )
 
     def agreed(self, value: Any, what: str, settings: str) -> Any:

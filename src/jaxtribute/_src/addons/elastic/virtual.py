@@ -1,4 +1,4 @@
-"""Virtual replicas: how many islands share them, and sums over them in an order that does not depend on the islands.
+"""Replicas of which islands have several: who has which, and sums in an order that does not depend on that.
 
 The order is that of a tree: each half of the replicas is added up by itself, then both. An island adds up what it has
 of the tree, and sends the sums of its subtrees: of four replicas on two islands each sends one, as without virtual
@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxtribute._src.addons.elastic.membership import Island, View
 from jaxtribute._src.addons.elastic.packing import empty
-from jaxtribute.typing import HostArray
+from jaxtribute.typing import Device, HostArray
 
 
 class Span(NamedTuple):
@@ -27,6 +27,27 @@ class Span(NamedTuple):
         """Both halves, of which the first is no larger."""
         middle = (self.start + self.stop) // 2
         return Span(self.start, middle), Span(middle, self.stop)
+
+
+class Replicas(NamedTuple):
+    """The replicas that a program sees.
+
+    Attributes:
+      virtual: their number, if it does not depend on the islands.
+      devices: those of this island, and of each other one.
+    """
+
+    virtual: int | None = None
+    devices: Sequence[Device | None] = (None,)
+
+    @property
+    def several(self) -> bool:
+        """True if an island may have several."""
+        return self.virtual is not None or len(self.devices) > 1
+
+    def count(self, view: View) -> int:
+        """Number of all."""
+        return self.virtual or len(self.devices) * len(view.members)
 
 
 def shares(view: View, count: int) -> dict[Island, Span]:
