@@ -1,4 +1,4 @@
-"""What `ElasticStrategy` is given, checked: its settings, and what the launcher says of the islands."""
+"""Arguments of `ElasticStrategy`, checked: its settings, and where the islands are."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def devices_of(inner: Strategy | None) -> list[Device]:
       ArgumentTypeError: the inner strategy is of another kind, or spans several processes.
     """
     if inner is None:
-        return default_devices()[:1]
+        return list(default_devices()[:1])
     if type(inner) not in (OneDeviceStrategy, MirroredStrategy) or inner.extended.mesh.group:
         raise ArgumentTypeError(
             f"inner is {inner!r}, which is not for an island. HINT: pass jd.OneDeviceStrategy('CPU:0') or "

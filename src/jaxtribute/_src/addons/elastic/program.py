@@ -259,7 +259,7 @@ class _OfReplicas(_Compiled):
     def replica(
         self, leaves: Sequence[Any], within: EagerStep | None, replica: int, elsewhere: Device | None, *, blank: bool
     ) -> Any:
-        """What a replica brings to the exchanges; see `ReplicaPieces.contributions`.
+        """A run of a replica up to its last exchange; see `ReplicaPieces.contributions`.
 
         Args:
           leaves: the arguments.
@@ -272,6 +272,6 @@ class _OfReplicas(_Compiled):
         return self._pieces.contributions(given if elsewhere is None else jax.device_put(given, elsewhere))
 
     def results(self, leaves: Sequence[Any], within: EagerStep | None, sums: Sequence[Any], *, blank: bool) -> Any:
-        """What all replicas have in common, of the sums of the exchanges."""
+        """The results, which all replicas have in common, of the sums of the exchanges."""
         given = self._ordered(leaves, self._read(within, 0, blank=blank))
         return _own(self._pieces.results(given, sums), given)

@@ -81,7 +81,7 @@ def _sum(one: HostArray, other: HostArray) -> HostArray:
 
 
 Brought = Generator[tuple[Sequence[Any], str], Sequence[HostArray]]
-"""What a replica brings to each exchange, for which it is given the sums."""
+"""A replica's run: it gives its arrays for each exchange, and is sent the sums."""
 
 
 def together(
