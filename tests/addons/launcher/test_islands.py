@@ -163,7 +163,12 @@ def test_nobody_is_started_again_after_a_signal_to_the_launcher(number: Signal, 
         (["--elastic", "--ps", "1"], "--elastic with --ps"),
         (["--elastic", "--ray", "auto"], "--elastic with --ray"),
         (["--elastic", "--nodes", "2", "--coordinator", "a:1"], "--elastic with --nodes, --coordinator"),
-        (["--elastic", "--devices-per-worker", "2"], "--elastic with --devices-per-worker 2"),
+        (["--hosts", "a,b"], "--hosts without --elastic"),
+        (["--elastic", "--rejoin"], "--rejoin without --hosts"),
+        (["--elastic", "--hosts", "a,b"], "--node-rank is None, and --hosts names 2 machines"),
+        (["--elastic", "--hosts", "a,b", "--node-rank", "2"], "--node-rank is 2"),
+        (["--elastic", "--hosts", "a,a", "--node-rank", "1"], "names a machine twice"),
+        (["--elastic", "--hosts", "a,b", "--node-rank", "1"], "--hosts without --key"),
     ],
 )
 def test_options_that_make_no_sense_together(
