@@ -162,9 +162,10 @@ def test_an_island_that_was_stopped_ends_when_it_goes_on(late: bool, tmp_path: P
 
 
 @pytest.mark.skipif(not ALL_CASES, reason="JAXTRIBUTE_ALL_CASES is not set")
+@pytest.mark.parametrize("spares", [0, 1])
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_island_is_started_again_alone_and_joins(killed: int, tmp_path: Path) -> None:
-    with job(tmp_path, 2, steps=4000, options=("--max-restarts", "1")) as running:
+def test_a_killed_island_is_started_again_alone_and_joins(killed: int, spares: int, tmp_path: Path) -> None:
+    with job(tmp_path, 2, steps=4000, options=("--max-restarts", "1", "--spares", str(spares))) as running:
         moment = running.signal(signal.SIGKILL, killed, at_step=60)
         before, other = running.told(killed)[-1][0], running.told(1 - killed)[-1][0]
 

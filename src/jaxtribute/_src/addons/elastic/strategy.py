@@ -32,6 +32,7 @@ from jaxtribute._src.addons.elastic.exchange import Islands
 from jaxtribute._src.addons.elastic.executor import IslandReplica, reduced
 from jaxtribute._src.addons.elastic.membership import Island, View
 from jaxtribute._src.addons.elastic.runtime import IslandMesh
+from jaxtribute._src.addons.elastic.spare import await_place
 from jaxtribute._src.addons.elastic.steps import Step
 from jaxtribute._src.addons.elastic.values import GlobalBatch, IslandValue, is_value, stamped
 from jaxtribute._src.addons.elastic.variables import IslandPolicy, IslandVariable
@@ -257,6 +258,7 @@ class ElasticStrategy(Strategy):
         outer_optimizer: optax.GradientTransformation | None = None,
         communication_options: CommunicationOptions | None = None,
     ) -> None:
+        await_place()
         settings.whole("min_islands", min_islands, 1)
         for name, seconds in (("silent_s", silent_s), ("timeout_s", timeout_s)):
             if not (math.isfinite(seconds) and seconds > 0):

@@ -29,6 +29,7 @@ from jaxtribute._src.addons.launcher.leader import report, worst
 from jaxtribute._src.addons.launcher.node import LOOPBACK, LocalNode, Start
 from jaxtribute._src.addons.launcher.options import Options
 from jaxtribute._src.addons.launcher.output import OutputReader, copy_size
+from jaxtribute._src.addons.launcher.spares import Spares, waiting_output
 from jaxtribute._src.addons.launcher.terminal import say
 from jaxtribute.errors import ClusterError, DeadlineError, MissingLibraryError
 from jaxtribute.extending import Address, ExitCode, Folder, Kinds
@@ -124,6 +125,7 @@ class IslandsLauncher:
         ranks = range(self._first, self._first + options.workers)
         self._lives = [Life(rank, incarnation=incarnation) for rank in ranks]
         self._certificates: dict[str, str] = {}
+        self._spares: Spares
         self._done: set[int] = set()
         self._lost: dict[int, Outcome] = {}
         """Islands that are not started again, and their ends, in order."""
@@ -154,6 +156,7 @@ class IslandsLauncher:
         with contextlib.closing(node), contextlib.closing(Folder()) as folder, Family() as family:
             addresses = self._fixed_addresses() or node.reserve()
             self._certificates = self._made_certificates(addresses, Path(folder.path))
+            self._spares = Spares(self._options.spares, lambda: self._spare(node, addresses))
             with Kinds.ATTEMPT.during(self, "0", len(addresses), 1) as attempt:
                 attempt.result = outcome = await self._all(family, node, addresses)
         if outcome.kind is Kind.STOPPED:
@@ -180,13 +183,21 @@ class IslandsLauncher:
             )
         return write_certificates(secret_of_islands(key, addresses), folder)
 
+    def _spare(self, node: LocalNode, addresses: list[str]) -> Program:
+        """The program of a process that is no island yet."""
+        program = node.program(Start(addresses, self._first, len(self._lives), 0), 0, self._certificates)
+        program.output.close()
+        return replace(program, output=waiting_output(shown=not self._options.split), terminal=False)
+
     async def _all(self, family: Family, node: LocalNode, addresses: list[str]) -> Outcome:
         told = asyncio.ensure_future(self._tell(family))
         stopped = asyncio.ensure_future(self._end_stopped())
         lives = [asyncio.ensure_future(self._live(family, node, addresses, life)) for life in self._lives]
         try:
+            self._spares.fill(family)
             await asyncio.gather(*lives)
         finally:
+            self._spares.close()
             for task in (told, stopped, *lives):
                 task.cancel()
         return self._judged()
@@ -234,7 +245,7 @@ class IslandsLauncher:
             program = node.program(start, rank - self._first, self._certificates)
             program.environment = {**program.environment, INCARNATION: str(life.incarnation)}
             begun = time.monotonic()
-            code = await _once(family, life, program)
+            code = await self._once(family, life, program)
             if code == 0:
                 self._done.add(rank)
                 return
@@ -255,6 +266,23 @@ class IslandsLauncher:
                 return
             life.incarnation += 1
             self._inform(f"starts island {rank} again, alone ({self._budget.described(outcome.kind)})")
+
+    async def _once(self, family: Family, life: Life, program: Program) -> int:
+        """Runs one process of an island to the end of its output; its return code."""
+        try:
+            # The first ones start at the same time as the spares.
+            again = life.incarnation > 0
+            started = (
+                self._spares.start(family, life.rank, program) if again else start_rank(family, life.rank, program)
+            )
+            life.process, life.reader, end = started
+            code = await end
+            life.process = None
+            await life.reader.finish(DRAIN_S)
+            return code
+        finally:
+            life.process = None
+            program.output.close()
 
     @property
     def _is_ending(self) -> bool:
@@ -287,19 +315,6 @@ class IslandsLauncher:
     def _inform(self, text: str) -> None:
         if not self._options.quiet:
             say(text)
-
-
-async def _once(family: Family, life: Life, program: Program) -> int:
-    """Runs one process of an island to the end of its output; its return code."""
-    try:
-        life.process, life.reader, end = start_rank(family, life.rank, program)
-        code = await end
-        life.process = None
-        await life.reader.finish(DRAIN_S)
-        return code
-    finally:
-        life.process = None
-        program.output.close()
 
 
 def _outcome(code: int, rank: int, program: Program) -> Outcome:

@@ -83,6 +83,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--elastic", action="store_true", help="start a process that dies again alone, while the others go on"
     )
     again.add_argument("--min-islands", type=_count, metavar="M", help="with --elastic: end if fewer are left (1)")
+    again.add_argument(
+        "--spares", type=_number, default=0, metavar="N", help="with --elastic: processes that wait for a place (0)"
+    )
     islands = parser.add_argument_group(
         "islands on several machines", "with --elastic, --key and --node-rank; the same command on each machine"
     )
@@ -168,6 +171,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         min_islands=(arguments.min_islands or 1) if arguments.elastic else None,
         hosts=arguments.hosts,
         port=arguments.port,
+        spares=arguments.spares,
         rejoins=arguments.rejoin,
         grace_s=arguments.grace,
         save_s=arguments.save_time,
@@ -276,9 +280,10 @@ def _refuse_for_islands(arguments: argparse.Namespace) -> None:
     workers = arguments.workers or 1
     if not arguments.elastic:
         alone = [*_given(arguments, "--min-islands"), *["--hosts"][: len(arguments.hosts)]]
-        if alone or arguments.rejoin:
+        alone += [name for name in ("--rejoin", "--spares") if getattr(arguments, name[2:])]
+        if alone:
             raise ArgumentError(
-                f"{', '.join(alone) or '--rejoin'} without --elastic. HINT: give both; --min-workers and --nodes are "
+                f"{', '.join(alone)} without --elastic. HINT: give both; --min-workers and --nodes are "
                 "for jobs that start again as a whole."
             )
         return
@@ -289,6 +294,12 @@ def _refuse_for_islands(arguments: argparse.Namespace) -> None:
         raise ArgumentError(
             f"--elastic with {', '.join(wrong)}: no island hosts anything for the others. HINT: leave one of the two "
             "out; --hosts names several machines, and --min-islands says how many suffice."
+        )
+    if arguments.spares and (not arguments.max_restarts or arguments.gpus_per_worker):
+        raise ArgumentError(
+            f"--spares {arguments.spares} with --max-restarts {arguments.max_restarts} and --gpus-per-worker "
+            f"{arguments.gpus_per_worker}. HINT: spares take the places of islands that are started again, with "
+            "--max-restarts, and none has GPUs before it has a place."
         )
     if arguments.hosts:
         _check_hosts(arguments)
