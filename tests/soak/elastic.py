@@ -4,8 +4,9 @@
 
 Prints seconds from a kill to the next finished step, from a kill to the first step of the process that was started
 again, and the steps that were computed again. Checks that each example was seen once, and that all have learned the
-same. Each kill comes when all islands are there, at a random moment; every second one hits the first. Of three islands
-and more, every tenth kill hits two at once, and every tenth a second one while the others recover from the first.
+same; with `--virtual 6` that it is to the bit what one island learns which nobody kills. Each kill comes when all
+islands are there, at a random moment; every second one hits the first. Of three islands and more, every tenth kill hits
+two at once, and every tenth a second one while the others recover from the first.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tests.support.processes import free_ports
 DEADLINE_S = 120.0
 BATCH = 6
 PACE_S = 0.02
+VIRTUAL = "SOAK_VIRTUAL"
 
 
 def island(folder: Path, steps: int) -> None:
@@ -39,7 +41,8 @@ def island(folder: Path, steps: int) -> None:
 
     import jaxtribute as jd
 
-    strategy = jd.experimental.ElasticStrategy(timeout_s=DEADLINE_S)
+    virtual, pace_s = int(os.environ.get(VIRTUAL, "0")) or None, float(os.environ.get("PACE", PACE_S))
+    strategy = jd.experimental.ElasticStrategy(timeout_s=DEADLINE_S, virtual_replicas=virtual)
     with strategy.scope():
         w = jd.Variable(jnp.zeros(4))
         seen = jd.Variable(jnp.zeros(steps, jnp.int32), aggregation="SUM")
@@ -61,7 +64,7 @@ def island(folder: Path, steps: int) -> None:
             replays = replays and islands.newcomer is not None
             file.write(f"{os.getpid()} {number} {time.time()} {islands.again} {int(not replays)}\n")
             if not replays:
-                time.sleep(PACE_S)
+                time.sleep(pace_s)
     np.savez(folder / f"result-{strategy.island}.npz", seen=np.asarray(seen), w=np.asarray(w))
 
 
@@ -197,6 +200,18 @@ class Run:
         for result in results:
             np.testing.assert_array_equal(result["seen"], np.full(self.steps, BATCH))
             np.testing.assert_array_equal(result["w"], results[0]["w"])
+        if os.environ.get(VIRTUAL):
+            np.testing.assert_array_equal(results[0]["w"], self._alone())
+
+    def _alone(self) -> Any:
+        """What one island learns that nobody kills."""
+        folder = self.folder / "alone"
+        folder.mkdir()
+        command = [sys.executable, "-m", "tests.soak.elastic", "--folder", str(folder), "--steps", str(self.steps)]
+        env = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"} | {"PACE": "0"}
+        subprocess.run(command, env=env, check=True, timeout=DEADLINE_S)
+        with np.load(folder / "result-0.npz") as result:
+            return result["w"]
 
 
 @contextlib.contextmanager
@@ -250,11 +265,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fork", action="store_true", help="start processes that have all imported: many more kills")
+    parser.add_argument("--virtual", type=int, default=0, help="so many virtual replicas")
     parser.add_argument("--folder", type=Path)
     arguments = parser.parse_args()
     if arguments.folder is not None:
         island(arguments.folder, arguments.steps)
         return
+    if arguments.virtual:
+        os.environ[VIRTUAL] = str(arguments.virtual)
     # A process that is started again takes some seconds, and the others go on meanwhile.
     steps = arguments.steps or 400 * (arguments.kills + 1)
     print(json.dumps(soak(arguments.islands, arguments.kills, steps, arguments.seed, arguments.fork)))

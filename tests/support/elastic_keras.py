@@ -5,6 +5,9 @@
 Each island tells in `FOLDER/island-RANK` its process and each batch that it has finished, and the number of islands; at
 its end it writes what `fit` has returned, and what `evaluate` says, to `FOLDER/history-RANK.json`. After each batch it
 rests for PACE seconds. Without PACE, Keras trains alone, and writes `FOLDER/alone.json`.
+
+With VIRTUAL in the environment islands have so many virtual replicas, the model has layers that draw random numbers and
+that take statistics of a batch, and alone it trains on one island.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import jaxtribute as jd
 
 EXAMPLES, BATCH = 100, 8
 """The last batch of an epoch is smaller, and islands do not divide it."""
+VIRTUAL = int(os.environ.get("VIRTUAL", "0")) or None
 
 
 def trained(strategy: jd.Strategy | None, epochs: int, *callbacks: keras.callbacks.Callback) -> dict[str, Any]:
@@ -35,7 +39,9 @@ def trained(strategy: jd.Strategy | None, epochs: int, *callbacks: keras.callbac
     x = chance.normal(size=(EXAMPLES, 4)).astype(np.float32)
     y = np.sin(x.sum(1, keepdims=True))
     with strategy.scope() if strategy is not None else contextlib.nullcontext():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(1)])
+        more = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.2)] if VIRTUAL else []
+        hidden = keras.layers.Dense(16, activation="tanh")
+        model = keras.Sequential([keras.Input((4,)), hidden, *more, keras.layers.Dense(1)])
         model.compile(optimizer=keras.optimizers.Adam(1e-2), loss="mse", metrics=["mae"])
     quiet: Any = 0
     history = model.fit(
@@ -64,10 +70,11 @@ class Telling(keras.callbacks.Callback):
 def main() -> None:
     folder, epochs = Path(sys.argv[1]), int(sys.argv[2])
     if len(sys.argv) == 3:
-        (folder / "alone.json").write_text(json.dumps(trained(None, epochs)))
+        alone = jd.experimental.ElasticStrategy(virtual_replicas=VIRTUAL) if VIRTUAL else None
+        (folder / "alone.json").write_text(json.dumps(trained(alone, epochs)))
         return
     pace_s = float(sys.argv[3])
-    strategy = jd.experimental.ElasticStrategy(timeout_s=100)
+    strategy = jd.experimental.ElasticStrategy(timeout_s=100, virtual_replicas=VIRTUAL)
     history = trained(strategy, epochs, Telling(folder, strategy, pace_s))
     (folder / f"history-{strategy.island}.json").write_text(json.dumps([history, strategy.islands]))
 

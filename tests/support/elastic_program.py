@@ -3,7 +3,8 @@
     python elastic_program.py FOLDER STEPS
 
 Each island tells in `FOLDER/island-RANK` its process and each step that it has finished, and when; at its end it writes
-what it has learned, and how often it has seen each example, to `FOLDER/result-RANK.npz`.
+what it has learned, and how often it has seen each example, to `FOLDER/result-RANK.npz`. After each step it rests for
+PACE seconds, of the environment.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import optax
 
 import jaxtribute as jd
 
+PACE_S = float(os.environ.get("PACE", "0"))
 SIZES = (8, 5, 1)
 """Examples of the batches in turn: some islands get fewer than others, and some none."""
 Batch = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]
@@ -71,12 +73,14 @@ def expected(steps: int) -> dict[str, np.ndarray[Any, Any]]:
     return {name: np.asarray(value) for name, value in parameters.items()}
 
 
-def told(strategy: jd.experimental.ElasticStrategy, folder: Path, data: list[Batch]) -> Iterator[tuple[int, Any]]:
+def told(strategy: Any, folder: Path, data: list[Batch]) -> Iterator[tuple[int, Any]]:
     """The batches; says after each what this island has come to."""
     with (folder / f"island-{strategy.island}").open("a", buffering=1) as file:
         for number, batch in enumerate(strategy.experimental_distribute_dataset(data)):
             yield number, batch
             file.write(f"{os.getpid()} {number} {time.time()} {strategy.view}\n")
+            if strategy.extended.islands_mesh.islands.newcomer is None:
+                time.sleep(PACE_S)
 
 
 def main(folder: Path, steps: int) -> None:

@@ -17,10 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tests.addons.elastic.test_exchange import islands, summing, together
 from tests.addons.elastic.test_strategy import Job, Killed
 
 import jaxtribute as jd
-from jaxtribute._src.addons.elastic.journal import Journal, entries_in, rebuilt
+from jaxtribute._src.addons.elastic.joining import ASKS
+from jaxtribute._src.addons.elastic.journal import Entry, Journal, entries_in, rebuilt
+from jaxtribute._src.addons.elastic.links import Lane, Links
 from jaxtribute._src.addons.elastic.membership import Island, View
 from jaxtribute.errors import ClusterError
 from replicas import here
@@ -260,7 +263,7 @@ def large() -> jax.Array:
 
 def test_an_island_of_a_job_that_has_ended_is_told() -> None:
     with pytest.raises(ClusterError, match="no other island trains: island 0 has ended"):
-        Job(2).strategy(1, 1)
+        Job(2, timeout_s=2.0).strategy(1, 1)
 
 
 def test_results_are_kept_as_they_are() -> None:
@@ -271,7 +274,7 @@ def test_results_are_kept_as_they_are() -> None:
     journal.note_read(4, jnp.arange(3))
     journal.append("second", view, [])
     journal.note_read(5, jnp.zeros(1 << 17))
-    first, second, end = entries_in(journal.answer(0, view))
+    first, second, end = entries_in(journal.answer(0, view)[1])
     made = rebuilt(first.plain, first.arrays, None, first.view)
     assert jax.tree.structure(made) == jax.tree.structure(nest)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), made["b"], nest["b"])
@@ -280,13 +283,13 @@ def test_results_are_kept_as_they_are() -> None:
     assert end.reads == {5: None}
     journal.append("third", view, object())
     assert "step 2 (third) gave a object" in journal.problem
-    data = bytearray(journal.answer(0, view))
+    data = bytearray(journal.answer(0, view)[1])
     data[20] ^= 1
     with pytest.raises(ValueError, match="checksum"):
         entries_in(data)
 
 
-def test_an_island_that_ends_before_the_others_have_met_it_joins_them() -> None:
+def test_an_island_that_ends_before_the_others_have_met_it_joins_them(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(2)
 
     def body(strategy: jd.Strategy) -> float:
@@ -299,11 +302,46 @@ def test_an_island_that_ends_before_the_others_have_met_it_joins_them() -> None:
             return body(strategy)
 
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(first)
-        job.await_start(0)
+        futures: list[Any] = []
+
+        def refuses(links: Links, rank: int) -> bool:
+            if not futures:  # the other one begins to listen after it was asked
+                futures.append(pool.submit(first))
+                return True
+            return is_refused(links, rank)
+
+        is_refused = Links.refuses
+        monkeypatch.setattr(Links, "refuses", refuses)
         with contextlib.closing(job.strategy(1, 1)) as strategy:
             assert body(strategy) == 1.0
-            assert future.result(timeout=DEADLINE_S) == 1.0
+            assert futures[0].result(timeout=DEADLINE_S) == 1.0
+
+
+class Slow:
+    """Stands for an array that is still being computed."""
+
+    def __init__(self) -> None:
+        self.asked, self.done = threading.Event(), threading.Event()
+        self.took_too_long = False
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        self.asked.set()
+        self.took_too_long = not self.done.wait(5.0)
+        return np.zeros(1)
+
+
+def test_a_newcomer_that_waits_for_a_result_holds_nobody_up() -> None:
+    slow: Any = Slow()
+    slow.nbytes = 8
+    with islands(2) as (one, other):
+        one.journal.add(Entry("a step", one.view, ["numpy", 0], [slow], {}))
+        other.later(0, Lane.JOURNAL, (0, 0, ASKS))
+        try:
+            assert slow.asked.wait(DEADLINE_S)
+            assert together([one, other], lambda island: int(summing(island, 1)[0])) == [2, 2]
+            assert not slow.took_too_long
+        finally:
+            slow.done.set()
 
 
 def test_a_result_that_was_deleted_is_said_to_be_gone() -> None:
@@ -314,5 +352,5 @@ def test_a_result_that_was_deleted_is_said_to_be_gone() -> None:
     journal.append("another", view, jnp.zeros(2))
     assert re.match(r"the result of step 0 \(a step\) is gone: .*deleted", journal.entries[0].problem)
     assert journal.entries[1].problem == journal.entries[0].problem
-    (entry, second, _) = entries_in(journal.answer(0, view))
+    (entry, second, _) = entries_in(journal.answer(0, view)[1])
     assert entry.problem == second.problem == journal.problem

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
 
 from jaxtribute._src.addons.elastic.links import Lane, Links
 from jaxtribute._src.addons.elastic.membership import Island
+from jaxtribute._src.addons.elastic.traffic import Head, Traffic
 from processes import free_ports
 
 
@@ -50,3 +52,29 @@ def test_a_process_is_dead_when_all_that_it_has_said_is_heard() -> None:
     finally:
         other.close()
         own.close()
+
+
+def test_what_is_left_for_an_island_that_was_left_out_is_never_sent_to_it() -> None:
+    """A machine comes back: what it was given before must not go there under a new connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    reachable, heard = False, list[tuple[Head, bytes]]()
+
+    def connect(rank: int) -> socket.socket | None:
+        return socket.create_connection(listener.getsockname()) if reachable else None
+
+    sender = Traffic(connect, lambda *_: None, looks=False)
+    receiver = Traffic(lambda _: None, lambda _, head, data: heard.append((head, bytes(data))), looks=False)
+    try:
+        sender.post([1], (0, 5, 0), [b"of an old view"])
+        assert not sender.has_sent([1])
+        sender.keep([0, 2])
+        reachable = True
+        sender.post([1], (2, 9, 0), [b"of a new view"])
+        until(lambda: bool(sender.move(0.01) or sender.has_sent([1])))
+        receiver.add(Island(0), listener.accept()[0])
+        until(lambda: bool(receiver.move(0.01) or heard))
+        assert heard == [((2, 9, 0), b"of a new view")]
+    finally:
+        sender.close()
+        receiver.close()
+        listener.close()

@@ -17,6 +17,7 @@ import pytest
 from tests.addons.elastic.test_strategy import Job, Killed, batches
 
 import jaxtribute as jd
+from jaxtribute._src.addons.elastic.membership import Island
 from jaxtribute._src.addons.elastic.shares import bounds
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, VariableError
 from replicas import here
@@ -252,7 +253,92 @@ def test_what_a_dead_island_has_learned_alone_is_lost(moment: int) -> None:
         simulated.check(trained, rank)
 
 
+def test_what_the_collector_has_taken_on_one_island_is_no_concern_of_the_others() -> None:
+    data = batches([4, 4, 4])
+
+    def body(strategy: Any) -> Any:
+        trained = Trained(strategy)
+        with strategy.scope():
+            lost = [jd.Variable(1.0, name="lost"), jd.Variable(2.0, trainable=False, aggregation="MEAN", name="mean")]
+        for batch in strategy.experimental_distribute_dataset(data):
+            if strategy.island:
+                lost.clear()
+            trained.step(batch)
+        return trained
+
+    results = LocalJob([1, 1], sync_every=1, outer_optimizer=OUTER).run(body)
+    same_bits(results)
+    simulated = Simulated(OUTER, [(0, 1), (1, 1)])
+    for batch in data:
+        simulated.window([batch])
+    simulated.check(results[0], 0)
+
+
+def test_an_island_without_rows_takes_nothing_from_a_step() -> None:
+    """Two batches of one example: the second island has none, and a step that updates nothing writes nothing either."""
+
+    def body(strategy: Any) -> Any:
+        with strategy.scope():
+            w = jd.Variable(jnp.ones(4), name="w")
+            jd.Optimizer(optax.sgd(1.0), [w])
+            mean = jd.Variable(3.0, trainable=False, aggregation="MEAN", name="mean")
+            seen = jd.Variable(0, aggregation="SUM", name="seen")
+
+        def replica(x: jax.Array, y: jax.Array) -> None:
+            mean.assign(jnp.mean(y))  # of no rows: NaN
+            seen.assign_add(jnp.int32(1))
+
+        step = jd.function(lambda *batch: strategy.run(replica, batch))
+        for batch in strategy.experimental_distribute_dataset(data):
+            step(*batch)
+        own = int(seen)
+        strategy.synchronize()
+        return own, int(seen), float(mean), np.asarray(w)
+
+    data = batches([1, 1])
+    # No step has updated a parameter, so no example counts: whoever was there does, alike.
+    target = float(data[1][1][0])
+    results = LocalJob([1, 1], sync_every=5, outer_optimizer=OUTER).run(body)
+    assert [own for own, *_ in results] == [2, 0]
+    for _, seen, mean, w in results:
+        assert seen == 2
+        np.testing.assert_allclose(mean, (target + 3) / 2, rtol=1e-6)
+        np.testing.assert_array_equal(w, np.ones(4))
+
+
 DEADLINE_S = 60.0
+
+
+def test_an_island_that_comes_back_before_the_first_meeting_begins_as_the_others_did() -> None:
+    data = batches([8, 7, 5, 4])
+    job = LocalJob([1, 1], sync_every=2, outer_optimizer=OUTER)
+
+    def first() -> Trained:
+        with contextlib.closing(job.strategy(0)) as strategy:
+            trained = Trained(strategy)
+
+            def each(number: int) -> None:
+                if number == 1:  # the other one is taken in at the meeting that follows
+                    end = time.monotonic() + DEADLINE_S
+                    while Island(1, 1) not in strategy.extended.mesh.islands.view.members:
+                        assert time.monotonic() < end
+                        time.sleep(0.01)
+
+            return trained.run(data, each)
+
+    def second() -> Trained:
+        with contextlib.closing(job.strategy(1)) as strategy:
+            Trained(strategy)
+        with contextlib.closing(job.strategy(1, 1)) as strategy:
+            return Trained(strategy).run(data)
+
+    with ThreadPoolExecutor(2) as pool:
+        results = [future.result(2 * DEADLINE_S) for future in [pool.submit(first), pool.submit(second)]]
+    same_bits(results)
+    assert results[0].losses[:2] == results[1].losses[:2]
+    slots = [trained.strategy.outer_optimizer.variables for trained in results]
+    for mine, theirs in zip(*slots, strict=True):
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
 
 
 def outside(trained: Trained, number: int, read: list[float]) -> None:

@@ -1,6 +1,7 @@
 """Islands that the launcher starts again one by one; scripts of the shell stand for programs."""
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -37,10 +38,17 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def go(script: str, *, send: Callable[[IslandsLauncher], None] | None = None, least: int = 1, **more: Any) -> int:
+def go(
+    script: str,
+    *,
+    send: Callable[[IslandsLauncher], None] | None = None,
+    least: int = 1,
+    bare: bool = False,
+    **more: Any,
+) -> int:
     """Runs a job of two islands, or as many as are asked for; `send` is called once all have left a line."""
     settings: dict[str, Any] = {"workers": 2, "grace_s": 0.3} | more
-    options = Options(command=("sh", "-c", RECORD + script), **settings)
+    options = Options(command=("sh", "-c", script if bare else RECORD + script), **settings)
 
     async def job() -> int:
         launcher = IslandsLauncher(options, least)
@@ -143,6 +151,34 @@ def test_a_stopped_island_does_not_hold_up_the_end(capsys: pytest.CaptureFixture
     assert "island 1 was stopped by a signal, and the others are done" in capsys.readouterr().err
 
 
+SPARE = """
+if test -n "$JAXTRIBUTE_SPARE"; then
+    test -z "$TF_CONFIG" || exit 3
+    told=$(cat /dev/fd/$JAXTRIBUTE_SPARE)
+    echo "${told:-nothing}" >> spares
+    exit 0
+fi
+"""
+
+
+@pytest.mark.slow
+def test_a_spare_takes_the_place_of_an_island_that_dies(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is told who it is, and another one waits after it, which is told nothing."""
+    spares = Path("spares")
+
+    def told() -> list[str]:
+        return spares.read_text().splitlines() if spares.exists() else []
+
+    await_spare = "until test -s spares; do sleep 0.02; done"
+    script = SPARE + RECORD + f"test $index = 1 && kill -9 $$; {await_spare}"
+    assert go(script, bare=True, workers=2, max_restarts=1, spares=1) == 0
+    environment = json.loads(told()[0])
+    assert json.loads(environment["TF_CONFIG"])["task"]["index"] == 1
+    assert environment["JAXTRIBUTE_INCARNATION"] == "1"
+    assert starts() == [(0, 0), (1, 0)]
+    assert "starts island 1 again, alone (1 of 1 restarts)" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(Signal.SIGINT, 130), (Signal.SIGTERM, 75)])
 def test_nobody_is_started_again_after_a_signal_to_the_launcher(number: Signal, code: int) -> None:
@@ -163,7 +199,14 @@ def test_nobody_is_started_again_after_a_signal_to_the_launcher(number: Signal, 
         (["--elastic", "--ps", "1"], "--elastic with --ps"),
         (["--elastic", "--ray", "auto"], "--elastic with --ray"),
         (["--elastic", "--nodes", "2", "--coordinator", "a:1"], "--elastic with --nodes, --coordinator"),
-        (["--elastic", "--devices-per-worker", "2"], "--elastic with --devices-per-worker 2"),
+        (["--hosts", "a,b"], "--hosts without --elastic"),
+        (["--elastic", "--rejoin"], "--rejoin without --hosts"),
+        (["--spares", "1"], "--spares without --elastic"),
+        (["--elastic", "--spares", "1"], "--spares 1 with --max-restarts 0"),
+        (["--elastic", "--hosts", "a,b"], "--node-rank is None, and --hosts names 2 machines"),
+        (["--elastic", "--hosts", "a,b", "--node-rank", "2"], "--node-rank is 2"),
+        (["--elastic", "--hosts", "a,a", "--node-rank", "1"], "names a machine twice"),
+        (["--elastic", "--hosts", "a,b", "--node-rank", "1"], "--hosts without --key"),
     ],
 )
 def test_options_that_make_no_sense_together(

@@ -103,8 +103,9 @@ class Common:
           VariableError: there are other parameters than when it was made.
         """
         current = {self._register.number(variable): variable for variable in self.parameters}
-        changed = current.keys() != self._parameters.keys()
-        if self._optimizer is None or (changed and not self._used):
+        # Those that are gone keep their slots, and change no more.
+        more = not current.keys() <= self._parameters.keys()
+        if self._optimizer is None or (more and not self._used):
             self._parameters.clear()
             if not current:
                 raise VariableError("there is no parameter yet. HINT: make the model and its jd.Optimizer before.")
@@ -113,7 +114,7 @@ class Common:
             with self._at_home():
                 copies = jax.tree.map(self._copied, nests[0] if len(nests) == 1 else nests, is_leaf=_is_variable)
                 self._optimizer = Optimizer(self._transform, copies)
-        elif changed:
+        elif more:
             names = [v.name for number, v in current.items() if number not in self._parameters]
             raise VariableError(
                 f"parameters {names} were made after the islands had met, and the outer optimizer has no slots for "
@@ -149,15 +150,18 @@ class Common:
 
     # A meeting.
 
-    def message(self, examples: int, *, silent: bool) -> list[HostArray]:
+    def message(self, examples: int, living: HostArray, *, silent: bool) -> list[HostArray]:
         """Makes the message that this island sends.
 
         Args:
           examples: the number of examples since the last meeting.
+          living: for each number of a variable whether all islands still have it: Python's collector may have taken
+            what no program can reach from some of them.
           silent: True if it has taken no step since, and only listens.
         """
         arrays: list[HostArray] = [np.int64(_SILENT if silent else examples)[None]]
-        self._meeting = [(number, v, kind) for number, v in self._register.alive().items() if (kind := self.kind_of(v))]
+        alive = [(number, v) for number, v in self._register.alive().items() if living[number]]
+        self._meeting = [(number, v, kind) for number, v in alive if (kind := self.kind_of(v))]
         for number, variable, kind in self._meeting:
             if kind in (Kind.PARAMETER, Kind.SUM) and number not in self._parameters and number not in self._counted:
                 raise VariableError(
@@ -212,7 +216,12 @@ class Common:
         of_copies = {id(self._parameters[n]): change for (n, _, kind), change in changes if kind is Kind.PARAMETER}
         optimizer, self._used = self.optimizer, True
         with self._at_home():
-            grads = jax.tree.map(lambda copy: jnp.asarray(of_copies[id(copy)]), optimizer.nest, is_leaf=_is_variable)
+
+            def change_of(copy: Variable) -> jax.Array:
+                change = of_copies.get(id(copy))
+                return jnp.zeros_like(copy.stored) if change is None else jnp.asarray(change)
+
+            grads = jax.tree.map(change_of, optimizer.nest, is_leaf=_is_variable)
             optimizer.apply_gradients(grads, reduce_op=None)
 
     # For an island that joins.

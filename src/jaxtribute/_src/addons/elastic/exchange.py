@@ -27,6 +27,7 @@ from jaxtribute._src.addons.elastic.packing import Parcel
 from jaxtribute._src.addons.elastic.presence import Presence
 from jaxtribute._src.addons.elastic.progress import Progress
 from jaxtribute._src.addons.elastic.traffic import Head
+from jaxtribute._src.addons.elastic.virtual import Span, added, shares, subtrees
 from jaxtribute.errors import ClusterError, DeadlineError, JaxtributeError
 from jaxtribute.typing import HostArray
 
@@ -210,12 +211,14 @@ class Islands:
         """Asks an island for something, in another thread; the newcomer is told if it cannot be asked."""
 
         def send() -> None:
-            if self._links.send(rank, lane, head, [], self.silent_s):
-                return
-            ended = self._links.refuses(rank)
+            reached = self._links.send(rank, lane, head, [], self.silent_s)
+            listens = reached or not self._links.refuses(rank)
             with self.lock:
-                if self.newcomer is not None:
-                    self.newcomer.refused(rank, f"island {rank} has ended" if ended else "")
+                newcomer = self.newcomer
+                if newcomer is not None and reached:
+                    newcomer.asked(rank)
+                elif newcomer is not None:
+                    newcomer.unreached(rank, listens=listens)
 
         self._sends.put(send)
 
@@ -277,6 +280,37 @@ class Islands:
 
         return self._tried(parts) or [list(arrays)]
 
+    def sum_in_order(self, replicas: Sequence[Sequence[HostArray]], count: int, what: str) -> list[HostArray]:
+        """The sums over replicas of which islands have several: the same bits whoever has which.
+
+        Args:
+          replicas: the arrays of each of this island's.
+          count: the number of all.
+          what: names the exchange.
+        """
+        # All must agree on the number: parts of another tree would be sums of other replicas.
+        what = f"{what} of {count} replicas"
+        sums = self._tried(lambda attempt: self._added(attempt, replicas, Span(0, count), what))
+        return [np.zeros_like(array) for array in replicas[0]] if sums is None else list(sums)
+
+    def _added(
+        self, attempt: Attempt, replicas: Sequence[Sequence[HostArray]], whole: Span, what: str
+    ) -> Sequence[HostArray] | None:
+        spans = {island: subtrees(own, whole) for island, own in shares(attempt.view, whole.stop).items()}
+        first = shares(attempt.view, whole.stop)[self.me].start
+        single = {Span(first + place, first + place + 1): arrays for place, arrays in enumerate(replicas)}
+        parts = {span: added(span, single) for span in spans[self.me]}
+        like = Parcel(next(iter(parts.values())), what)
+        for number in range(max(map(len, spans.values()))):
+            mine = spans[self.me][number : number + 1]
+            senders = [other for other in self._others(attempt) if number < len(spans[other])]
+            parcels = dict.fromkeys(self._others(attempt), Parcel(parts[mine[0]], what)) if mine else {}
+            got = self._exchanged(attempt, parcels, senders)
+            if got is None:
+                return None
+            parts |= {spans[other][number]: like.opened(other, self.me, got[other]) for other in senders}
+        return added(whole, parts)
+
     def _tried(self, exchange: Callable[[Attempt], R | None]) -> R | None:
         """Results of an exchange; None if the step has failed."""
         attempt = self._attempt
@@ -300,22 +334,27 @@ class Islands:
         got = self._exchanged(attempt, dict.fromkeys(members, Parcel(own, parcel.what)))
         return None if got is None else parcel.put_together(parts, self.me, own, got)
 
-    def _exchanged(self, attempt: Attempt, parcels: dict[Island, Parcel]) -> dict[Island, memoryview] | None:
-        """Sends each other island its parcel, and waits for theirs; None if the view has changed."""
+    def _exchanged(
+        self, attempt: Attempt, parcels: dict[Island, Parcel], senders: Sequence[Island] | None = None
+    ) -> dict[Island, memoryview] | None:
+        """Sends other islands their parcels, and waits for those of `senders`, or all; None if the view has changed."""
         if attempt.failed or attempt.error is not None:
             return None
         head = (attempt.view.number, attempt.step, attempt.place)
         attempt.place += 1
-        self._mail.post({other: parcels[other] for other in self._others(attempt)}, head)
-        got = self._awaited(attempt, head)
+        self._mail.post({other: parcels[other] for other in self._others(attempt) if parcels}, head)
+        got = self._awaited(attempt, head, senders)
         if got is None:
             attempt.failed = True
         return got
 
-    def _awaited(self, attempt: Attempt, head: Head) -> dict[Island, memoryview] | None:
+    def _awaited(
+        self, attempt: Attempt, head: Head, senders: Sequence[Island] | None = None
+    ) -> dict[Island, memoryview] | None:
         others, start = self._others(attempt), time.monotonic()
-        complete = lambda: self.view is not attempt.view or self._mail.is_complete(head, others)  # noqa: E731
-        missing = lambda: self._mail.missing(head, others)  # noqa: E731
+        whom = others if senders is None else senders
+        complete = lambda: self.view is not attempt.view or self._mail.is_complete(head, whom, others)  # noqa: E731
+        missing = lambda: self._mail.missing(head, whom)  # noqa: E731
         try:
             self._await(complete, f"take part in step {attempt.step}", missing, self._mail.traffic.move)
         except JaxtributeError as error:
@@ -394,8 +433,7 @@ class Islands:
 
     def _heard_of_journal(self, island: Island, head: Head, data: bytearray) -> None:
         if head[2] == ASKS:
-            with self.lock:
-                told, parts = answer(self, head[0])
+            told, parts = answer(self, head[0])
             # In the thread of this newcomer's connection: nothing else waits for it.
             self._links.send(island.rank, Lane.JOURNAL, told, [parts], self.silent_s)
             return

@@ -65,7 +65,7 @@ class IslandReplica(Overlay):
         self.standpoint = InIsland(below.standpoint)
         self._mesh = mesh
         view = mesh.view
-        self._sizes = [slice_sizes(total, len(view.members)) for total in totals]
+        self._sizes = [slice_sizes(total, mesh.count_in(view)) for total in totals]
         self._at = mesh.place_in(view)
         self.rows: int | None = self._sizes[0][self._at] if self._sizes else None
         """The number of the replica's own examples, if it is given any batch."""
@@ -97,7 +97,7 @@ class IslandReplica(Overlay):
 
     def _gathered(self, value: Array, axis: int) -> Any:
         own = value.shape[axis]
-        count = len(self._mesh.view.members)
+        count = self._mesh.count_in(self._mesh.view)
         lengths = next((sizes for sizes in self._sizes if sizes[self._at] == own), (own,) * count)
         if len({sizes[self._at] for sizes in self._sizes}) > 1 and len(set(lengths)) > 1:
             raise ArgumentError(

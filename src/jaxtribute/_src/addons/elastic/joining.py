@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _ASK_S = 0.02
 _JOIN_S = 0.2
+_START_S = 30.0
+"""Seconds in which islands that were started at the same time as this one may begin to listen."""
 ASKS, ANSWERS, REFUSES, STATE = range(4)
 """Kinds of messages between a newcomer and the others: the third number of its head."""
 
@@ -49,6 +51,9 @@ class Newcomer:
         self._waiting_since: float | None = None
         self._asked_to_join = 0.0
         self._refusals: dict[int, str] = {}
+        self._has_met: set[int] = set()
+        """The ranks that have been reached, and have ended if nobody listens there any more."""
+        self._began = time.monotonic()
         self._state: tuple[int, int, bytearray] | None = None
         self._waited_for_since: float | None = None
         """The time at which an island had sent the state: it does so when it begins the step in which it waits."""
@@ -96,7 +101,7 @@ class Newcomer:
             # Without the lock: for a large state it takes long, and the others must hear of this island meanwhile.
             islands.bind(state)
             with islands.lock:
-                if self._is_due():
+                if self._state is due and self._is_due():  # and not another view's
                     islands.joined(step)
                     return None
             return self.next(signature, rehearse)
@@ -226,6 +231,16 @@ class Newcomer:
                 journal.add(entry)
         self._end = second
 
+    def asked(self, rank: int) -> None:
+        """Takes note that an island was reached."""
+        self._has_met.add(rank)
+
+    def unreached(self, rank: int, *, listens: bool) -> None:
+        """Takes note that an island could not be asked; if nobody listens there, it has ended, or has yet to begin."""
+        grace_s = min(_START_S, self._islands.timeout_s / 2)
+        has_ended = not listens and (rank in self._has_met or time.monotonic() - self._began > grace_s)
+        self.refused(rank, f"island {rank} has ended" if has_ended else "")
+
     def refused(self, rank: int, why: str) -> None:
         """Takes note that an island does not answer, and why if it never will; another one will be asked."""
         if why:
@@ -246,7 +261,10 @@ class Newcomer:
 
 def answer(islands: Islands, first: int) -> tuple[Head, bytes]:
     """Answers a newcomer that asks for the steps from a number on."""
-    view = islands.membership.view
-    if islands.newcomer is not None or view is None:
+    with islands.lock:
+        view = islands.membership.view if islands.newcomer is None else None
+    if view is None:
         return (0, 0, REFUSES), f"island {islands.me.rank} was started again as well".encode()
-    return (first, len(islands.journal), ANSWERS), islands.journal.answer(first, view)
+    # Without the lock: what was computed last may take a while, and steps go on meanwhile.
+    count, entries = islands.journal.answer(first, view)
+    return (first, count, ANSWERS), entries

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ class CannotKeep(Exception):  # noqa: N818
     """A result is too large for the journal, or of a type that it does not know."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Entry:
     """Results of a step.
 
@@ -55,13 +56,18 @@ class Entry:
 
 @dataclass
 class Journal:
-    """The entries of all committed steps, and what the program has read since the last."""
+    """The entries of all committed steps, and what the program has read since the last.
+
+    The thread that takes steps adds to it, while others answer newcomers.
+    """
 
     entries: list[Entry] = field(default_factory=list[Entry])
     reads: dict[int, HostArray | None] = field(default_factory=dict[int, "HostArray | None"])
     problem: str = ""
     """Reason why no island can join any more; empty if one can."""
     _size: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a step and what was read before it become an entry."""
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -75,27 +81,30 @@ class Journal:
             plain = described(result, arrays)
         except CannotKeep as reason:
             arrays, problem = [], f"step {len(self)} ({signature}) gave {reason}"
-        self.add(Entry(signature, view, plain, arrays, self.reads, problem))
-        self.reads = {}
+        with self._lock:
+            self.add(Entry(signature, view, plain, arrays, self.reads, problem))
+            self.reads = {}
 
     def _fetch_last(self) -> None:
         """Brings the arrays of the last entry to the host: now that the next step is over, nobody waits for them."""
-        if self.entries:
-            last = self.entries[-1]
+        place = len(self.entries) - 1
+        if place >= 0:
+            last = self.entries[place]
             try:
-                last.arrays = list(map(np.asarray, last.arrays))
+                last = replace(last, arrays=list(map(np.asarray, last.arrays)))
             except RuntimeError as error:
-                self._give_up(last, f"the result of step {len(self) - 1} ({last.signature}) is gone: {error}")
+                last = self._given_up(last, f"the result of step {place} ({last.signature}) is gone: {error}")
+            self.entries[place] = last
 
-    def _give_up(self, entry: Entry, problem: str) -> None:
+    def _given_up(self, entry: Entry, problem: str) -> Entry:
         # Nobody can get past the first entry that is missing: what follows need not be kept.
-        self.problem = entry.problem = problem
-        entry.arrays, entry.plain, entry.reads = [], None, {}
+        self.problem = problem
+        return replace(entry, arrays=[], plain=None, reads={}, problem=problem)
 
     def add(self, entry: Entry) -> None:
         """Adds an entry."""
         if self.problem or entry.problem:
-            self._give_up(entry, self.problem or entry.problem)
+            entry = self._given_up(entry, self.problem or entry.problem)
         self._size += _OVERHEAD + sum(array.nbytes for array in entry.arrays)
         if self._size > MOST and not self.problem:
             self.problem = f"what the steps gave to Python came to more than {MOST >> 20} MiB at step {len(self)}"
@@ -106,19 +115,24 @@ class Journal:
         if variable not in self.reads:
             self.reads[variable] = np.array(array) if array.nbytes <= LARGEST else None
 
-    def answer(self, first: int, view: View) -> bytes:
-        """The entries from a number on, as many as fit into an answer; at the end the reads since, and the view."""
+    def answer(self, first: int, view: View) -> tuple[int, bytes]:
+        """The number of entries, and those from a number on, as many as fit; at the end the reads since, and the view.
+
+        Waits for the last one's arrays, if they are still being computed.
+        """
         self._fetch_last()
+        with self._lock:
+            entries, reads, count = self.entries[first:], dict(self.reads), len(self.entries)
         parts: list[bytes] = []
         size, last = 0, first
-        for entry in self.entries[first:]:
+        for entry in entries:
             parts.append(_written(entry))
             size, last = size + len(parts[-1]), last + 1
             if size > _ANSWER:
                 break
-        if last >= len(self.entries):
-            parts.append(_written(Entry("", view, None, [], dict(self.reads))))
-        return b"".join(parts)
+        if last >= count:
+            parts.append(_written(Entry("", view, None, [], reads)))
+        return count, b"".join(parts)
 
 
 def entries_in(data: bytes | bytearray) -> list[Entry]:

@@ -170,8 +170,12 @@ class Links:
 
     def _connected(self, rank: int, lane: Lane) -> socket.socket | None:
         connection = self._connection(rank, lane)
-        if connection is not None:
-            self._outgoing[rank, lane] = connection
+        if connection is None:
+            return None
+        self._outgoing[rank, lane] = connection
+        if self._closed:  # meanwhile
+            connection.close()
+            return None
         return connection
 
     def _connection(self, rank: int, lane: Lane) -> socket.socket | None:

@@ -50,7 +50,7 @@ class LocalMesh(IslandMesh):
 
     def introduce(self) -> None:
         """Tells the other islands how many replicas this one has, and hears how many they have."""
-        self._replicas = self.step(Step("replicas of the islands"), lambda view: self._gathered([], view)[0])
+        self._replicas = self.step(Step("replicas of the islands"), lambda view: self._introduced(view)[0])
 
     def share(self, total: int) -> tuple[int, int]:
         """The rows of a batch of all islands that are this one's: the same until they meet again."""
@@ -163,15 +163,18 @@ class LocalMesh(IslandMesh):
 
     def _met(self, view: View) -> tuple[list[tuple[int, int]], list[HostArray], list[Any]]:
         told = self._window.told() if self._window.ahead is None else [list(call) for call in self._window.ahead]
-        message = self.common.message(self._window.examples, silent=self._silent)
-        replicas, parts = self._gathered(message, view)
+        replicas, living = self._introduced(view)
+        message = self.common.message(self._window.examples, living, silent=self._silent)
+        parts = self.islands.gather(message, "what has changed on the islands")
         return replicas, self.common.combined(parts), told
 
-    def _gathered(self, arrays: list[HostArray], view: View) -> tuple[list[tuple[int, int]], list[list[HostArray]]]:
-        """The islands' numbers of replicas, and their arrays."""
-        parts = self.islands.gather([np.int64(self.size)[None], *arrays], "what has changed on the islands")
+    def _introduced(self, view: View) -> tuple[list[tuple[int, int]], HostArray]:
+        """The islands' numbers of replicas; and for each variable's number whether all islands still have it."""
+        own = [np.int64(self.size)[None], self.register.living()]
+        parts = self.islands.gather(own, "who meets, and which variables they have")
         ranks = [member.rank for member in view.members]
-        return [(rank, int(part[0][0])) for rank, part in zip(ranks, parts, strict=False)], [part[1:] for part in parts]
+        replicas = [(rank, int(part[0][0])) for rank, part in zip(ranks, parts, strict=False)]
+        return replicas, np.min([part[1] for part in parts], axis=0, initial=1)
 
     def take(self, replicas: list[tuple[int, int]], results: Sequence[HostArray]) -> None:
         """Goes on with what the islands have come to."""

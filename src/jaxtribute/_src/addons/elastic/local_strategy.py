@@ -8,19 +8,18 @@ from typing import Any
 
 from jaxtribute import (
     InputOptions,
-    MirroredStrategy,
     OneDeviceStrategy,
     Optimizer,
     Strategy,
     StrategyExtended,
     VariableSynchronization,
 )
+from jaxtribute._src.addons.elastic.arguments import LocalSettings
 from jaxtribute._src.addons.elastic.common import Common
 from jaxtribute._src.addons.elastic.local import LocalMesh, LocalProgram
 from jaxtribute._src.addons.elastic.shares import LocalDataset
-from jaxtribute._src.addons.elastic.strategy import ElasticStrategy, LocalSettings, refuse_on_read
+from jaxtribute._src.addons.elastic.strategy import ElasticStrategy, refuse_on_read
 from jaxtribute._src.addons.elastic.variables import IslandPolicy, IslandVariable, MirroredIslandPolicy
-from jaxtribute.errors import ArgumentTypeError
 from jaxtribute.extending import Context, EagerStep, Function, Overlay, Policy
 from jaxtribute.typing import Device, Foreign, Nest
 
@@ -74,19 +73,8 @@ class LocalExtended(StrategyExtended):
 class LocalElasticStrategy(ElasticStrategy):
     """Islands that train alone for some steps and meet then: what `ElasticStrategy` makes with `sync_every`."""
 
-    @staticmethod
-    def _check_inner(inner: Strategy | None) -> None:
-        if inner is not None and (
-            type(inner) not in (OneDeviceStrategy, MirroredStrategy) or inner.extended.mesh.group
-        ):
-            raise ArgumentTypeError(
-                f"inner is {inner!r}, which is not for an island. HINT: pass jd.OneDeviceStrategy('CPU:0') or "
-                "jd.MirroredStrategy(...) with a device for each replica, or nothing."
-            )
-
-    def _plug(self, inner: Strategy | None, device: Device, local: LocalSettings | None) -> StrategyExtended:
+    def _plug(self, inner: Strategy | None, devices: list[Device], local: LocalSettings | None) -> StrategyExtended:
         assert local is not None
-        devices = [device] if inner is None else inner.extended.mesh.devices
         self._local = self._mesh = mesh = LocalMesh(devices, self._islands, local.every)
         mesh.common = Common(mesh.register, local.outer, local.wire)
         mesh.introduce()

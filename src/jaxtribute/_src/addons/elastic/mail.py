@@ -33,9 +33,9 @@ class Mail:
         for island, parcel in parcels.items():
             self.traffic.post([island.rank], head, parcel.frames)
 
-    def is_complete(self, head: Head, others: Sequence[Island]) -> bool:
-        """True if the others' messages are here, and this island's have been sent."""
-        return not self.missing(head, others) and self.traffic.has_sent([other.rank for other in others])
+    def is_complete(self, head: Head, senders: Sequence[Island], receivers: Sequence[Island]) -> bool:
+        """True if the senders' messages are here, and what this island has for the receivers has been sent."""
+        return not self.missing(head, senders) and self.traffic.has_sent([other.rank for other in receivers])
 
     def missing(self, head: Head, others: Sequence[Island]) -> list[Island]:
         """The islands whose messages are not here."""

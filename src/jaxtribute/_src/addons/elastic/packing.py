@@ -122,6 +122,14 @@ class Parcel:
         """
         return [self._apart(self._flat if island == me else self._read(island, me, others[island])) for island in order]
 
+    def opened(self, island: Island, me: Island, data: memoryview) -> list[HostArray]:
+        """The arrays that another island has sent in such a parcel.
+
+        Raises:
+          ClusterError: that island takes part in another exchange.
+        """
+        return self._apart(self._read(island, me, data))
+
     def _apart(self, sums: Sequence[HostArray]) -> list[HostArray]:
         results: dict[int, HostArray] = {}
         for places, total in zip(self._groups, sums, strict=True):

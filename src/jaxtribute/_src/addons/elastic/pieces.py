@@ -7,7 +7,7 @@ four times as long as to run the pieces one by one. A program whose exchanges li
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -147,18 +147,26 @@ class Pieces:
         parts = parts_of(whole.eqns, lambda eqn: _exchange_of(eqn) is not None, apart)
         self._cuts = [_Cut(part.exchanges) for part in parts[:-1]]
         self._packs = {var: packed for cut in self._cuts for packed in cut.packed for var in packed.sums}
-        self._pieces: list[_Piece] = []
+        self._pieces = self._compiled(parts)
+
+    def _compiled(self, parts: Sequence[Part]) -> list[_Piece]:
+        return self._pieces_of(parts, self._outputs)
+
+    def _pieces_of(self, parts: Sequence[Part], outputs: Sequence[Any]) -> list[_Piece]:
+        """The parts, compiled; `outputs` are those of the last."""
+        pieces: list[_Piece] = []
         # From the end, as a piece puts out what is used behind it. The last one unpacks what the program puts out.
-        needed = Programs.used_by([], self._outputs)
+        needed = Programs.used_by([], outputs)
         unpacked = [var for var in needed if var in self._packs]
         for number, part in reversed(list(enumerate(parts))):
             packed = []
             if number < len(self._cuts):
                 packed = self._cuts[number].packed
                 needed |= Programs.used_by([], self._cuts[number].alone)
-            self._pieces.insert(0, self._piece(part, needed, packed, unpacked))
+            pieces.insert(0, self._piece(part, needed, packed, unpacked))
             needed |= Programs.used_by([*part.eqns, *part.exchanges])
             unpacked = []
+        return pieces
 
     @classmethod
     def of(
@@ -198,13 +206,21 @@ class Pieces:
 
         return _Piece(jax.jit(whole), taken, [*outputs, *packed])
 
+    def _begun(self, given: Sequence[Any]) -> dict[Any, Any]:
+        """The values that are known before anything runs."""
+        return {**self._constants, **dict(zip(self._inputs, given, strict=True))}
+
+    @staticmethod
+    def _run(piece: _Piece, values: dict[Any, Any]) -> None:
+        if piece.outputs:
+            results = piece.run(*[values[var] for var in piece.inputs])
+            values.update(zip(piece.outputs, results, strict=True))
+
     def __call__(self, *given: Any) -> list[Any]:
         """The program's results."""
-        values: dict[Any, Any] = {**self._constants, **dict(zip(self._inputs, given, strict=True))}
+        values = self._begun(given)
         for number, piece in enumerate(self._pieces):
-            if piece.outputs:
-                results = piece.run(*[values[var] for var in piece.inputs])
-                values.update(zip(piece.outputs, results, strict=True))
+            self._run(piece, values)
             if number < len(self._cuts):
                 cut = self._cuts[number]
                 sums = self._exchange([np.asarray(_read(each, values)) for each in cut.sent], cut.what)
@@ -224,6 +240,52 @@ class Pieces:
             taken.add(id(value))
             results.append(value)
         return results
+
+
+class ReplicaPieces(Pieces):
+    """A program that several replicas of an island run, cut at its exchanges.
+
+    What comes before the last exchange each replica computes with its own rows. Behind it the island computes once what
+    is the same for all, from the program's inputs and the sums.
+    """
+
+    def _compiled(self, parts: Sequence[Part]) -> list[_Piece]:
+        results = Programs.used_by([], self._outputs)
+        needed, eqns = dict(results), list[Any]()
+        last = {id(eqn) for eqn in parts[-1].eqns}
+        for eqn in reversed([eqn for part in parts for eqn in part.eqns]):
+            if (id(eqn) in last and eqn.effects) or any(var in needed for var in eqn.outvars):
+                eqns.insert(0, eqn)
+                needed |= Programs.used_by([eqn])
+        packed = [var for var in results if var in self._packs]
+        self._common = self._piece(Part(eqns, []), results, [], packed)
+        return self._pieces_of([*parts[:-1], Part([], [])], [])[:-1]
+
+    def differing(self, place: int) -> list[int]:
+        """The outputs that depend on an input, but for sums: by their numbers, or -1 for an effect."""
+        whole = Programs.opened(self._program)
+        changed: dict[Any, None] = {whole.invars[place]: None}
+        for eqn in whole.eqns:
+            if _exchange_of(eqn) is None and any(var in changed for var in Programs.used_by([eqn])):
+                changed |= dict.fromkeys(eqn.outvars)
+        outputs = [number for number, var in enumerate(self._outputs) if Programs.used_by([], [var]).keys() & changed]
+        return outputs or ([-1] if whole.invars[place] in self._common.inputs else [])
+
+    def contributions(self, given: Sequence[Any]) -> Generator[tuple[list[Any], str], Sequence[HostArray]]:
+        """Runs a replica: gives what it brings to each exchange, as it is being computed, and takes the sums."""
+        values = self._begun(given)
+        for piece, cut in zip(self._pieces, self._cuts, strict=True):
+            self._run(piece, values)
+            sums = yield [_read(each, values) for each in cut.sent], cut.what
+            values.update(zip(cut.got, sums, strict=True))
+
+    def results(self, given: Sequence[Any], sums: Sequence[Sequence[HostArray]]) -> list[Any]:
+        """The program's results, which are the same for all replicas."""
+        values = self._begun(given)
+        for cut, each in zip(self._cuts, sums, strict=True):
+            values.update(zip(cut.got, each, strict=True))
+        self._run(self._common, values)
+        return self._results(values)
 
 
 def _read(atom: Any, values: dict[Any, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,12 +12,15 @@ import numpy as np
 
 from jaxtribute import Variable
 from jaxtribute._src.addons.elastic.membership import View
-from jaxtribute._src.addons.elastic.pieces import Pieces
+from jaxtribute._src.addons.elastic.pieces import Pieces, ReplicaPieces
 from jaxtribute._src.addons.elastic.runtime import PLACE, IslandMesh
 from jaxtribute._src.addons.elastic.steps import Step
 from jaxtribute._src.addons.elastic.values import island_values, stamped
 from jaxtribute._src.addons.elastic.variables import check_known
+from jaxtribute._src.addons.elastic.virtual import together
+from jaxtribute.errors import TraceError, VariableError
 from jaxtribute.extending import Capture, EagerStep, Programs, slice_sizes, updating
+from jaxtribute.typing import Device
 
 
 class IslandProgram:
@@ -44,7 +48,7 @@ class IslandProgram:
         assert isinstance(mesh, IslandMesh)
         self.name, self._mesh, self._retrace = name, mesh, retrace
         self._first: Capture | None = first
-        self._compiled: dict[Any, _Compiled] = {}
+        self._compiled: dict[Any, Any] = {}
 
     def __call__(self, leaves: Sequence[Any], within: EagerStep | None = None) -> Any:
         """Takes one step with the other islands."""
@@ -52,8 +56,7 @@ class IslandProgram:
         is_step = within is None and not mesh.in_step
 
         def body(view: View) -> tuple[_Compiled, list[Any]]:
-            compiled = self.compiled_for(leaves, view)
-            return compiled, compiled(leaves, within, mesh.place_in(view), is_step=is_step)
+            return self._taken(leaves, within, view, is_step=is_step)
 
         if within is not None:
             compiled, outputs = mesh.step(Step(self.name), body)
@@ -62,23 +65,44 @@ class IslandProgram:
 
     def rehearse(self, leaves: Sequence[Any], view: View) -> None:
         """Compiles the function for a view, by a call of which nothing is kept."""
-        compiled = self.compiled_for(leaves, view)
-        jax.block_until_ready(compiled(leaves, None, self._mesh.place_in(view), blank=True))
+        jax.block_until_ready(self._taken(leaves, None, view, blank=True)[1])
 
-    def compiled_for(self, leaves: Sequence[Any], view: View) -> _Compiled:
-        """The program for arguments of such shapes in a view of such a size."""
+    def _taken(
+        self, leaves: Sequence[Any], within: EagerStep | None, view: View, *, blank: bool = False, is_step: bool = False
+    ) -> tuple[Any, list[Any]]:
+        """Runs a try of the step; see `_Compiled.__call__`."""
+        mesh, compiled = self._mesh, self.compiled_for(leaves, view)
+        if not mesh.replicas.several:
+            return compiled, compiled(leaves, within, mesh.place_in(view), blank=blank, is_step=is_step)
+        count, own = mesh.count_in(view), range(*mesh.own_replicas(view))
+        each = [mesh.as_replica(replica, lambda: self.compiled_for(leaves, view)) for replica in own]
+        runs: list[Any] = []
+        for replica, device, one in zip(own, itertools.cycle(mesh.replicas.devices), each, strict=False):
+            elsewhere = None if device is mesh.devices[0] else device
+            runs.append(one.replica(leaves, within, replica, elsewhere, blank=blank))
+        with jax.default_device(mesh.devices[0]):
+            sums = together(runs, lambda arrays, what: mesh.islands.sum_in_order(arrays, count, what))
+            if is_step:
+                mesh.islands.hold()
+            return compiled, compiled.results(leaves, within, sums, blank=blank)
+
+    def compiled_for(self, leaves: Sequence[Any], view: View) -> Any:
+        """The program for arguments of such shapes in a view of such a size, or for the replica at hand."""
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        count, place = len(view.members), self._mesh.place_in(view)
+        count, place = self._mesh.count_in(view), self._mesh.place_in(view)
         # Which of the arguments are batches is known to the trace alone: the shares of all are asked.
         sizes = [slice_sizes(leaf.shape[0], count) for leaf in leaves if leaf.ndim]
         key = shapes, count, tuple(each[place] for each in sizes)
         compiled = self._compiled.get(key)
         if compiled is None:
             capture, self._first = self._first, None
-            if capture is None or self._mesh.view_of(capture.executor) != view:
+            if capture is None or (
+                self._mesh.replicas.virtual is None and self._mesh.view_of(capture.executor) != view
+            ):
                 capture = self._retrace(leaves)
             some_empty = any(0 in each for each in sizes)
-            compiled = self._compiled[key] = _Compiled(capture, self._mesh, apart=some_empty)
+            kind = _OfReplicas if self._mesh.replicas.several else _Compiled
+            compiled = self._compiled[key] = kind(capture, self._mesh, apart=some_empty)
         return compiled
 
 
@@ -125,19 +149,24 @@ class _Compiled:
         self._is_step = False
         """True while a step of its own runs: once it has exchanged, the others may be told that it is held."""
         # What is computed of no rows may depend on less, and all islands must make the same exchanges together.
-        pieces = Pieces.of(capture.closed, mesh.islands.sum, self._exchanged, apart=apart)
-        run: Any = pieces or Programs.as_function(capture.closed)
+        self._compile(apart)
+
+    def _compile(self, apart: bool) -> None:
+        pieces = Pieces.of(self._capture.closed, self._mesh.islands.sum, self._exchanged, apart=apart)
+        run: Any = pieces or Programs.as_function(self._capture.closed)
 
         def program(leaves: list[Any], inputs: list[Any]) -> list[Any]:
-            own = len(leaves) - self._fed
-            outputs = run(*leaves[:own], *inputs, *leaves[own:])
-            # JAX would hand an input that is also an output back as it is: the caller's own memory, as a variable's.
-            passed = {id(value) for value in (*leaves, *inputs)}
-            return [jnp.copy(value) if id(value) in passed else value for value in outputs]
+            given = self._ordered(leaves, inputs)
+            return _own(run(*given), given)
 
         # A program that calls out must have come to its end before the others are told that this island holds the step.
         whole = jax.jit(program)
         self._run: Any = program if pieces else lambda *given: jax.block_until_ready(whole(*given))
+
+    def _ordered(self, leaves: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        """The program's inputs in its order."""
+        own = len(leaves) - self._fed
+        return [*leaves[:own], *inputs, *leaves[own:]]
 
     def _exchanged(self) -> None:
         if self._is_step:
@@ -161,6 +190,13 @@ class _Compiled:
           blank: True for those of zeros.
           is_step: True if this is a step of its own, and not a part of one.
         """
+        inputs = self._read(within, place, blank=blank)
+        self._is_step = is_step
+        with jax.default_device(self._mesh.devices[0]):
+            return self._run(list(leaves), inputs)
+
+    def _read(self, within: EagerStep | None, place: int, *, blank: bool) -> list[Any]:
+        """The values of variables, and what else the program takes besides its arguments."""
         inputs: list[Any] = []
         for entry in self._inputs:
             if entry is PLACE:
@@ -169,9 +205,7 @@ class _Compiled:
                 inputs.append(jnp.zeros_like(entry.stored))
             else:
                 inputs.append(entry.peek() if within is None else within.get(entry))
-        self._is_step = is_step
-        with jax.default_device(self._mesh.devices[0]):
-            return self._run(list(leaves), inputs)
+        return inputs
 
     def result(self, arrays: Sequence[Any]) -> Any:
         """The function's result of its arrays."""
@@ -187,3 +221,57 @@ class _Compiled:
         else:
             within.operate(lambda: [within.bind(variable, array) for variable, array in new])
         return self.result(outputs[: self.count])
+
+
+def _own(outputs: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+    """The outputs, each of its own.
+
+    JAX would hand an input that is also an output back as it is: the caller's own memory, as a variable's.
+    """
+    passed = {id(value) for value in given}
+    return [jnp.copy(value) if id(value) in passed else value for value in outputs]
+
+
+class _OfReplicas(_Compiled):
+    """A function that was traced for one of several replicas of an island, compiled for its share of the shapes."""
+
+    def _compile(self, apart: bool) -> None:
+        capture = self._capture
+        pieces = ReplicaPieces.of(capture.closed, self._mesh.islands.sum, apart=apart)
+        if pieces is None:
+            raise TraceError(
+                "a step sums between replicas in a loop or a condition, and islands have several replicas. HINT: sum "
+                "behind it, or let islands have one device, and no virtual_replicas=."
+            )
+        assert isinstance(pieces, ReplicaPieces)
+        self._pieces = pieces
+        places = [number for number, entry in enumerate(self._inputs) if entry is PLACE]
+        before = len(Programs.opened(capture.closed).invars) - len(self._inputs) - self._fed
+        differing = [number for place in places for number in pieces.differing(before + place)]
+        if differing:
+            names = [self.written[number - self.count].name for number in differing if number >= self.count]
+            what = f"{', '.join(names)} is written by" if names else "a jd.function returns, or prints after a sum,"
+            raise VariableError(
+                f"{what} a value that differs between replicas. HINT: reduce it in the same jd.function, with "
+                "strategy.reduce or ReplicaContext.all_reduce."
+            )
+
+    def replica(
+        self, leaves: Sequence[Any], within: EagerStep | None, replica: int, elsewhere: Device | None, *, blank: bool
+    ) -> Any:
+        """A run of a replica up to its last exchange; see `ReplicaPieces.contributions`.
+
+        Args:
+          leaves: the arguments.
+          within: as of `__call__`.
+          replica: its number.
+          elsewhere: the device that it runs on, if that is not the one where variables are.
+          blank: as of `__call__`.
+        """
+        given = self._ordered(leaves, self._read(within, replica, blank=blank))
+        return self._pieces.contributions(given if elsewhere is None else jax.device_put(given, elsewhere))
+
+    def results(self, leaves: Sequence[Any], within: EagerStep | None, sums: Sequence[Any], *, blank: bool) -> Any:
+        """The results, which all replicas have in common, of the sums of the exchanges."""
+        given = self._ordered(leaves, self._read(within, 0, blank=blank))
+        return _own(self._pieces.results(given, sums), given)

@@ -20,6 +20,8 @@ from jaxtribute._src.addons.elastic.pieces import EXCHANGE
 from jaxtribute._src.addons.elastic.steps import FirstValue, Step
 from jaxtribute._src.addons.elastic.values import GlobalBatch
 from jaxtribute._src.addons.elastic.variables import Register
+from jaxtribute._src.addons.elastic.virtual import Replicas, Span, shares
+from jaxtribute.errors import ContextError
 from jaxtribute.extending import Context, Overlay, ReplicaMesh, TracedProgram, Tracer, slice_sizes
 from jaxtribute.typing import Array, Device, HostArray
 
@@ -39,11 +41,14 @@ class IslandMesh(ReplicaMesh):
     Args:
       devices: the device; several only of islands that train alone for a while.
       islands: this island among the others.
+      replicas: those that the program sees, for whom islands take steps together.
     """
 
-    def __init__(self, devices: Sequence[Device], islands: Islands) -> None:
+    def __init__(self, devices: Sequence[Device], islands: Islands, replicas: Replicas = Replicas()) -> None:  # noqa: B008
         super().__init__(devices)
-        self.islands = islands
+        self.islands, self.replicas = islands, replicas
+        self._replica = 0
+        """The replica that functions are traced for, if islands have several."""
         self.register = Register()
         self.register.read, self.register.replaces = self._reads, self._replaces
         self._replaced: Variable | None = None
@@ -147,7 +152,27 @@ class IslandMesh(ReplicaMesh):
             return executor.take(PLACE, (), jnp.dtype("int32"))
         return jnp.int32(self.place_in(self.view))
 
+    def count_in(self, view: View) -> int:
+        """The number of replicas in a view."""
+        return self.replicas.count(view)
+
     def place_in(self, view: View) -> int:
+        """The replica's number in a view: if islands have several, that of the one which is traced."""
+        return self._replica if self.replicas.several else self.island_in(view)
+
+    def as_replica(self, replica: int, call: Callable[[], R]) -> R:
+        """Calls a function that traces for a replica, if islands have several."""
+        self._replica = replica
+        try:
+            return call()
+        finally:
+            self._replica = 0
+
+    def own_replicas(self, view: View) -> Span:
+        """The replicas of this island; while it replays what it has missed, of the one that it replaces."""
+        return list(shares(view, self.count_in(view)).values())[self.island_in(view)]
+
+    def island_in(self, view: View) -> int:
         """This island's number in a view; while it replays what it has missed, that of the one that it replaces."""
         ranks = [member.rank for member in view.members]
         rank = self.islands.me.rank
@@ -156,7 +181,7 @@ class IslandMesh(ReplicaMesh):
     def own_rows(self, array: Array) -> Array:
         """This island's rows of an array that has those of all."""
         view, total = self.view, array.shape[0]
-        sizes = slice_sizes(total, len(view.members))
+        sizes = slice_sizes(total, self.count_in(view))
         size = sizes[self.place_in(view)]
         start = jnp.minimum(self.place * np.int32(sizes[0]), np.int32(total - size))
         return lax.dynamic_slice_in_dim(array, start, size)
@@ -181,6 +206,7 @@ class IslandMesh(ReplicaMesh):
             return self.islands.sum(list(map(np.asarray, given)), what)
 
         if not any(isinstance(array, Tracer) for array in arrays):
+            self.check_compiled(what)
             kinds = [f"{array.dtype}{list(array.shape)}" for array in arrays]
             sums = self.step(Step(f"{what} {' '.join(kinds)}"), lambda _: exchange(*arrays))
             return list(map(jnp.asarray, sums))
@@ -193,13 +219,25 @@ class IslandMesh(ReplicaMesh):
         called_out.__name__ = f"{EXCHANGE}{what}"
         return jax.jit(called_out)(*arrays)
 
+    def check_compiled(self, what: str) -> None:
+        """Checks that islands have one replica each: only programs have several.
+
+        Raises:
+          ContextError: they have several.
+        """
+        if self.replicas.several:
+            raise ContextError(
+                f"{what} outside of a jd.function, of {self.count_in(self.view)} replicas, of which an island has "
+                "several. HINT: call strategy.run and strategy.reduce in a jd.function."
+            )
+
     def agreed(self, value: Any, what: str, settings: str) -> Any:
         """The first island's `value`; all must call it."""
         array = np.asarray(value)
         kind = FirstValue(f"{what} {array.dtype.name}{list(array.shape)} {settings}", array, self.register)
 
         def body(view: View) -> Any:
-            own = array if self.place_in(view) == 0 else np.zeros_like(array)
+            own = array if self.island_in(view) == 0 else np.zeros_like(array)
             return self.islands.sum([own], f"{what}, {settings}")[0]
 
         return self.step(kind, body)

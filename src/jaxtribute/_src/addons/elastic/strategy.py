@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,6 @@ import numpy as np
 import optax
 
 from jaxtribute import (
-    OneDeviceStrategy,
     Optimizer,
     PerReplica,
     ReduceOp,
@@ -23,23 +21,31 @@ from jaxtribute import (
     Variable,
     VariableSynchronization,
 )
+from jaxtribute._src.addons.elastic.arguments import (
+    LocalSettings,
+    checked_virtual,
+    devices_of,
+    incarnation_told,
+    places,
+)
 from jaxtribute._src.addons.elastic.exchange import Islands
 from jaxtribute._src.addons.elastic.executor import IslandReplica, reduced
 from jaxtribute._src.addons.elastic.membership import Island, View
 from jaxtribute._src.addons.elastic.runtime import IslandMesh
+from jaxtribute._src.addons.elastic.spare import await_place
 from jaxtribute._src.addons.elastic.steps import Step
 from jaxtribute._src.addons.elastic.values import GlobalBatch, IslandValue, is_value, stamped
 from jaxtribute._src.addons.elastic.variables import IslandPolicy, IslandVariable
+from jaxtribute._src.addons.elastic.virtual import Replicas
 from jaxtribute.cluster_resolver import TFConfigClusterResolver
 from jaxtribute.config import prepare_cpu_backend
-from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterError, ContextError, VariableError
+from jaxtribute.errors import ArgumentError, ClusterError, ContextError, VariableError
 from jaxtribute.extending import (
     Context,
     EagerStep,
     Function,
     Overlay,
     Policy,
-    default_devices,
     settings,
 )
 from jaxtribute.typing import Device, Foreign, Leaf, Nest, ReduceOpLike
@@ -48,43 +54,6 @@ if TYPE_CHECKING:
     from jaxtribute._src.addons.elastic.dataset import ElasticDataset
     from jaxtribute.cluster_resolver import ClusterResolver
     from jaxtribute.experimental import CommunicationOptions
-
-
-_INCARNATION = "JAXTRIBUTE_INCARNATION"
-
-
-class LocalSettings(NamedTuple):
-    """The settings of islands that train alone, checked."""
-
-    every: int
-    outer: optax.GradientTransformation
-    wire: str | None
-
-    @classmethod
-    def checked(
-        cls, every: int | None, outer: optax.GradientTransformation | None, options: CommunicationOptions | None
-    ) -> LocalSettings | None:
-        """The settings; None for islands that take each step together.
-
-        Raises:
-          ArgumentError: settings that need `sync_every`, or a number of steps below 1.
-          ArgumentTypeError: an outer optimizer that is no Optax transformation.
-        """
-        if every is None:
-            for name, value in (("outer_optimizer", outer), ("communication_options", options)):
-                if value is not None:
-                    raise ArgumentError(
-                        f"{name} is {value!r}, and sync_every is None. HINT: it is for islands that train alone: "
-                        "pass sync_every= as well."
-                    )
-            return None
-        outer = optax.sgd(0.7, momentum=0.9, nesterov=True) if outer is None else outer
-        if not all(callable(getattr(outer, name, None)) for name in ("init", "update")):
-            raise ArgumentTypeError(
-                f"outer_optimizer is {outer!r} of type {type(outer).__name__}. HINT: pass an Optax transformation, "
-                "such as optax.sgd(0.7, momentum=0.9, nesterov=True)."
-            )
-        return cls(settings.whole("sync_every", every, 1), outer, None if options is None else options.wire)
 
 
 class ElasticExtended(StrategyExtended):
@@ -112,6 +81,7 @@ class ElasticExtended(StrategyExtended):
             return self._as_replica(fn, args, kwargs)
         if isinstance(fn, Function):
             return fn.run_on(self.strategy)(*args, **dict(kwargs or {}))
+        self.islands_mesh.check_compiled("run")
 
         def body(_: object) -> tuple[EagerStep, Any]:
             # Of its own for each try: what a failed one has written is forgotten with it.
@@ -238,7 +208,8 @@ class ElasticStrategy(Strategy):
     island's own. This is DiLoCo, and with `optax.sgd(1.0)` the averaging of local SGD.
 
     Args:
-      inner: the devices of this island: None for its first device, or a `jd.OneDeviceStrategy`.
+      inner: the devices of this island: None for its first device, a `jd.OneDeviceStrategy`, or a `jd.MirroredStrategy`
+        of as many devices on each island. Of several devices each runs a replica, or its part of virtual ones.
       min_islands: the fewest islands that go on.
       cluster_resolver: says where the islands are, and which this one is; by default `TF_CONFIG`, as
         `jaxtribute launch` sets it. Without a cluster this process is the only island.
@@ -246,6 +217,9 @@ class ElasticStrategy(Strategy):
       timeout_s: seconds that a wait for islands that are alive may take, such as for one that compiles.
       incarnation: how often this island's process had been started before: above 0 it joins the others where they are.
         By default as `jaxtribute launch --elastic` says, in the environment variable `JAXTRIBUTE_INCARNATION`.
+      virtual_replicas: the number of replicas that the program sees, however many islands there are: these share them,
+        and a step has the same bits on any number of islands. Where islands have several replicas, steps are
+        `jd.function`s, and what they return and write is the same for all replicas.
       sync_every: steps between two meetings; None for islands that take each step together.
       outer_optimizer: with `sync_every`, the Optax transformation that updates the parameters at a meeting, by the mean
         change (before - after) as their gradient. By default `optax.sgd(0.7, momentum=0.9, nesterov=True)`.
@@ -279,42 +253,39 @@ class ElasticStrategy(Strategy):
         silent_s: float = 5.0,
         timeout_s: float = 300.0,
         incarnation: int | None = None,
+        virtual_replicas: int | None = None,
         sync_every: int | None = None,
         outer_optimizer: optax.GradientTransformation | None = None,
         communication_options: CommunicationOptions | None = None,
     ) -> None:
+        await_place()
         settings.whole("min_islands", min_islands, 1)
         for name, seconds in (("silent_s", silent_s), ("timeout_s", timeout_s)):
             if not (math.isfinite(seconds) and seconds > 0):
                 raise ArgumentError(f"{name} is {seconds!r}. HINT: pass a number of seconds above 0.")
-        self._check_inner(inner)
         local = LocalSettings.checked(sync_every, outer_optimizer, communication_options)
         resolver = cluster_resolver if cluster_resolver is not None else TFConfigClusterResolver()
-        addresses, rank = _places(resolver)
+        addresses, rank = places(resolver)
+        self._virtual = checked_virtual(virtual_replicas, len(addresses), sync_every)
         prepare_cpu_backend()
-        device = default_devices()[0] if inner is None else inner.extended.mesh.devices[0]
+        devices = devices_of(inner)
         self._resolver = resolver
-        incarnation = settings.whole("incarnation", _incarnation() if incarnation is None else incarnation, 0)
+        incarnation = settings.whole("incarnation", incarnation_told() if incarnation is None else incarnation, 0)
         me = Island(rank, incarnation)
         self._islands = Islands(me, addresses, silent_s, timeout_s, min_islands)
-        super().__init__(self._plug(inner, device, local))
+        super().__init__(self._plug(inner, devices, local))
 
-    @staticmethod
-    def _check_inner(inner: Strategy | None) -> None:
-        if inner is not None and type(inner) is not OneDeviceStrategy:
-            raise ArgumentTypeError(
-                f"inner is {inner!r}: an island has one device as yet. HINT: pass jd.OneDeviceStrategy('CPU:0'), or "
-                "nothing; islands that train alone, with sync_every=, may have several."
-            )
-
-    def _plug(self, inner: Strategy | None, device: Device, local: LocalSettings | None) -> StrategyExtended:
-        self._mesh = IslandMesh([device], self._islands)
+    def _plug(self, inner: Strategy | None, devices: list[Device], local: LocalSettings | None) -> StrategyExtended:
+        self._mesh = IslandMesh(devices[:1], self._islands, Replicas(self._virtual, devices))
         return ElasticExtended(self._mesh)
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Number of islands in the view: it changes when one dies. A compiled step is traced again for another."""
-        return len(self._mesh.view.members)
+        """Number of islands in the view, or of virtual replicas.
+
+        The former changes when an island dies: a compiled step is traced again for another number.
+        """
+        return self._mesh.count_in(self._mesh.view)
 
     @property
     def cluster_resolver(self) -> Any:
@@ -458,30 +429,3 @@ class ElasticStrategy(Strategy):
 
 def _refuse(what: str, remedy: str) -> NoReturn:
     raise NotImplementedError(f"ElasticStrategy has no {what} yet. HINT: {remedy}.")
-
-
-def _incarnation() -> int:
-    """Number of this process's earlier starts, as its launcher says.
-
-    Raises:
-      ArgumentError: it says something else.
-    """
-    text = os.environ.get(_INCARNATION, "") or "0"
-    if not text.isdecimal():
-        raise ArgumentError(f"{_INCARNATION} is {text!r}. HINT: leave it to jaxtribute launch --elastic.")
-    return int(text)
-
-
-def _places(resolver: ClusterResolver) -> tuple[list[str], int]:
-    """The addresses of the islands, and this one's rank."""
-    spec: dict[str, Any] = dict(resolver.cluster_spec().as_dict())
-    if not spec:
-        return ["127.0.0.1:0"], 0
-    others = spec.keys() - {"worker"}
-    if others:
-        raise ArgumentError(
-            f"the cluster has tasks {sorted(others)} besides workers. HINT: islands are workers: "
-            "jaxtribute launch --workers N."
-        )
-    _, rank = resolver.own_task()
-    return list(spec["worker"]), rank

@@ -58,6 +58,10 @@ class Register:
                 variable.bind(unknown)
                 unknown.delete()
 
+    def living(self) -> HostArray:
+        """True for each number whose variable the program can still reach, as far as this island has noticed."""
+        return np.asarray([ref() is not None for ref in self._made], np.uint8)
+
     def state(self) -> bytes:
         """The values of all variables."""
         plain: list[Any] = []

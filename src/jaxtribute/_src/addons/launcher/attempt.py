@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from operator import attrgetter
@@ -227,15 +227,28 @@ def failure(code: int, rank: int, output: RankOutput, killed: int = 0) -> Outcom
     return Outcome(Kind.FAILED, exit_code(code), rank, words, traceback, killed)
 
 
-def start_rank(family: Family, rank: int, program: Program) -> tuple[Process, OutputReader, asyncio.Future[int]]:
+def start_rank(
+    family: Family,
+    rank: int,
+    program: Program,
+    feed: Callable[[bytes], None] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> tuple[Process, OutputReader, asyncio.Future[int]]:
     """Starts a rank's process; returns it, who reads its output, and its return code once there is one.
+
+    Args:
+      family: the process's.
+      rank: for messages.
+      program: what to start.
+      feed: takes the output in place of the program's own.
+      pass_fds: see `Family.start`.
 
     Raises:
       ArgumentError: the program cannot be run.
     """
-    reader = OutputReader(program.output.feed, terminal=program.terminal)
+    reader = OutputReader(feed or program.output.feed, terminal=program.terminal)
     try:
-        process = family.start(program.command, program.environment, reader.child_end)
+        process = family.start(program.command, program.environment, reader.child_end, pass_fds=pass_fds)
     except OSError as error:
         raise ArgumentError(
             f"rank {rank} cannot be started: {program.command[0]!r}: {error.strerror}. HINT: give a Python file, "

@@ -10,7 +10,7 @@ import datetime as dt
 import hashlib
 import hmac
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,6 +48,11 @@ def secret_of_run(options: Options, run: str, environment: Mapping[str, str] | N
     if not run or not known or given or not _jax_can() or find_spec("cryptography") is None:
         return None
     return hmac.new(options.key or b"", b"certificates of run " + run.encode(), hashlib.sha512).digest()
+
+
+def secret_of_islands(key: bytes, addresses: Sequence[str]) -> bytes:
+    """Secret from which the certificates of islands on several machines follow, of which each makes its own."""
+    return hmac.new(key, b"certificates of islands " + ",".join(addresses).encode(), hashlib.sha512).digest()
 
 
 def write_certificates(secret: bytes, folder: Path) -> dict[str, str]:

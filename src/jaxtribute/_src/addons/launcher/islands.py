@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from jaxtribute._src.addons.launcher.attempt import (
@@ -19,6 +21,7 @@ from jaxtribute._src.addons.launcher.attempt import (
     in_words,
     start_rank,
 )
+from jaxtribute._src.addons.launcher.certificates import VARIABLES, secret_of_islands, write_certificates
 from jaxtribute._src.addons.launcher.environment import INCARNATION
 from jaxtribute._src.addons.launcher.escalation import Escalation, Signal
 from jaxtribute._src.addons.launcher.family import Family, Process
@@ -26,9 +29,10 @@ from jaxtribute._src.addons.launcher.leader import report, worst
 from jaxtribute._src.addons.launcher.node import LOOPBACK, LocalNode, Start
 from jaxtribute._src.addons.launcher.options import Options
 from jaxtribute._src.addons.launcher.output import OutputReader, copy_size
+from jaxtribute._src.addons.launcher.spares import Spares, waiting_output
 from jaxtribute._src.addons.launcher.terminal import say
-from jaxtribute.errors import ClusterError, DeadlineError
-from jaxtribute.extending import ExitCode, Kinds
+from jaxtribute.errors import ClusterError, DeadlineError, MissingLibraryError
+from jaxtribute.extending import Address, ExitCode, Folder, Kinds
 
 SAME = 3
 """Number of ends in a row with the same error after which nothing else is to be expected."""
@@ -115,7 +119,13 @@ class IslandsLauncher:
         self._options, self._min_islands = options, min_islands
         self._signals = Escalation(options.grace_s, options.save_s)
         self._budget = Budget(options.max_restarts, options.preemptions)
-        self._lives = [Life(rank) for rank in range(options.workers)]
+        self._first = options.node_rank * options.workers if options.hosts else 0
+        # Above every number that islands of an earlier launcher of this machine have had.
+        incarnation = int(time.time()) if options.rejoins else 0
+        ranks = range(self._first, self._first + options.workers)
+        self._lives = [Life(rank, incarnation=incarnation) for rank in ranks]
+        self._certificates: dict[str, str] = {}
+        self._spares: Spares
         self._done: set[int] = set()
         self._lost: dict[int, Outcome] = {}
         """Islands that are not started again, and their ends, in order."""
@@ -143,8 +153,10 @@ class IslandsLauncher:
           ArgumentError: the program cannot be run, or a log file cannot be written.
         """
         node = LocalNode(self._options, LOOPBACK)
-        with contextlib.closing(node), Family() as family:
-            addresses = node.reserve()
+        with contextlib.closing(node), contextlib.closing(Folder()) as folder, Family() as family:
+            addresses = self._fixed_addresses() or node.reserve()
+            self._certificates = self._made_certificates(addresses, Path(folder.path))
+            self._spares = Spares(self._options.spares, lambda: self._spare(node, addresses))
             with Kinds.ATTEMPT.during(self, "0", len(addresses), 1) as attempt:
                 attempt.result = outcome = await self._all(family, node, addresses)
         if outcome.kind is Kind.STOPPED:
@@ -153,13 +165,39 @@ class IslandsLauncher:
             self._inform(f"the job is done, without {_islands(sorted(self._lost))}")
         return outcome.code
 
+    def _fixed_addresses(self) -> list[str]:
+        """The addresses of the islands of all machines; none if there is one machine."""
+        options = self._options
+        ports = range(options.port, options.port + options.workers)
+        return [str(Address(host, port)) for host in options.hosts for port in ports]
+
+    def _made_certificates(self, addresses: list[str], folder: Path) -> dict[str, str]:
+        """Settings that name the certificates which islands on several machines need, unless somebody has set some."""
+        key = self._options.key
+        if not self._options.hosts or key is None or any(os.environ.get(name) for name in VARIABLES):
+            return {}
+        if find_spec("cryptography") is None:
+            raise MissingLibraryError(
+                "islands on several machines need certificates, which `cryptography` makes. HINT: pip install "
+                "cryptography."
+            )
+        return write_certificates(secret_of_islands(key, addresses), folder)
+
+    def _spare(self, node: LocalNode, addresses: list[str]) -> Program:
+        """The program of a process that is no island yet."""
+        program = node.program(Start(addresses, self._first, len(self._lives), 0), 0, self._certificates)
+        program.output.close()
+        return replace(program, output=waiting_output(shown=not self._options.split), terminal=False)
+
     async def _all(self, family: Family, node: LocalNode, addresses: list[str]) -> Outcome:
         told = asyncio.ensure_future(self._tell(family))
         stopped = asyncio.ensure_future(self._end_stopped())
         lives = [asyncio.ensure_future(self._live(family, node, addresses, life)) for life in self._lives]
         try:
+            self._spares.fill(family)
             await asyncio.gather(*lives)
         finally:
+            self._spares.close()
             for task in (told, stopped, *lives):
                 task.cancel()
         return self._judged()
@@ -203,10 +241,11 @@ class IslandsLauncher:
         """Keeps an island alive until it is done, or is not started again."""
         rank = life.rank
         while not self._is_ending:
-            program = node.program(Start(addresses, 0, len(addresses), life.incarnation), rank, {})
+            start = Start(addresses, self._first, len(self._lives), life.incarnation)
+            program = node.program(start, rank - self._first, self._certificates)
             program.environment = {**program.environment, INCARNATION: str(life.incarnation)}
             begun = time.monotonic()
-            code = await _once(family, life, program)
+            code = await self._once(family, life, program)
             if code == 0:
                 self._done.add(rank)
                 return
@@ -227,6 +266,23 @@ class IslandsLauncher:
                 return
             life.incarnation += 1
             self._inform(f"starts island {rank} again, alone ({self._budget.described(outcome.kind)})")
+
+    async def _once(self, family: Family, life: Life, program: Program) -> int:
+        """Runs one process of an island to the end of its output; its return code."""
+        try:
+            # The first ones start at the same time as the spares.
+            again = life.incarnation > 0
+            started = (
+                self._spares.start(family, life.rank, program) if again else start_rank(family, life.rank, program)
+            )
+            life.process, life.reader, end = started
+            code = await end
+            life.process = None
+            await life.reader.finish(DRAIN_S)
+            return code
+        finally:
+            life.process = None
+            program.output.close()
 
     @property
     def _is_ending(self) -> bool:
@@ -259,19 +315,6 @@ class IslandsLauncher:
     def _inform(self, text: str) -> None:
         if not self._options.quiet:
             say(text)
-
-
-async def _once(family: Family, life: Life, program: Program) -> int:
-    """Runs one process of an island to the end of its output; its return code."""
-    try:
-        life.process, life.reader, end = start_rank(family, life.rank, program)
-        code = await end
-        life.process = None
-        await life.reader.finish(DRAIN_S)
-        return code
-    finally:
-        life.process = None
-        program.output.close()
 
 
 def _outcome(code: int, rank: int, program: Program) -> Outcome:

@@ -36,6 +36,10 @@ class Options:
       min_workers: workers of all machines that suffice to go on; `None` takes all.
       min_islands: islands that suffice to go on, of a job whose processes are islands, each of which is started again
         alone; `None` for a job that is started again as a whole.
+      hosts: addresses of the machines that islands are on, if there are several; their launchers do not speak.
+      port: of the first island of each of these machines; the others have the ports after it.
+      spares: processes that are started and wait for the place of an island that dies.
+      rejoins: whether this machine's islands join those of the others, after its launcher has ended.
       grace_s: seconds between SIGTERM and SIGKILL for the others of a rank that failed.
       save_s: seconds that preempted processes have to save.
       log_dir: where the log files go, one a rank; `None` writes none.
@@ -61,6 +65,10 @@ class Options:
     max_preemptions: int | None = None
     min_workers: int | None = None
     min_islands: int | None = None
+    hosts: tuple[str, ...] = ()
+    port: int = 0
+    spares: int = 0
+    rejoins: bool = False
     grace_s: float = 3.0
     save_s: float = 60.0
     log_dir: Path | None = None

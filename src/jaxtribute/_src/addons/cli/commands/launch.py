@@ -8,6 +8,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--elastic", action="store_true", help="start a process that dies again alone, while the others go on"
     )
     again.add_argument("--min-islands", type=_count, metavar="M", help="with --elastic: end if fewer are left (1)")
+    again.add_argument(
+        "--spares", type=_number, default=0, metavar="N", help="with --elastic: processes that wait for a place (0)"
+    )
+    islands = parser.add_argument_group(
+        "islands on several machines", "with --elastic, --key and --node-rank; the same command on each machine"
+    )
+    islands.add_argument(
+        "--hosts", type=_hosts, default=(), metavar="HOST,HOST", help="addresses of all machines, by --node-rank"
+    )
+    islands.add_argument(
+        "--port", type=_count, default=20000, metavar="P", help="of the first island of each; more follow (20000)"
+    )
+    islands.add_argument(
+        "--rejoin", action="store_true", help="join the islands of the other machines, which have trained before"
+    )
     add("-m", dest="module", action="store_true", help="the program is a module, as in python -m")
     add("program", help="a Python file, or any command")
     # Python counts them as required in its message.
@@ -94,10 +110,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Starts the processes and waits for them."""
-    from jaxtribute._src.addons.launcher.launch import become, launch, rank_set_by_slurm, slurm_environment
+    from jaxtribute._src.addons.launcher.launch import become, rank_set_by_slurm, slurm_environment
     from jaxtribute._src.addons.launcher.options import complete
     from jaxtribute._src.addons.launcher.terminal import say
-    from jaxtribute._src.addons.live.job import JobRecorder
     from jaxtribute.errors import ArgumentError, ConfigError, JaxtributeError, MissingLibraryError
 
     try:
@@ -108,18 +123,17 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.nodes is None and arguments.ray is None and rank_set_by_slurm():
             _refuse_for_slurm(arguments)
             become(options.command, slurm_environment() | dict(options.variables))
+        if arguments.hosts:
+            return _launched(arguments, replace(options, nodes=len(arguments.hosts), node_rank=arguments.node_rank))
         # Neither Slurm's nor Kubernetes's machines are those of the job.
         nodes = 1 if arguments.ray is not None else arguments.nodes
         complete_options = complete(options, nodes, arguments.node_rank)
         if arguments.elastic and complete_options.nodes > 1:
             raise ArgumentError(
-                f"--elastic on {complete_options.nodes} machines, as Slurm says: islands are on one machine as yet. "
-                "HINT: give --nodes 1."
+                f"--elastic on {complete_options.nodes} machines, as Slurm says: name the machines of "
+                "islands with --hosts. HINT: or give --nodes 1."
             )
-        # Machine 0 starts the job and starts it again, so its launcher keeps the record.
-        if arguments.run is None or complete_options.node_rank:
-            return launch(complete_options)
-        return JobRecorder(arguments.run, options.command).run(lambda: launch(complete_options))
+        return _launched(arguments, complete_options)
     except JaxtributeError as error:
         say(str(error))
         # What no other try would cure; a folder for --run that cannot be written to is a ConfigError.
@@ -127,6 +141,16 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:  # no more processes, files or memory
         say(f"the job cannot be started here: {error}. HINT: `ulimit -a` shows the limits of this user.")
         return UNREACHABLE
+
+
+def _launched(arguments: argparse.Namespace, options: Options) -> int:
+    from jaxtribute._src.addons.launcher.launch import launch
+    from jaxtribute._src.addons.live.job import JobRecorder
+
+    # Machine 0 starts the job and starts it again, so its launcher keeps the record.
+    if arguments.run is None or options.node_rank:
+        return launch(options)
+    return JobRecorder(arguments.run, options.command).run(lambda: launch(options))
 
 
 def _options(arguments: argparse.Namespace) -> Options:
@@ -145,6 +169,10 @@ def _options(arguments: argparse.Namespace) -> Options:
         max_preemptions=arguments.max_preemptions,
         min_workers=arguments.min_workers,
         min_islands=(arguments.min_islands or 1) if arguments.elastic else None,
+        hosts=arguments.hosts,
+        port=arguments.port,
+        spares=arguments.spares,
+        rejoins=arguments.rejoin,
         grace_s=arguments.grace,
         save_s=arguments.save_time,
         log_dir=arguments.log_dir or (LOGS if arguments.split else None),
@@ -251,30 +279,66 @@ def _refuse_for_islands(arguments: argparse.Namespace) -> None:
 
     workers = arguments.workers or 1
     if not arguments.elastic:
-        if arguments.min_islands is not None:
+        alone = [*_given(arguments, "--min-islands"), *["--hosts"][: len(arguments.hosts)]]
+        alone += [name for name in ("--rejoin", "--spares") if getattr(arguments, name[2:])]
+        if alone:
             raise ArgumentError(
-                "--min-islands without --elastic. HINT: give both; --min-workers is for jobs that start again as a "
-                "whole."
+                f"{', '.join(alone)} without --elastic. HINT: give both; --min-workers and --nodes are "
+                "for jobs that start again as a whole."
             )
         return
     several_machines = ["--nodes"] if (arguments.nodes or 1) > 1 else []
-    wrong = _given(arguments, "--ps", "--ray", *several_machines, *_OF_A_MACHINE)
+    of_a_machine = ("--coordinator", "--min-workers") if arguments.hosts else _OF_A_MACHINE
+    wrong = _given(arguments, "--ps", "--ray", *several_machines, *of_a_machine)
     if wrong:
         raise ArgumentError(
-            f"--elastic with {', '.join(wrong)}: islands are processes on one machine as yet, and none of them hosts "
-            "anything for the others. HINT: leave one of the two out; --min-islands says how many suffice."
+            f"--elastic with {', '.join(wrong)}: no island hosts anything for the others. HINT: leave one of the two "
+            "out; --hosts names several machines, and --min-islands says how many suffice."
         )
-    devices = {"--devices-per-worker": arguments.devices_per_worker, "--gpus-per-worker": arguments.gpus_per_worker}
-    several = [f"{name} {count}" for name, count in devices.items() if (count or 1) > 1]
-    if several:
+    if arguments.spares and (not arguments.max_restarts or arguments.gpus_per_worker):
         raise ArgumentError(
-            f"--elastic with {', '.join(several)}: an island has one device as yet. HINT: start more --workers."
+            f"--spares {arguments.spares} with --max-restarts {arguments.max_restarts} and --gpus-per-worker "
+            f"{arguments.gpus_per_worker}. HINT: spares take the places of islands that are started again, with "
+            "--max-restarts, and none has GPUs before it has a place."
         )
+    if arguments.hosts:
+        _check_hosts(arguments)
+    elif arguments.rejoin:
+        raise ArgumentError("--rejoin without --hosts. HINT: on one machine the launcher starts islands again itself.")
     if (arguments.min_islands or 1) > workers:
         raise ArgumentError(
             f"--min-islands {arguments.min_islands} is more than the {workers} worker(s) that start. HINT: give "
             "--workers as many at least."
         )
+
+
+def _check_hosts(arguments: argparse.Namespace) -> None:
+    from jaxtribute.errors import ArgumentError
+
+    hosts, rank = arguments.hosts, arguments.node_rank
+    if rank is None or rank >= len(hosts):
+        raise ArgumentError(
+            f"--node-rank is {rank}, and --hosts names {len(hosts)} machines. HINT: give 0 on {hosts[0]}, and so on."
+        )
+    if len(set(hosts)) < len(hosts):
+        raise ArgumentError(f"--hosts {','.join(hosts)} names a machine twice. HINT: start more --workers there.")
+    if arguments.key is None:
+        raise ArgumentError(
+            "--hosts without --key: islands on several machines encrypt. HINT: make a file once with `head -c 32 "
+            "/dev/urandom | base64`, and copy it to every machine."
+        )
+    if arguments.min_islands is not None:
+        raise ArgumentError(
+            f"--min-islands {arguments.min_islands} with --hosts, of which each launcher knows its own islands alone. "
+            "HINT: pass min_islands= to ElasticStrategy."
+        )
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    hosts = tuple(text.split(","))
+    if not all(hosts):
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no list of hosts, such as 10.0.0.1,10.0.0.2")
+    return hosts
 
 
 def _resource(text: str) -> tuple[str, float]:

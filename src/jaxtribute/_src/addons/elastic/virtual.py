@@ -1,0 +1,105 @@
+"""Replicas of which islands have several: who has which, and sums in an order that does not depend on that.
+
+The order is that of a tree: each half of the replicas is added up by itself, then both. An island adds up what it has
+of the tree, and sends the sums of its subtrees: of four replicas on two islands each sends one, as without virtual
+replicas, and of four on three islands one sends a sum and the others a replica's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxtribute._src.addons.elastic.membership import Island, View
+from jaxtribute._src.addons.elastic.packing import empty
+from jaxtribute.typing import Device, HostArray
+
+
+class Span(NamedTuple):
+    """Replicas from the first to before the last."""
+
+    start: int
+    stop: int
+
+    def halves(self) -> tuple[Span, Span]:
+        """Both halves, of which the first is no larger."""
+        middle = (self.start + self.stop) // 2
+        return Span(self.start, middle), Span(middle, self.stop)
+
+
+class Replicas(NamedTuple):
+    """The replicas that a program sees.
+
+    Attributes:
+      virtual: their number, if it does not depend on the islands.
+      devices: those of this island, and of each other one.
+    """
+
+    virtual: int | None = None
+    devices: Sequence[Device | None] = (None,)
+
+    @property
+    def several(self) -> bool:
+        """True if an island may have several."""
+        return self.virtual is not None or len(self.devices) > 1
+
+    def count(self, view: View) -> int:
+        """Number of all."""
+        return self.virtual or len(self.devices) * len(view.members)
+
+
+def shares(view: View, count: int) -> dict[Island, Span]:
+    """The replicas of each island: as evenly as can be, in the order of the islands."""
+    each, more = divmod(count, len(view.members))
+    starts = [place * each + min(place, more) for place in range(len(view.members) + 1)]
+    return {member: Span(*starts[place : place + 2]) for place, member in enumerate(view.members)}
+
+
+def subtrees(own: Span, whole: Span) -> list[Span]:
+    """The largest parts of the tree over `whole` that lie in an island's replicas, in their order."""
+    if own.start <= whole.start and whole.stop <= own.stop:
+        return [whole]
+    if own.stop <= whole.start or whole.stop <= own.start:
+        return []
+    first, second = whole.halves()
+    return [*subtrees(own, first), *subtrees(own, second)]
+
+
+def added(span: Span, parts: Mapping[Span, Sequence[HostArray]]) -> Sequence[HostArray]:
+    """The sums of a part of the tree, of those that are there."""
+    if span in parts:
+        return parts[span]
+    first, second = (added(half, parts) for half in span.halves())
+    return [_sum(one, other) for one, other in zip(first, second, strict=True)]
+
+
+def _sum(one: HostArray, other: HostArray) -> HostArray:
+    total = empty(one.nbytes).view(one.dtype).reshape(one.shape)
+    return np.add(one, other, out=total)
+
+
+Brought = Generator[tuple[Sequence[Any], str], Sequence[HostArray]]
+"""A replica's run: it gives its arrays for each exchange, and is sent the sums."""
+
+
+def together(
+    runs: Sequence[Brought], exchange: Callable[[list[list[HostArray]], str], Sequence[HostArray]]
+) -> list[Sequence[HostArray]]:
+    """Runs an island's replicas, all to an exchange, and then on; returns the sums of each."""
+    sums: list[Sequence[HostArray]] = []
+    brought = [next(run, None) for run in runs]
+    while brought[0] is not None:
+        # All of them are being computed by now.
+        arrays = [list(map(np.asarray, each[0])) for each in brought if each is not None]
+        sums.append(exchange(arrays, brought[0][1]))
+        brought = [_next(run, sums[-1]) for run in runs]
+    return sums
+
+
+def _next(run: Brought, sums: Sequence[HostArray]) -> tuple[Sequence[Any], str] | None:
+    try:
+        return run.send(sums)
+    except StopIteration:
+        return None
