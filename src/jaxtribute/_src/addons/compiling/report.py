@@ -14,13 +14,12 @@ from jaxtribute._src.addons.planning.report import layout_text
 from jaxtribute._src.addons.tools import tables
 from jaxtribute._src.addons.tools.tables import bytes_text, seconds_text
 
-HOW = (
-    "Predicted, not run. Instructions follow each other as the compiler has ordered them. Collectives that run beside\n"
-    "others, as rings over the chip's links, count as far as they are waited for. The compiler of TPUs tells the cycles\n"
-    "of most instructions; all others take their operations at half of the chip's 16-bit rate or their bytes at 0.7 of\n"
-    "the memory's bandwidth, whichever takes longer. All else is the compiler's own; that of GPUs tells no operations\n"
-    "and bytes, which are counted in its program, operations of products and convolutions only."
-)
+HOW = """\
+Predicted, not run. Instructions follow each other as the compiler has ordered them. Collectives that run beside others,
+as rings over the chip's links, count as far as they are waited for. The compiler of TPUs tells the cycles of most
+instructions; all others take their operations at half of the chip's 16-bit rate or their bytes at 0.7 of the memory's
+bandwidth, whichever takes longer. All else is the compiler's own; that of GPUs tells no operations and bytes, which are
+counted in its program, operations of products and convolutions only."""
 _NAMES = {
     "variables": "variables",
     "slots": "slots and other state",

@@ -119,18 +119,23 @@ class CompiledStep:
     @cached_property
     def timing(self) -> Timing:
         """The time of a step along the program's schedule; see `Rates` for what its parts are taken to need."""
+        return self._timing(shortest=False)
+
+    @property
+    def shortest(self) -> float:
+        """Seconds of a step in which conditions take their shorter branches, such as one that only adds gradients up."""
+        return self._timing(shortest=True).step
+
+    def _timing(self, *, shortest: bool) -> Timing:
         chip = self.topology.chip
-        found = timing(
-            self.text,
-            len(self.devices),
-            Rates(
-                clock=chip.clock,
-                operations=COMPUTE * chip.half,
-                traffic=MEMORY * chip.bandwidth,
-                launch=0.0 if chip.clock else _KERNEL_S,
-                exchange=lambda one: collective_time(one, self.topology.among(one, self.devices)),
-            ),
+        rates = Rates(
+            clock=chip.clock,
+            operations=COMPUTE * chip.half,
+            traffic=MEMORY * chip.bandwidth,
+            launch=0.0 if chip.clock else _KERNEL_S,
+            exchange=lambda one: collective_time(one, self.topology.among(one, self.devices)),
         )
+        found = timing(self.text, len(self.devices), rates, shortest=shortest)
         found.step, found.compute = found.step + chip.launch, found.compute + chip.launch
         return found
 
