@@ -123,7 +123,7 @@ class CompiledStep:
 
     @property
     def shortest(self) -> float:
-        """Seconds of a step in which conditions take their shorter branches, such as one that only adds gradients up."""
+        """Seconds of a step in which conditions take their shorter branches, as where gradients are only added up."""
         return self._timing(shortest=True).step
 
     def _timing(self, *, shortest: bool) -> Timing:
@@ -209,6 +209,13 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
         budget=step.budget,
         text=text,
     )
+
+
+def state_of(step: Step) -> int:
+    """Bytes on each device that a step needs besides what its loss keeps: state, arguments and gradients."""
+    program = step.program
+    gradients = _shares(variable for variable in program.donated if variable.trainable)
+    return _shares(program.donated) + _shares(program.kept) + gradients
 
 
 def _share(array: Leaf) -> int:
