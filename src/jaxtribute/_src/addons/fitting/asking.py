@@ -18,6 +18,8 @@ from jaxtribute.errors import ArgumentError
 
 SECONDS = 480.0
 """Seconds after which no further program is begun, unless it is asked for otherwise."""
+SEARCHING = "JAXTRIBUTE_SEARCHING"
+"""Variable of the environment of the process that searches."""
 _LAST_S = 900.0
 """Seconds that the last program may take besides."""
 
@@ -54,6 +56,7 @@ def fit(
     most_batch: int | None = None,
     seconds: float = SECONDS,
     most: int = MOST,
+    calls: bool = True,
 ) -> Fit:
     """Searches for the best ways to train a script.
 
@@ -66,6 +69,7 @@ def fit(
       most_batch: how many they may become; None for no more.
       seconds: after which no further program is begun.
       most: the most programs that are compiled.
+      calls: whether an update may take several calls of `apply_gradients`.
 
     Raises:
       ArgumentError: there is no such script, or there are no such devices.
@@ -84,12 +88,13 @@ def fit(
         "most_batch": most_batch,
         "seconds": seconds,
         "most": most,
+        "calls": calls,
     }
     answer = run_module(
         "jaxtribute._src.addons.fitting.script",
         [json.dumps(settings), str(script), *arguments],
         devices_in(topology) if analytic else 1,
-        settings={"JAX_PLATFORMS": "cpu", **ENVIRONMENT},
+        settings={"JAX_PLATFORMS": "cpu", SEARCHING: "1", **ENVIRONMENT},
         deadline_s=seconds + _LAST_S,
     )
     return Fit(answer, [Outcome.read(one) for one in answer["found"]])

@@ -11,6 +11,8 @@ from jaxtribute.errors import ArgumentError
 
 MIRRORED, SHARDED = "MirroredStrategy", "FullyShardedStrategy"
 """The strategies, by their names in `jaxtribute`."""
+TOO_LARGE = "does not fit"
+"""How refusals for lack of memory begin."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Outcome:
         parts = {"computing": self.compute, **self.waits}
         shares = {name: seconds / self.seconds for name, seconds in parts.items()}
         largest = sorted(shares, key=shares.__getitem__, reverse=True)
-        return ", ".join([f"{name} {shares[name]:.0%}" for name in largest[:3] if shares[name] >= 0.05])
+        return ", ".join([f"{name} {shares[name]:.0%}" for name in largest[:2] if shares[name] >= 0.05])
 
     def lines(self, asked: int) -> list[str]:
         """The lines to write for it.
@@ -123,6 +125,7 @@ class Outcome:
           ArgumentError: it is something else.
         """
         try:
-            return cls(**{**made, "candidate": Candidate(**made["candidate"])})
+            fields: dict[str, Any] = {**made, "candidate": Candidate(**made["candidate"])}
+            return cls(**fields)
         except (KeyError, TypeError) as error:
             raise ArgumentError(f"{made!r} is no choice: {error}. HINT: write one with --save.") from error

@@ -9,7 +9,7 @@ from typing import Any
 
 import jaxtribute as jd
 from jaxtribute._src.addons.fitting.candidates import Candidate
-from jaxtribute.extending import points
+from jaxtribute.experimental import AutomaticLayout
 
 _KEPT = ("layout", "min_bytes", "regather")
 """Arguments of a user's strategy that the one in its place takes over, where it has them."""
@@ -64,7 +64,7 @@ def exchanging(candidate: Candidate, layout: Any, tries: int) -> Generator[Excha
             kept.pop("layout", None)
             return kept
         if kept.get("layout") in (None, "auto"):
-            kept["layout"] = layout if layout is not None else points.LAYOUTS.last()(tries=max(tries, 1))
+            kept["layout"] = layout if layout is not None else AutomaticLayout(tries=max(tries, 1))
         return kept | {"devices_per_replica": candidate.per_replica}
 
     def replace(of: type, name: str, value: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from jaxtribute._src.addons.fitting.candidates import Outcome
+from jaxtribute._src.addons.fitting.candidates import TOO_LARGE, Outcome
 from jaxtribute._src.addons.tools import tables
 from jaxtribute._src.addons.tools.tables import bytes_text, seconds_text
 
@@ -60,5 +60,8 @@ def end_text(answer: Mapping[str, Any], found: Sequence[Outcome]) -> str:
         text += f" The rates are the makers' of {answer['topology']}: {answer['analytic']}"
     if answer["ended"]:
         text += " Not all of them in the time that was given."
-    refused = [one for one in found if not one.fits]
-    return "\n".join([text, *(f"  {one.candidate}: {one.refusal}" for one in refused)])
+    # What does not fit is the rule where a model is large; what cannot be is for whoever reads to mend.
+    large = [str(one.candidate) for one in found if one.refusal.startswith(TOO_LARGE)]
+    text += f"\nDo not fit: {'; '.join(large)}." if large else ""
+    others = [one for one in found if not one.fits and not one.refusal.startswith(TOO_LARGE)]
+    return "\n".join([text, *(f"Cannot be: {one.candidate}: {one.refusal}" for one in others)])

@@ -33,6 +33,7 @@ class FitSearch:
       most_batch: how many it may become.
       until: the time, by `time.monotonic`, after which nothing more is begun.
       most: the most programs that are compiled.
+      calls: whether an update may take several calls of `apply_gradients`.
 
     Attributes:
       found: the outcomes, in the order in which they were compiled.
@@ -48,9 +49,11 @@ class FitSearch:
         most_batch: int = 0,
         until: float = math.inf,
         most: int = MOST,
+        calls: bool = True,
     ) -> None:
         self._judge, self._devices, self._memory, self._batch = judge, devices, memory, batch
         self._most_batch, self._until, self._most = most_batch, until, most
+        self._calls = calls
         self.found: dict[Candidate, Outcome] = {}
 
     @property
@@ -66,7 +69,9 @@ class FitSearch:
     def best(self) -> list[Outcome]:
         """Searches; returns those that fit, the fastest first."""
         for group in self._groups():
-            last = [self._made_to_fit(Candidate(kind, self._batch, group)) for kind in (MIRRORED, SHARDED)]
+            # Where all devices are one replica, there is nothing to share among replicas.
+            kinds = (MIRRORED, SHARDED) if group < self._devices or group == 1 else (MIRRORED,)
+            last = [self._made_to_fit(Candidate(kind, self._batch, group)) for kind in kinds]
             fitting = self.ranked()
             times = [one.each for one in last if one is not None and one.fits]
             # As groups grow, devices exchange more for each example. One that has to be large is known by its memory.
@@ -92,7 +97,9 @@ class FitSearch:
         if known is not None:
             return known
         left = self._most - self.compiled
-        if not candidate.rows(self._devices) or left <= 0 or time.monotonic() > self._until:
+        if not candidate.rows(self._devices) or (candidate.accumulate > 1 and not self._calls):
+            return None
+        if left <= 0 or time.monotonic() > self._until:
             return None
         self.found[candidate] = self._judge(candidate, left)
         return self.found[candidate]

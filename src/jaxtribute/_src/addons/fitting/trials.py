@@ -12,7 +12,7 @@ import jax
 import jaxtribute as jd
 from jaxtribute._src.addons.compiling.step import CompiledStep, DoesNotFitError, compile_step, state_of
 from jaxtribute._src.addons.compiling.topologies import Topology
-from jaxtribute._src.addons.fitting.candidates import Candidate, Outcome
+from jaxtribute._src.addons.fitting.candidates import TOO_LARGE, Candidate, Outcome
 from jaxtribute._src.addons.fitting.exchanging import Exchanged, exchanging
 from jaxtribute._src.addons.planning.inspection import Step, look_at_script
 from jaxtribute._src.addons.tools.user_scripts import with_devices
@@ -70,9 +70,9 @@ class Trials:
         try:
             made, found = self._run(candidate, min(most - 1, _LAYOUTS), look)
         except DoesNotFitError as error:
-            return Outcome(candidate, rows, "does not fit: " + _first(error), held=held, compiled=1)
+            return Outcome(candidate, rows, f"{TOO_LARGE}: {_first(error)}", held=held)
         except JaxtributeError as error:
-            return Outcome(candidate, rows, _first(error), held=held, compiled=1)
+            return Outcome(candidate, rows, _first(error), held=held)
         except Exception as error:  # noqa: BLE001  # whatever a user's program raises under a strategy that is not its own
             return Outcome(candidate, rows, f"{type(error).__name__}: {_first(error)}", held=held)
         if candidate.accumulate > 1 and not made.optimizers:

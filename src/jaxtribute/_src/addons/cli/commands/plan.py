@@ -118,12 +118,14 @@ def _fit(arguments: argparse.Namespace) -> int:
 
     from jaxtribute._src.addons.fitting import report
     from jaxtribute._src.addons.fitting.asking import SECONDS, fit
-    from jaxtribute._src.addons.memory.amounts import checked
+    from jaxtribute._src.addons.memory.amounts import AUTO, checked
     from jaxtribute.errors import ArgumentError
 
     if not arguments.topology:
         raise ArgumentError("--fit was given without --topology. HINT: --fit --topology v5e:4x4, h100:1x8 or cpu:8.")
     budget = None if arguments.budget is None else checked(arguments.budget)
+    if budget == AUTO:
+        raise ArgumentError("--budget auto says nothing. HINT: --budget 12GiB, or leave it out for all of the memory.")
     found = fit(
         arguments.step,
         arguments.arguments,
