@@ -15,6 +15,8 @@ _FULL = 0.92
 """The part of a device's memory that arrays may take; gaps between them and the program take the rest."""
 _WORSE = 1.3
 """Larger groups are no longer tried if the last ones took so many times as long as the best."""
+_FIRST = 0.6
+"""The part of the tries after which no larger groups are tried, once something fits: the rest is to improve it."""
 _WAITING = 0.1
 """The share of an update that is spent on collectives, from which it is tried to have them less often."""
 
@@ -77,11 +79,22 @@ class FitSearch:
             # As groups grow, devices exchange more for each example. One that has to be large is known by its memory.
             if group > 1 and fitting and times and min(times) > _WORSE * fitting[0].each:
                 break
-        for change in (self._kept_more, self._in_more_calls, self._with_more_examples):
-            for candidate in change():
-                if self._try(candidate) is None:
-                    break
+            if fitting and self.compiled > _FIRST * self._most:
+                break
+        self._improve()
+        for candidate in self._with_more_examples():
+            self._try(candidate)
         return self.ranked()
+
+    def _improve(self) -> None:
+        """Changes the best one as long as that makes it faster."""
+        best = None
+        while self.ranked() and best != self.ranked()[0]:
+            best = self.ranked()[0]
+            for candidate in self._changes(best):
+                self._try(candidate)
+                if self.ranked()[0] != best:
+                    break
 
     def _groups(self) -> Iterator[int]:
         """Numbers of devices of a replica, the smallest first."""
@@ -97,15 +110,23 @@ class FitSearch:
         if known is not None:
             return known
         left = self._most - self.compiled
-        if not candidate.rows(self._devices) or (candidate.accumulate > 1 and not self._calls):
+        if (
+            not candidate.rows(self._devices)
+            or self._devices % candidate.per_replica
+            or (candidate.accumulate > 1 and not self._calls)
+        ):
             return None
-        if left <= 0 or time.monotonic() > self._until:
+        # However little time there is, there is an answer.
+        if left <= 0 or (self.found and time.monotonic() > self._until):
             return None
         self.found[candidate] = self._judge(candidate, left)
         return self.found[candidate]
 
     def _made_to_fit(self, candidate: Candidate) -> Outcome | None:
         """Compiles a candidate, and if it does not fit, variants that keep less until one does."""
+        whole = self.found.get(Candidate(MIRRORED, self._batch))
+        if candidate.strategy == MIRRORED and whole is not None and whole.held > candidate.per_replica * self._memory:
+            return None  # the state alone, divided among all devices of a replica, is too large
         outcome = self._try(candidate)
         if outcome is None or outcome.fits:
             return outcome
@@ -119,29 +140,34 @@ class FitSearch:
         """Variants that need less memory, those that cost least time first."""
         one = outcome.candidate
         room = int((_FULL * self._memory - outcome.held) * one.per_replica)
+        if room <= 0:
+            return
         # What does not fit with all of its activations may lack little or much.
-        budgets = [int(room * share) for share in (0.9, 0.4)] if outcome.held and room > 0 else []
+        budgets = [int(room * share) for share in (0.9, 0.4)] if outcome.held else []
         yield from (replace(one, memory=budget) for budget in budgets)
         for calls in (4, 16):
             yield replace(one, accumulate=calls)
             if budgets:
                 yield replace(one, accumulate=calls, memory=budgets[-1])
 
-    def _kept_more(self) -> Iterator[Candidate]:
-        """The best one with more of its activations kept, if there is room."""
-        for best in self.ranked()[:1]:
-            kept, left = best.candidate.memory, _FULL * self._memory - best.memory
-            if kept is not None and left > 0.1 * self._memory:
-                yield replace(best.candidate, memory=int(kept + 0.8 * left * best.candidate.per_replica))
-
-    def _in_more_calls(self) -> Iterator[Candidate]:
-        """The best one with its gradients reduced less often, if it waits for that; or with fewer calls."""
-        for best in self.ranked()[:1]:
-            one = best.candidate
-            if sum(best.waits.values()) > _WAITING * best.seconds and self._most_batch <= self._batch:
-                yield replace(one, accumulate=2 * one.accumulate)
-            if one.accumulate > 1:
-                yield replace(one, accumulate=one.accumulate // 2)
+    def _changes(self, best: Outcome) -> Iterator[Candidate]:
+        """Ways of training that differ little from one that fits, and may be faster."""
+        one, left = best.candidate, _FULL * self._memory - best.memory
+        if one.memory is not None:
+            if left > 0.1 * self._memory:
+                yield replace(one, memory=int(one.memory + 0.8 * left * one.per_replica))
+            for calls in (2, 4, 8):
+                yield replace(one, memory=None, accumulate=calls * one.accumulate)
+        if one.accumulate > 1:
+            yield replace(one, accumulate=one.accumulate // 2)
+        # A batch that may grow waits less often, too, and needs no sums for that.
+        if sum(best.waits.values()) > _WAITING * best.seconds and self._most_batch <= self._batch:
+            yield replace(one, accumulate=2 * one.accumulate)
+        yield replace(one, strategy=SHARDED if one.strategy == MIRRORED else MIRRORED)
+        if one.per_replica < self._devices:
+            yield replace(one, per_replica=2 * one.per_replica)
+        if one.per_replica > 1:
+            yield replace(one, per_replica=one.per_replica // 2)
 
     def _with_more_examples(self) -> Iterator[Candidate]:
         """The two best with larger batches, as long as those fit."""
