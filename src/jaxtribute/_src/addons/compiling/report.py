@@ -74,6 +74,7 @@ def as_dict(step: CompiledStep) -> dict[str, Any]:
         "compile_seconds": step.seconds,
         "layout": step.layout,
         "budget": step.budget,
+        "advice": list(step.advice),
     }
 
 
@@ -113,6 +114,7 @@ def text(one: dict[str, Any]) -> str:
         f"{seconds_text(one['exposed'])}, and {seconds_text(one['hidden'])} of them beside computing."
     )
     lines += [one["budget"]] if one["budget"] else []
+    lines += ["", "What would make it faster:", *(f"- {line}" for line in one["advice"])] if one["advice"] else []
     return "\n".join([*lines, "", HOW]) + layout_text(one["layout"])
 
 

@@ -89,6 +89,7 @@ class CompiledStep:
       seconds: how long tracing and compiling took.
       layout: the table of an automatic layout of the variables; empty if there is none.
       budget: what was chosen for budgets of memory; empty if there are none.
+      step: the step itself.
       text: the compiled program.
     """
 
@@ -108,6 +109,7 @@ class CompiledStep:
     seconds: float
     layout: str
     budget: str
+    step: Step = field(repr=False)
     text: str = field(repr=False)
 
     def __str__(self) -> str:
@@ -120,6 +122,13 @@ class CompiledStep:
     def timing(self) -> Timing:
         """The time of a step along the program's schedule; see `Rates` for what its parts are taken to need."""
         return self._timing(shortest=False)
+
+    @cached_property
+    def advice(self) -> tuple[str, ...]:
+        """What would make the step faster, and by how much at most, a line each."""
+        from jaxtribute._src.addons.compiling.advice import advice  # which traces the step once more
+
+        return advice(self.step, self.topology.chip, self.timing, self.seconds)
 
     @property
     def shortest(self) -> float:
@@ -207,6 +216,7 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
         seconds=seconds,
         layout=step.layout,
         budget=step.budget,
+        step=step,
         text=text,
     )
 
