@@ -43,6 +43,8 @@ import gpt
 TRANSFORM = optax.adam(3e-4)
 WHOLE_PRODUCTS = "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000"
 
+LAYOUT = gpt.layout(scanned=False)
+
 
 class ByHand(gpt.Model):
     """The model with the shapes of its variables in place of variables, and its constraint as JAX writes it."""
@@ -50,15 +52,15 @@ class ByHand(gpt.Model):
     def __init__(self, size: gpt.Size, mesh: Mesh) -> None:
         self.mesh = mesh
         self.shapes: list[jax.ShapeDtypeStruct] = []
-        super().__init__(size)
+        super().__init__(size, scanned=False)
 
     def _matrix(self, name: str, *shape: int) -> Any:
-        place = NamedSharding(self.mesh, P(*gpt.LAYOUT.find(name)))
+        place = NamedSharding(self.mesh, P(*LAYOUT.find(name)))
         self.shapes.append(jax.ShapeDtypeStruct(shape, jnp.float32, sharding=place))
         return len(self.shapes) - 1
 
-    def _ones(self, name: str, width: int) -> Any:
-        return self._matrix(name, width)
+    def _ones(self, name: str, *shape: int) -> Any:
+        return self._matrix(name, *shape)
 
     def _divided(self, values: jax.Array, dimension: int) -> jax.Array:
         place = NamedSharding(self.mesh, P("replica", *(None,) * (dimension - 1), "model"))
@@ -79,10 +81,10 @@ def of_library(size: gpt.Size, topology: str, per_replica: int, sums: Any = jnp.
     """The step under `MirroredStrategy`, which adds up gradients of the dtype `sums`."""
 
     def train() -> None:
-        strategy = jd.MirroredStrategy(devices_per_replica=per_replica, layout=gpt.LAYOUT)
+        strategy = jd.MirroredStrategy(devices_per_replica=per_replica, layout=LAYOUT)
         batch = size.examples * strategy.num_replicas_in_sync
         with strategy.scope():
-            model = gpt.Model(size)
+            model = gpt.Model(size, scanned=False)
             optimizer = jd.Optimizer(TRANSFORM, model.variables)
 
         def update(tokens: Any) -> Any:

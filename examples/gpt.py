@@ -5,7 +5,10 @@
     python examples/gpt.py --devices 8 --per-replica 4                two replicas of four devices each
     jaxtribute plan --topology v5e:4x4 examples/gpt.py --size 1.3b --strategy fully-sharded
     jaxtribute plan --topology v5e:4x4 examples/gpt.py --size 1.3b --per-replica 4
+    jaxtribute plan --fit --topology v5e:4x4 examples/gpt.py --size 125m
 
+The layers are one scan over stacked weights, so that a compiler sees a single layer. `FullyShardedStrategy` gathers a
+variable whole: there each layer has variables of its own, and stands by itself.
 Variables are made by functions, which `plan --topology` does not call: planning a large model takes no memory for it.
 """
 
@@ -40,33 +43,46 @@ SIZES = {
     "125m": Size(layers=12, width=768, heads=12, vocabulary=50304, length=1024, examples=8),
     "1.3b": Size(layers=24, width=2048, heads=16, vocabulary=50304, length=1024, examples=4),
 }
-LAYOUT = jd.LayoutMap(
-    {
-        "tokens": ("model",),  # by vocabulary
-        "projections": (None, None, "model"),  # by heads
-        "mixed": ("model",),
-        "/up": (None, "model"),  # by columns, and the next product by rows: one sum over the devices for both
-        "/down": ("model",),
-    }
-)
-"""How the devices of a replica share the variables, where it has several."""
+
+
+def layout(*, scanned: bool) -> jd.LayoutMap:
+    """How the devices of a replica share the variables, where it has several."""
+    stacked = (None,) if scanned else ()
+    return jd.LayoutMap(
+        {
+            "tokens": ("model",),  # by vocabulary
+            "projections": (*stacked, None, None, "model"),  # by heads
+            "mixed": (*stacked, "model"),
+            "/up": (*stacked, None, "model"),  # by columns, the next product by rows: one sum over the devices for both
+            "/down": (*stacked, "model"),
+        }
+    )
+
+
 STRATEGIES: dict[str, Callable[[list[str], int], jd.Strategy]] = {
     "one-device": lambda devices, _: jd.OneDeviceStrategy(devices[0]),
-    "mirrored": lambda devices, each: jd.MirroredStrategy(devices, devices_per_replica=each, layout=LAYOUT),
-    "fully-sharded": lambda devices, each: jd.FullyShardedStrategy(devices, devices_per_replica=each, layout=LAYOUT),
+    "mirrored": lambda devices, each: jd.MirroredStrategy(
+        devices, devices_per_replica=each, layout=layout(scanned=True)
+    ),
+    "fully-sharded": lambda devices, each: jd.FullyShardedStrategy(
+        devices, devices_per_replica=each, layout=layout(scanned=False)
+    ),
 }
 
 
 class Model:
     """A decoder: attention and a perceptron in each layer, computed in bfloat16; the output shares the embedding."""
 
-    def __init__(self, size: Size) -> None:
-        self.size = size
+    def __init__(self, size: Size, *, scanned: bool) -> None:
+        self.size, self.scanned = size, scanned
         self.variables: list[jd.Variable] = []
         width = size.width
         self.tokens = self._matrix("tokens", size.vocabulary, width)
         self.places = self._matrix("places", size.length, width)
-        self.layers = [self._layer(f"layer_{i}", width) for i in range(size.layers)]
+        if scanned:
+            self.layers = [self._layer("layers", size.layers)]
+        else:
+            self.layers = [self._layer(f"layer_{i}") for i in range(size.layers)]
         self.scale = self._ones("scale", width)
 
     def _matrix(self, name: str, *shape: int) -> jd.Variable:
@@ -75,28 +91,34 @@ class Model:
         self.variables.append(made)
         return made
 
-    def _ones(self, name: str, width: int) -> jd.Variable:
-        made = jd.Variable(lambda: jnp.ones(width), name=name)
+    def _ones(self, name: str, *shape: int) -> jd.Variable:
+        made = jd.Variable(lambda: jnp.ones(shape), name=name)
         self.variables.append(made)
         return made
 
-    def _layer(self, name: str, width: int) -> list[jd.Variable]:
+    def _layer(self, name: str, *layers: int) -> list[jd.Variable]:
+        width = self.size.width
         return [
-            self._ones(f"{name}/attention_scale", width),
-            self._matrix(f"{name}/projections", width, 3, width),
-            self._matrix(f"{name}/mixed", width, width),
-            self._ones(f"{name}/perceptron_scale", width),
-            self._matrix(f"{name}/up", width, 4 * width),
-            self._matrix(f"{name}/down", 4 * width, width),
+            self._ones(f"{name}/attention_scale", *layers, width),
+            self._matrix(f"{name}/projections", *layers, width, 3, width),
+            self._matrix(f"{name}/mixed", *layers, width, width),
+            self._ones(f"{name}/perceptron_scale", *layers, width),
+            self._matrix(f"{name}/up", *layers, width, 4 * width),
+            self._matrix(f"{name}/down", *layers, 4 * width, width),
         ]
 
     def losses(self, tokens: jax.Array) -> jax.Array:
         """Cross-entropy of each next token, of shape (examples, length), for tokens of shape (examples, length + 1)."""
         inputs, labels = tokens[:, :-1], tokens[:, 1:]
         hidden = (jnp.take(self.tokens.read_value(), inputs, axis=0) + self.places).astype(jnp.bfloat16)
+        # The backward pass computes a layer again rather than keep what it was made of.
+        run = jax.checkpoint(self._run)
         for layer in self.layers:
-            # The backward pass computes a layer again rather than keep what it was made of.
-            hidden = jax.checkpoint(self._run)(hidden, [variable.read_value() for variable in layer])
+            weights = [variable.read_value() for variable in layer]
+            if self.scanned:
+                hidden, _ = jax.lax.scan(lambda given, each: (run(given, each), None), hidden, weights)
+            else:
+                hidden = run(hidden, weights)
         return jax.checkpoint(self._measured)(hidden, self.scale.read_value(), self.tokens.read_value(), labels)
 
     def _run(self, hidden: jax.Array, layer: list[jax.Array]) -> jax.Array:
@@ -154,7 +176,7 @@ def main() -> None:
     strategy = STRATEGIES[options.strategy]([f"CPU:{i}" for i in range(options.devices)], options.per_replica)
     batch = size.examples * strategy.num_replicas_in_sync
     with strategy.scope():
-        model = Model(size)
+        model = Model(size, scanned=options.strategy != "fully-sharded")
         optimizer = jd.Optimizer(optax.adam(3e-4 if size.layers > 2 else 3e-3), model.variables)
 
     def update(tokens: jax.Array) -> jax.Array:

@@ -34,6 +34,7 @@ FLOORS = [
     {"planning"},
     {"memory"},
     {"compiling"},
+    {"fitting"},
     {"cli"},
 ]
 """From the bottom up. A room imports those below its own."""

@@ -12,6 +12,7 @@ if _TYPE_CHECKING:
     from jaxtribute._src.addons.compat.older import TPUStrategy as TPUStrategy
     from jaxtribute._src.addons.compiling.targets import compile_for as compile_for
     from jaxtribute._src.addons.elastic.strategy import ElasticStrategy as ElasticStrategy
+    from jaxtribute._src.addons.fitting.automatic import Automatic as Automatic
     from jaxtribute._src.addons.layouts.automatic import AutomaticLayout as AutomaticLayout
     from jaxtribute._src.addons.layouts.settling import automatic_layout as automatic_layout
     from jaxtribute._src.addons.parameter_servers.strategy import ParameterServerStrategy as ParameterServerStrategy

@@ -14,12 +14,12 @@ from jaxtribute._src.addons.planning.report import layout_text
 from jaxtribute._src.addons.tools import tables
 from jaxtribute._src.addons.tools.tables import bytes_text, seconds_text
 
-HOW = (
-    "The time is a model's: the compiler's operations at half of the chip's 16-bit rate or its bytes at 0.7 of the\n"
-    "memory's bandwidth, whichever take longer, and collectives as rings over the chip's links; asynchronous ones run\n"
-    "beside computing. All else is the compiler's own; that of GPUs tells no operations and bytes, which are counted\n"
-    "in its program, operations of products and convolutions only."
-)
+HOW = """\
+Predicted, not run. Instructions follow each other as the compiler has ordered them. Collectives that run beside others,
+as rings over the chip's links, count as far as they are waited for. The compiler of TPUs tells the cycles of most
+instructions; all others take their operations at half of the chip's 16-bit rate or their bytes at 0.7 of the memory's
+bandwidth, whichever takes longer. All else is the compiler's own; that of GPUs tells no operations and bytes, which are
+counted in its program, operations of products and convolutions only."""
 _NAMES = {
     "variables": "variables",
     "slots": "slots and other state",
@@ -67,12 +67,14 @@ def as_dict(step: CompiledStep) -> dict[str, Any]:
         "bytes_accessed": step.traffic,
         "open_loops": step.open_loops,
         "compute": step.compute,
-        "hidden": step.exchange(hidden=True),
-        "exposed": step.exchange(hidden=False),
+        "told": step.timing.told,
+        "hidden": step.timing.hidden,
+        "exposed": step.timing.exposed,
         "step": step.estimate,
         "compile_seconds": step.seconds,
         "layout": step.layout,
         "budget": step.budget,
+        "advice": list(step.advice),
     }
 
 
@@ -107,10 +109,12 @@ def text(one: dict[str, Any]) -> str:
             "step takes longer by their further turns."
         )
     lines.append(
-        f"Estimated step: {seconds_text(one['step'])}; computing {seconds_text(one['compute'])}, collectives beside it "
-        f"{seconds_text(one['hidden'])}, others {seconds_text(one['exposed'])}."
+        f"Predicted step: {seconds_text(one['step'])}; computing {seconds_text(one['compute'])} "
+        f"({one['told'] / one['compute']:.0%} of it by the compiler's cycles), waiting for collectives "
+        f"{seconds_text(one['exposed'])}, and {seconds_text(one['hidden'])} of them beside computing."
     )
     lines += [one["budget"]] if one["budget"] else []
+    lines += ["", "What would make it faster:", *(f"- {line}" for line in one["advice"])] if one["advice"] else []
     return "\n".join([*lines, "", HOW]) + layout_text(one["layout"])
 
 

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 
 import jax
 
@@ -15,6 +16,7 @@ from jaxtribute._src.addons.compiling.topologies import Topology
 from jaxtribute._src.addons.planning.inspection import Step
 from jaxtribute._src.addons.planning.prediction import COMPUTE, MEMORY, collective_time
 from jaxtribute._src.addons.tools.hlo.exchanges import Collective, collectives
+from jaxtribute._src.addons.tools.hlo.schedule import Rates, Timing, timing
 from jaxtribute._src.addons.tools.hlo.work import costs, open_loops
 from jaxtribute.errors import ArgumentError, JaxtributeError
 from jaxtribute.typing import Device, Foreign, Leaf
@@ -29,6 +31,8 @@ _HINT = (
     'jd.config.set_memory_budget("auto"); use fewer examples on each device, 16-bit numbers, or a strategy that '
     "splits variables."
 )
+_KERNEL_S = 3e-6
+"""Seconds that a kernel of a GPU takes at least."""
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -64,7 +68,7 @@ class Held:
         return self.variables + self.slots + self.others + self.padding + self.results + self.scratch + self.code
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CompiledStep:
     """A step as its compiler has made it; nothing has run.
 
@@ -85,6 +89,7 @@ class CompiledStep:
       seconds: how long tracing and compiling took.
       layout: the table of an automatic layout of the variables; empty if there is none.
       budget: what was chosen for budgets of memory; empty if there are none.
+      step: the step itself.
       text: the compiled program.
     """
 
@@ -104,6 +109,7 @@ class CompiledStep:
     seconds: float
     layout: str
     budget: str
+    step: Step = field(repr=False)
     text: str = field(repr=False)
 
     def __str__(self) -> str:
@@ -112,31 +118,45 @@ class CompiledStep:
 
         return text(as_dict(self))
 
+    @cached_property
+    def timing(self) -> Timing:
+        """The time of a step along the program's schedule; see `Rates` for what its parts are taken to need."""
+        return self._timing(shortest=False)
+
+    @cached_property
+    def advice(self) -> tuple[str, ...]:
+        """What would make the step faster, and by how much at most, a line each."""
+        from jaxtribute._src.addons.compiling.advice import advice  # which traces the step once more
+
+        return advice(self.step, self.topology.chip, self.timing, self.seconds)
+
+    @property
+    def shortest(self) -> float:
+        """Seconds of a step in which conditions take their shorter branches, as where gradients are only added up."""
+        return self._timing(shortest=True).step
+
+    def _timing(self, *, shortest: bool) -> Timing:
+        chip = self.topology.chip
+        rates = Rates(
+            clock=chip.clock,
+            operations=COMPUTE * chip.half,
+            traffic=MEMORY * chip.bandwidth,
+            launch=0.0 if chip.clock else _KERNEL_S,
+            exchange=lambda one: collective_time(one, self.topology.among(one, self.devices)),
+        )
+        found = timing(self.text, len(self.devices), rates, shortest=shortest)
+        found.step, found.compute = found.step + chip.launch, found.compute + chip.launch
+        return found
+
     @property
     def compute(self) -> float:
-        """Seconds of computing: operations or memory traffic at a part of the chip's rates, whichever take longer.
-
-        Half of the 16-bit rate of products and 0.7 of the memory's bandwidth, as `jaxtribute plan` takes elsewhere.
-        """
-        chip = self.topology.chip
-        return max(self.flops / (COMPUTE * chip.half), self.traffic / (MEMORY * chip.bandwidth)) + chip.launch
-
-    def exchange(self, *, hidden: bool) -> float:
-        """Seconds of collectives, as rings at the rate of the devices' links.
-
-        Args:
-          hidden: whether those that run beside computing, or those that it waits for.
-        """
-        return sum(
-            one.times * collective_time(one, self.topology.among(one, self.devices))
-            for one in self.collectives
-            if one.asynchronous is hidden
-        )
+        """Seconds of computing."""
+        return self.timing.compute
 
     @property
     def estimate(self) -> float:
-        """Seconds of a step: computing, beside which asynchronous collectives run, then the others."""
-        return max(self.compute, self.exchange(hidden=True)) + self.exchange(hidden=False)
+        """Seconds of a step: computing, and the collectives as far as nothing runs beside them."""
+        return self.timing.step
 
 
 def compile_step(step: Step, topology: Topology, rows: int | None = None) -> CompiledStep:
@@ -196,8 +216,16 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
         seconds=seconds,
         layout=step.layout,
         budget=step.budget,
+        step=step,
         text=text,
     )
+
+
+def state_of(step: Step) -> int:
+    """Bytes on each device that a step needs besides what its loss keeps: state, arguments and gradients."""
+    program = step.program
+    gradients = _shares(variable for variable in program.donated if variable.trainable)
+    return _shares(program.donated) + _shares(program.kept) + gradients
 
 
 def _share(array: Leaf) -> int:

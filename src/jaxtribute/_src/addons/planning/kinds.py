@@ -45,6 +45,7 @@ class Device:
       memory: bytes of memory.
       link: what the devices of one host exchange data over.
       launch: seconds that a step costs at least, whatever it computes.
+      clock: cycles a second, where the devices' compiler tells how many cycles a program takes.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Device:
     memory: float
     link: Link
     launch: float = 50e-6
+    clock: float | None = None
 
 
 Kind = TypeVar("Kind", Device, Link)
@@ -76,10 +78,10 @@ DEVICES = _by_name(
     Device("h100", 989e12, 494e12, 3.35e12, 80e9, _nvlink(450e9)),
     Device("h200", 989e12, 494e12, 4.8e12, 141e9, _nvlink(450e9)),
     Device("b200", 2250e12, 1125e12, 8e12, 180e9, _nvlink(900e9)),
-    Device("tpu-v4", 275e12, 137e12, 1.228e12, 32e9, _ici(150e9)),
-    Device("tpu-v5e", 197e12, 98e12, 0.819e12, 16e9, _ici(100e9)),
-    Device("tpu-v5p", 459e12, 229e12, 2.765e12, 95e9, _ici(300e9)),
-    Device("tpu-v6e", 918e12, 459e12, 1.64e12, 32e9, _ici(200e9)),
+    Device("tpu-v4", 275e12, 137e12, 1.228e12, 32e9, _ici(150e9), clock=1.05e9),
+    Device("tpu-v5e", 197e12, 98e12, 0.819e12, 16e9, _ici(100e9), clock=1.5e9),
+    Device("tpu-v5p", 459e12, 229e12, 2.765e12, 95e9, _ici(300e9), clock=1.75e9),
+    Device("tpu-v6e", 918e12, 459e12, 1.64e12, 32e9, _ici(200e9), clock=1.75e9),
 )
 """Devices by the name that `--device-kind` takes."""
 

@@ -20,7 +20,7 @@ class CompiledOnly:
     """
 
     def __init__(self, jitted: Any, home: Sharding) -> None:
-        self._jitted, self._home = jitted, home
+        self.jitted, self._home = jitted, home
         self._known: dict[Any, tuple[Any, ...]] = {}
 
     def __call__(self, *inputs: Nest) -> Any:
@@ -42,7 +42,7 @@ class CompiledOnly:
 
     def lower(self, *inputs: Nest) -> Any:
         """The program lowered for the described devices."""
-        return self._jitted.lower(*self._described(inputs))
+        return self.jitted.lower(*self._described(inputs))
 
     def _described(self, inputs: tuple[Any, ...]) -> Any:
         """Shapes and placements of the inputs."""

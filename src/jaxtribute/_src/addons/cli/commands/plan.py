@@ -30,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="compile for these TPUs or GPUs, such as v5e:4x4 or h100:2x8, with the real compiler",
     )
+    add("--fit", action="store_true", help="with --topology: search for the ways to train that fit and are fastest")
+    add("--budget", metavar="BYTES", help="with --fit: what a step may take of each device, such as 12GiB (all)")
+    add("--most-batch", type=int, metavar="N", help="with --fit: how large the global batch may become (as it is)")
     add("--hosts", type=int, default=1, metavar="N", help="hosts (1)")
     add("--devices", type=int, default=8, metavar="N", help="devices of each host (8)")
     add("--device-kind", metavar="KIND", help="what they are, such as h200 or tpu-v5e; see --list")
@@ -38,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shapes", action="store_true", help="give variables no memory: for models larger than this machine")
     add("--weak", action="store_true", help="keep the batch for each device, so that the global one grows with them")
     add("--examples", type=int, metavar="N", help="examples in an epoch, to tell how long one takes")
-    add("--seconds", type=float, default=45.0, metavar="S", help="with --topology: begin no size later (45 s)")
+    add("--seconds", type=float, metavar="S", help="with --topology: begin no program later (45 s; with --fit 480)")
     add("--most", type=int, default=4096, metavar="N", help="how far the table goes (4096 devices)")
     add("--calibrate", action="store_true", help="measure this machine, and predict beside what is measured")
     add("--local", default="1,2,4,8", metavar="N,...", help="numbers of devices of this machine for --calibrate")
@@ -78,6 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         _check_options(arguments)
+        if arguments.fit:
+            return _fit(arguments)
         return _compile(arguments) if arguments.topology else _plan(arguments)
     except JaxtributeError as error:
         sys.stderr.write(f"jaxtribute plan: {error}\n")
@@ -99,12 +104,53 @@ def _check_options(arguments: argparse.Namespace) -> None:
         link_named(arguments.link)
     others = {
         "--calibrate, which runs the step": arguments.calibrate,
-        "--topology, which gives variables no memory anyway": arguments.topology,
+        "--topology, which gives variables no memory anyway": arguments.topology and not arguments.fit,
         f"{arguments.step}, which was saved": arguments.step.suffix == ".json",
     }
     present = [other for other, there in others.items() if there]
     if arguments.shapes and present:
         raise ArgumentError(f"--shapes was given with {present[0]}. HINT: leave out one of the two.")
+
+
+def _fit(arguments: argparse.Namespace) -> int:
+    """Searches for the best ways to train the script, and prints them with the lines to write."""
+    from rich.console import Console
+
+    from jaxtribute._src.addons.fitting import report
+    from jaxtribute._src.addons.fitting.asking import SECONDS, fit
+    from jaxtribute._src.addons.memory.amounts import AUTO, checked
+    from jaxtribute.errors import ArgumentError
+
+    if not arguments.topology:
+        raise ArgumentError("--fit was given without --topology. HINT: --fit --topology v5e:4x4, h100:1x8 or cpu:8.")
+    budget = None if arguments.budget is None else checked(arguments.budget)
+    if budget == AUTO:
+        raise ArgumentError("--budget auto says nothing. HINT: --budget 12GiB, or leave it out for all of the memory.")
+    found = fit(
+        arguments.step,
+        arguments.arguments,
+        arguments.topology,
+        budget=budget if isinstance(budget, int) else None,
+        batch=arguments.batch,
+        most_batch=arguments.most_batch,
+        seconds=SECONDS if arguments.seconds is None else arguments.seconds,
+    )
+    ranked, answer = found.ranked, found.answer
+    if arguments.json:
+        sys.stdout.write(json.dumps(answer) + "\n")
+    console = Console(quiet=arguments.json)
+    if not console.is_terminal:
+        console.width = _WIDE
+    if ranked:
+        if arguments.save is not None:
+            found.save(arguments.save)
+        console.print(report.table(ranked, answer["memory"], answer["topology"]), highlight=False)
+        saved = str(arguments.save or "")
+        console.print(f"\n{report.lines_text(ranked[0], answer['batch'], saved)}", highlight=False, markup=False)
+    console.print(f"\n{report.end_text(answer, found.found)}", highlight=False, markup=False)
+    if not ranked:
+        sys.stderr.write(f"jaxtribute plan: none of what was tried fits {answer['topology']}. {report.NONE_HINT}\n")
+    return 0 if ranked else 1
 
 
 def _compile(arguments: argparse.Namespace) -> int:
@@ -120,6 +166,7 @@ def _compile(arguments: argparse.Namespace) -> int:
         raise ArgumentError(f"--topology compiles a script, and {arguments.step} is not one. HINT: give the script.")
     check_topology(arguments.topology)  # so that a wrong name is told before a process is begun
     names = ("topology", "most", "batch", "weak", "seconds")
+    arguments.seconds = 45.0 if arguments.seconds is None else arguments.seconds
     settings = json.dumps({name: getattr(arguments, name) for name in names})
     given = [settings, str(arguments.step), *arguments.arguments]
     environment = {"JAX_PLATFORMS": "cpu", **ENVIRONMENT}  # JAX looks for no accelerator

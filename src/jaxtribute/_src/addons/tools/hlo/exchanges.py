@@ -71,21 +71,41 @@ def collectives(text: str, devices: int) -> tuple[Collective, ...]:
     found: list[Collective] = []
     chains: set[tuple[str, str]] = set()
     for computation in module.computations.values():
-        for one in computation.instructions:
-            kind = _COLLECTIVE.fullmatch(one.kind)
-            if kind is None or not times[computation.name]:
+        for one in computation.instructions if times[computation.name] else ():
+            collective = collective_of(one, devices, times[computation.name])
+            if collective is None:
                 continue
-            chain = _CHAIN.search(one.line)
+            chain = chain_of(one.line)
             if chain is not None:
                 # The TPU compiler writes one that runs beside several fusions once in each of them.
-                if (kind["kind"], chain[1]) in chains:
+                if (collective.kind, chain) in chains:
                     continue
-                chains.add((kind["kind"], chain[1]))
-            beside = chain is not None or (kind["start"] is not None and _IN_TURN not in one.line)
-            groups = _groups(one.line)
-            parts = _parts(one, kind["kind"], len(groups[0]) if groups else devices)
-            found.append(Collective(kind["kind"], parts, beside, groups, times[computation.name]))
+                chains.add((collective.kind, chain))
+            found.append(collective)
     return tuple(found)
+
+
+def collective_of(one: Instruction, devices: int, times: int = 1) -> Collective | None:
+    """The collective that an instruction is, or begins; None for every other one.
+
+    Args:
+      one: the instruction.
+      devices: how many devices the program runs on.
+      times: how often it runs.
+    """
+    kind = _COLLECTIVE.fullmatch(one.kind)
+    if kind is None:
+        return None
+    beside = chain_of(one.line) is not None or (kind["start"] is not None and _IN_TURN not in one.line)
+    groups = _groups(one.line)
+    parts = _parts(one, kind["kind"], len(groups[0]) if groups else devices)
+    return Collective(kind["kind"], parts, beside, groups, times)
+
+
+def chain_of(text: str) -> str | None:
+    """The chain of fusions that a collective of the TPU compiler's runs beside; None if it has none."""
+    chain = _CHAIN.search(text)
+    return None if chain is None else chain[1]
 
 
 def bytes_moved(text: str, devices: int) -> float:

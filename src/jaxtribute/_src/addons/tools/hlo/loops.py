@@ -33,16 +33,19 @@ class Runs:
       times: by the computation's name; those of a loop of unknown length count once.
       inside: computations that others call from within an instruction, such as those of fusions.
       unknown: loops whose number of turns depends on values, or could not be read.
+      turns: by the names of a computation and of a loop in it; those of unknown length have one.
     """
 
     times: Counter[str] = field(default_factory=Counter[str])
+    turns: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     inside: set[str] = field(default_factory=set[str])
     unknown: int = 0
 
     @property
     def once(self) -> Runs:
         """The same computations, each of which runs a single time."""
-        return Runs(Counter({name: 1 for name, times in self.times.items() if times}), self.inside, self.unknown)
+        once = Counter({name: 1 for name, times in self.times.items() if times})
+        return Runs(once, dict.fromkeys(self.turns, 1), self.inside, self.unknown)
 
 
 def runs(module: Module) -> Runs:
@@ -57,17 +60,21 @@ def runs(module: Module) -> Runs:
             if one.kind == "while":
                 turns = _turns(module, loops, computation, one)
                 found.unknown += turns is None and times > 0
-                for name in (*_BODY.findall(one.line), *_CONDITION.findall(one.line)):
-                    found.times[name] += times * (1 if turns is None else turns)
-                continue
-            names = _CALLED.findall(one.line)
-            for branches in _BRANCHES.findall(one.line):
-                names += map(str.strip, branches.split(","))
+                found.turns[computation.name, one.name] = 1 if turns is None else turns
+            names = called_by(one)
             for name in names:
-                found.times[name] += times
-            if one.kind not in ("call", "conditional", "async-start"):
+                found.times[name] += times * found.turns.get((computation.name, one.name), 1)
+            if one.kind not in ("while", "call", "conditional", "async-start"):
                 found.inside.update(names)
     return found
+
+
+def called_by(one: Instruction) -> list[str]:
+    """Names of the computations that an instruction calls: bodies, branches, what a fusion has inside."""
+    names = [*_CALLED.findall(one.line), *_BODY.findall(one.line), *_CONDITION.findall(one.line)]
+    for branches in _BRANCHES.findall(one.line):
+        names += map(str.strip, branches.split(","))
+    return names
 
 
 _Loops = dict[str, tuple[Computation, Instruction]]

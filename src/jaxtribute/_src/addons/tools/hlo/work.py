@@ -22,7 +22,7 @@ _CONVOLUTIONS = {
     "__cudnn$convBackwardInput": (1, 2),
     "__cudnn$convBackwardFilter": (2, 0),
 }
-_FREE = frozenset(
+FREE = frozenset(
     {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "partition-id"}
     | {"while", "conditional", "call"}  # what they call is looked at itself
 )
@@ -97,7 +97,7 @@ def passes(text: str) -> tuple[int, ...]:
         called = _CALLED.search(one.line)
         apart = one.kind in _PRODUCTS or _EXCHANGES.fullmatch(one.kind)
         if not apart and (called is None or called[1] not in products):
-            found += [_touched(module, computation, one)] * times
+            found += [touched(module, computation, one)] * times
     return tuple(found)
 
 
@@ -118,8 +118,15 @@ def _outer(module: Module, found: Runs) -> Iterator[tuple[Computation, Instructi
         if not times or not computation.name or computation.name in found.inside:
             continue
         for one in computation.instructions:
-            if one.kind not in _FREE and not one.kind.endswith("-done"):  # `done` ends what another began
+            if one.kind not in FREE and not one.kind.endswith("-done"):  # `done` ends what another began
                 yield computation, one, times
+
+
+def operations_within(module: Module, computation: Computation, one: Instruction) -> float:
+    """Operations of the products and convolutions that an instruction is, or that a fusion has inside."""
+    inner = module.computations.get(_called(one)) if one.kind == "fusion" else None
+    parts = [(computation, one)] if inner is None else [(inner, each) for each in inner.instructions]
+    return sum(_operations(each, _shapes(where, each)) for where, each in parts)
 
 
 def _flops(module: Module, found: Runs, *, every: bool) -> float:
@@ -128,7 +135,7 @@ def _flops(module: Module, found: Runs, *, every: bool) -> float:
     for computation in module.computations.values():
         times = found.times[computation.name]
         for one in computation.instructions if times else ():
-            arrays = [one.dims, *(value.dims if value else () for value in _values(computation, one))]
+            arrays = _shapes(computation, one)
             operations = _operations(one, arrays)
             if every and one.kind in _ELEMENTWISE:
                 operations = math.prod(one.dims)
@@ -136,6 +143,11 @@ def _flops(module: Module, found: Runs, *, every: bool) -> float:
                 operations = math.prod(arrays[1])
             total += times * operations
     return total
+
+
+def _shapes(computation: Computation, one: Instruction) -> list[Dims]:
+    """Shapes of an instruction's result and of its operands."""
+    return [one.dims, *(value.dims if value else () for value in _values(computation, one))]
 
 
 def _values(computation: Computation, one: Instruction) -> Iterator[Instruction | None]:
@@ -168,10 +180,10 @@ def _operations(one: Instruction, arrays: list[Dims]) -> float:
 
 
 def _traffic(module: Module, found: Runs) -> float:
-    return float(sum(times * _touched(module, computation, one) for computation, one, times in _outer(module, found)))
+    return float(sum(times * touched(module, computation, one) for computation, one, times in _outer(module, found)))
 
 
-def _touched(module: Module, computation: Computation, one: Instruction) -> int:
+def touched(module: Module, computation: Computation, one: Instruction) -> int:
     """The bytes that an instruction reads and writes."""
     reads = (_reads(module, computation, one, place) for place in range(len(one.operands)))
     return sum(reads) + _writes(module, computation, one)

@@ -1,0 +1,193 @@
+"""`jd.experimental.Automatic`: the strategy that a search has found, or finds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import jaxtribute as jd
+from jaxtribute._src.addons.fitting.asking import SEARCHING, SECONDS, fit
+from jaxtribute._src.addons.fitting.candidates import Outcome
+from jaxtribute._src.addons.launcher.compilation_cache import default_directory
+from jaxtribute._src.addons.launcher.regular_files import read_regular
+from jaxtribute._src.addons.memory.amounts import checked
+from jaxtribute._src.addons.planning.kinds import DEVICES
+from jaxtribute.errors import ArgumentError, ConfigError
+from jaxtribute.extending import parse_json
+from jaxtribute.typing import Device, Foreign
+
+_LOG = logging.getLogger(__name__)
+_CHIPS = {"v6": "v6e", "v5 lite": "v5e", "v5e": "v5e", "v5": "v5p", "v4": "v4"}
+"""Chips of TPUs by a part of the name that JAX has for them; the first that fits counts."""
+
+
+class Automatic:
+    """Makes the strategy with which the running script fits this machine's devices and is fast there.
+
+    The first time, the script is searched as by `jaxtribute plan --fit`: a process of its own runs it up to its first
+    step under one strategy after the other, and compiles that step; nothing runs. The choice is kept beside the
+    compiled programs (`jd.config.enable_compilation_cache`), under the script's text, its arguments, the devices and
+    the versions: the next start takes it from there. It is a `jd.MirroredStrategy` or a `jd.FullyShardedStrategy`,
+    whose replicas may have several devices, and a budget for what backward passes keep (`jd.config.set_memory_budget`),
+    if there has to be one.
+
+    Args:
+      choice: a file that `jaxtribute plan --fit --save` wrote; None to search, or to take what was found before.
+      budget: what a step may take of each device: bytes, or a text such as `"12GiB"`; None for all.
+      layout: how variables lie on the devices of a replica; None for what was found.
+      seconds: after which the search begins no further program.
+
+    Raises:
+      ArgumentError: the file holds no choice, nothing of what was tried fits, or the devices have no name for `plan`.
+      ConfigError: there is no script, or several processes train together.
+
+    Examples:
+      >>> strategy = jd.experimental.Automatic("choice.json")  # doctest: +SKIP
+
+    Source: jaxtribute.
+    """
+
+    def __new__(
+        cls,
+        choice: str | os.PathLike[str] | None = None,
+        *,
+        budget: int | str | None = None,
+        layout: Foreign = None,
+        seconds: float = SECONDS,
+    ) -> jd.Strategy:
+        """Returns the strategy."""
+        if os.environ.get(SEARCHING):
+            return jd.MirroredStrategy(layout=layout)  # whatever a search puts in its place
+        if choice is not None:
+            return applied(Outcome.read(_read(Path(choice))), layout)
+        if jax.distributed.is_initialized() or os.environ.get("TF_CONFIG"):
+            raise ConfigError(
+                f"Automatic searches for one process, and this is one of several (TF_CONFIG is "
+                f"{os.environ.get('TF_CONFIG', 'not set')!r}). HINT: run jaxtribute plan --fit for the whole cluster, "
+                "and write the lines that it prints."
+            )
+        amount = checked(budget) if budget is not None else None
+        if isinstance(amount, str):
+            raise ArgumentError(f"budget is {budget!r}. HINT: write bytes, such as '12GiB', or leave it out for all.")
+        # A strategy prepares the devices, before they are asked for the first time.
+        topology = topology_of(jd.MirroredStrategy().extended.mesh.devices)
+        return applied(_chosen(_script(), sys.argv[1:], topology, amount, seconds), layout)
+
+
+def applied(chosen: Outcome, layout: Foreign = None) -> jd.Strategy:
+    """Makes the strategy of a choice, and sets its budget.
+
+    Args:
+      chosen: the choice.
+      layout: how variables lie on the devices of a replica; None for what was found.
+    """
+    one, arguments = chosen.candidate, dict[str, Any]()
+    if one.per_replica > 1:
+        found = jd.LayoutMap({key: tuple(axes) for key, axes in chosen.layout.items()}) if chosen.layout else "auto"
+        arguments = {"devices_per_replica": one.per_replica, "layout": found if layout is None else layout}
+    if one.memory is not None:
+        jd.config.set_memory_budget(one.memory)
+    if one.accumulate > 1:
+        _LOG.warning(
+            "the choice has accumulate_steps=%d, which is for the script's jd.Optimizer to say", one.accumulate
+        )
+    return getattr(jd, one.strategy)(**arguments)
+
+
+def topology_of(devices: Sequence[Device]) -> str:
+    """The name that `jaxtribute plan` has for these devices.
+
+    Raises:
+      ArgumentError: it has none.
+    """
+    first: Any = devices[0]
+    kind = str(first.device_kind).lower()
+    if first.platform == "cpu":
+        return f"cpu:{len(devices)}"
+    if first.platform == "tpu":
+        chip = next((chip for part, chip in _CHIPS.items() if part in kind), None)
+        # Chips may begin anywhere in a slice that is larger.
+        axes = list(zip(*(getattr(device, "coords", ()) for device in devices), strict=True))
+        lengths = [max(axis) - min(axis) + 1 for axis in axes]
+        flat = lengths[:2] if chip in ("v5e", "v6e") else lengths
+        if chip is not None and lengths:
+            return f"{chip}:{'x'.join(map(str, flat))}"
+    name = next((name for name in DEVICES if name in kind), None)
+    if name is None:
+        raise ArgumentError(
+            f"nothing is known of devices of the kind {first.device_kind!r}. HINT: Automatic('choice.json') with what "
+            "jaxtribute plan --fit --save wrote for a topology that it knows."
+        )
+    return f"{name}:1x{len(devices)}"
+
+
+def _script() -> Path:
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if file is None:
+        raise ConfigError(
+            "Automatic searches by running the script anew, and there is none. HINT: put the training into a file, or "
+            "pass the file that jaxtribute plan --fit --save wrote."
+        )
+    return Path(file)
+
+
+def _chosen(script: Path, arguments: Sequence[str], topology: str, budget: int | None, seconds: float) -> Outcome:
+    """The choice that is kept, or a new one.
+
+    Raises:
+      ArgumentError: nothing of what was tried fits.
+    """
+    kept = kept_at(script, arguments, topology, budget)
+    if kept.is_file():
+        return Outcome.read(_read(kept))
+    sys.stderr.write(
+        f"jaxtribute: looking for a way to train {script.name} on {topology}; begins no program after {seconds:.0f} s\n"
+    )
+    found = fit(script, arguments, topology, budget=budget, seconds=seconds, calls=False)
+    if not found.ranked:
+        reasons = "; ".join(f"{one.candidate}: {one.refusal}" for one in found.found)
+        raise ArgumentError(
+            f"{script.name} does not fit {topology}: {reasons or 'nothing was compiled in time'}. "
+            "HINT: use fewer examples, 16-bit numbers, or more devices."
+        )
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    # Another start may read it meanwhile, so it appears whole.
+    part = kept.with_suffix(f".{os.getpid()}")
+    found.save(part)
+    part.replace(kept)
+    best = found.ranked[0]
+    sys.stderr.write(f"jaxtribute: chosen, and kept in {kept}: {best.candidate}\n")
+    return best
+
+
+def kept_at(script: Path, arguments: Sequence[str], topology: str, budget: int | None) -> Path:
+    """The file of the choice for a script, beside the compiled programs."""
+    config: Any = jax.config
+    folder = Path(config.jax_compilation_cache_dir or default_directory())
+    versions = [version(name) for name in ("jaxtribute", "jax", "jaxlib")]
+    asked = json.dumps([list(arguments), topology, budget, versions])
+    key = hashlib.sha256(script.read_bytes() + asked.encode()).hexdigest()[:32]
+    return folder / "choices" / f"{key}.json"
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """The fields of a choice.
+
+    Raises:
+      ArgumentError: the file cannot be read, or is no JSON.
+    """
+    try:
+        return parse_json(read_regular(path).decode())
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"{path} holds no choice: {error}. HINT: write one with jaxtribute plan --fit --save."
+        ) from error

@@ -1,0 +1,131 @@
+"""`Candidate`: a way of training that could be chosen, and `Outcome`: what the compiler says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from jaxtribute._src.addons.memory.budgeting import mib
+from jaxtribute.errors import ArgumentError
+
+MIRRORED, SHARDED = "MirroredStrategy", "FullyShardedStrategy"
+"""The strategies, by their names in `jaxtribute`."""
+TOO_LARGE = "does not fit"
+"""How refusals for lack of memory begin."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way of training.
+
+    Attributes:
+      strategy: the strategy's name.
+      per_replica: devices of each replica.
+      memory: bytes that the backward pass may keep; None for no bound.
+      accumulate: calls of `apply_gradients` for each update.
+      batch: examples of an update, on all replicas.
+    """
+
+    strategy: str
+    batch: int
+    per_replica: int = 1
+    memory: int | None = None
+    accumulate: int = 1
+
+    def rows(self, devices: int) -> int:
+        """Examples that a replica computes at a time, on so many devices; 0 if there are too few."""
+        replicas = devices // self.per_replica
+        return -(-self.batch // (replicas * self.accumulate)) if self.batch >= replicas * self.accumulate else 0
+
+    def __str__(self) -> str:
+        """A few words."""
+        words = ["mirrored" if self.strategy == MIRRORED else "fully sharded"]
+        words += [f"{self.per_replica} devices each"] if self.per_replica > 1 else []
+        words += [f"{mib(self.memory)} kept"] if self.memory is not None else []
+        words += [f"{self.accumulate} calls an update"] if self.accumulate > 1 else []
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the compiler says of a candidate; nothing has run.
+
+    Attributes:
+      candidate: the way of training.
+      rows: examples that a replica computes at a time.
+      refusal: why it cannot be; empty if it can.
+      memory: bytes on the fullest device.
+      held: those of variables and the rest of the state, of the arguments, and of gradients, where they are known.
+      seconds: of an update: predicted.
+      compute: the part of them in which something is computed.
+      waits: seconds of waiting for collectives, by what they are, such as `all-gather among 8`.
+      compiled: how many programs were compiled for it.
+      layout: the layout that was chosen, by patterns of variables' names.
+    """
+
+    candidate: Candidate
+    rows: int = 0
+    refusal: str = ""
+    memory: int = 0
+    held: int = 0
+    seconds: float = 0.0
+    compute: float = 0.0
+    waits: Mapping[str, float] = field(default_factory=dict[str, float])
+    compiled: int = 1
+    layout: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def fits(self) -> bool:
+        """True if it can be."""
+        return not self.refusal
+
+    @property
+    def each(self) -> float:
+        """Seconds for an example."""
+        return self.seconds / self.candidate.batch
+
+    @property
+    def limit(self) -> str:
+        """What takes the time."""
+        parts = {"computing": self.compute, **self.waits}
+        shares = {name: seconds / self.seconds for name, seconds in parts.items()}
+        largest = sorted(shares, key=shares.__getitem__, reverse=True)
+        return ", ".join([f"{name} {shares[name]:.0%}" for name in largest[:2] if shares[name] >= 0.05])
+
+    def lines(self, asked: int) -> list[str]:
+        """The lines to write for it.
+
+        Args:
+          asked: examples of the script's own batch.
+        """
+        one = self.candidate
+        arguments = f"devices_per_replica={one.per_replica}, " if one.per_replica > 1 else ""
+        if arguments:
+            arguments += 'layout="auto"' if self.layout else "layout=..."  # the script's own
+        written = [f"strategy = jd.{one.strategy}({arguments})"]
+        written += [f'jd.config.set_memory_budget("{one.memory >> 20}MiB")'] if one.memory is not None else []
+        if one.accumulate > 1:
+            written.append(
+                f"optimizer = jd.Optimizer(..., accumulate_steps={one.accumulate})"
+                f"  # each call with {-(-one.batch // one.accumulate):,} examples"
+            )
+        written += [f"# a batch of {one.batch:,}"] if one.batch != asked else []
+        return written
+
+    def as_dict(self) -> dict[str, Any]:
+        """The outcome as values that JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, made: Mapping[str, Any]) -> Outcome:
+        """Reads what `as_dict` made.
+
+        Raises:
+          ArgumentError: it is something else.
+        """
+        try:
+            fields: dict[str, Any] = {**made, "candidate": Candidate(**made["candidate"])}
+            return cls(**fields)
+        except (KeyError, TypeError) as error:
+            raise ArgumentError(f"{made!r} is no choice: {error}. HINT: write one with --save.") from error

@@ -1,0 +1,133 @@
+"""`Trials`: candidates of a script, each compiled; nothing runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import jaxtribute as jd
+from jaxtribute._src.addons.compiling.step import CompiledStep, DoesNotFitError, compile_step, state_of
+from jaxtribute._src.addons.compiling.topologies import Topology
+from jaxtribute._src.addons.fitting.candidates import TOO_LARGE, Candidate, Outcome
+from jaxtribute._src.addons.fitting.exchanging import Exchanged, exchanging
+from jaxtribute._src.addons.planning.inspection import Step, look_at_script
+from jaxtribute._src.addons.tools.user_scripts import with_devices
+from jaxtribute.errors import ArgumentError, JaxtributeError
+from jaxtribute.experimental import AutomaticLayout
+from jaxtribute.extending import described_devices
+
+_LAYOUTS = 3
+"""Programs that are compiled at most to choose a layout of a group of devices."""
+
+
+class Trials:
+    """Runs a script up to its first step with one strategy after the other, and compiles that step.
+
+    Args:
+      script: a Python program that trains.
+      arguments: its arguments; `{devices}` becomes the number of devices.
+      target: the devices.
+    """
+
+    def __init__(self, script: Path, arguments: Sequence[str], target: Topology) -> None:
+        self._script, self._target = script, target
+        self._arguments = with_devices(arguments, len(target.devices))
+        self._layouts: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def batch(self) -> int:
+        """Examples in the script's own global batch.
+
+        Raises:
+          ArgumentError: the script makes no strategy that another one can stand for.
+        """
+        made, batch = self._run(Candidate("MirroredStrategy", 1), 0, lambda step: step.batch)
+        if not made.strategies:
+            raise ArgumentError(
+                f"{self._script} makes no strategy in whose place another one could train. HINT: make one of "
+                "jd.MirroredStrategy(), jd.MultiWorkerMirroredStrategy(), jd.FullyShardedStrategy(), jd.TPUStrategy() "
+                "or jd.experimental.Automatic()."
+            )
+        return max(batch, 1)
+
+    def __call__(self, candidate: Candidate, most: int) -> Outcome:
+        """Compiles the script's step under a candidate.
+
+        Args:
+          candidate: the way of training.
+          most: programs that may be compiled for it.
+        """
+        rows, held = candidate.rows(len(self._target.devices)), 0
+
+        def look(step: Step) -> CompiledStep:
+            nonlocal held
+            held = state_of(step)
+            return compile_step(step, self._target, rows)
+
+        try:
+            made, found = self._run(candidate, min(most - 1, _LAYOUTS), look)
+        except DoesNotFitError as error:
+            return Outcome(candidate, rows, f"{TOO_LARGE}: {_first(error)}", held=held)
+        except JaxtributeError as error:
+            return Outcome(candidate, rows, _first(error), held=held)
+        except Exception as error:  # noqa: BLE001  # whatever a user's program raises under a strategy that is not its own
+            return Outcome(candidate, rows, f"{type(error).__name__}: {_first(error)}", held=held)
+        if candidate.accumulate > 1 and not made.optimizers:
+            return Outcome(candidate, rows, "the script has no jd.Optimizer, whose gradients could be added up")
+        return self._outcome(candidate, rows, held, made, found)
+
+    def _outcome(self, one: Candidate, rows: int, held: int, made: Exchanged, found: CompiledStep) -> Outcome:
+        calls, timing = one.accumulate, found.timing
+        # All calls but the last only add their gradients up.
+        between = found.shortest if calls > 1 else 0.0
+        waits: dict[str, float] = {}
+        for (kind, among), seconds in timing.waits.items():
+            waits[f"{kind} among {among}"] = seconds
+        compiled = 1
+        layouts = [strategy.extended.layouts for strategy in made.strategies]
+        for layout in layouts:
+            if isinstance(layout, AutomaticLayout) and one.per_replica > 1:
+                compiled += len(layout.tried)
+                self._layouts[one.strategy, one.per_replica] = {key: list(axes) for key, axes in layout.items()}
+        return Outcome(
+            candidate=one,
+            rows=rows,
+            memory=found.held.total,
+            held=held,
+            seconds=timing.step + (calls - 1) * between,
+            compute=timing.compute + (calls - 1) * min(between, timing.compute),
+            waits=waits,
+            compiled=compiled,
+            layout=self._layouts.get((one.strategy, one.per_replica), {}),
+        )
+
+    def _run(self, candidate: Candidate, tries: int, look: Any) -> tuple[Exchanged, Any]:
+        known = self._layouts.get((candidate.strategy, candidate.per_replica))
+        layout = None if known is None else jd.LayoutMap({key: tuple(axes) for key, axes in known.items()})
+        before = set(sys.modules)
+        try:
+            with described_devices(self._target.devices), exchanging(candidate, layout, tries) as made:
+                return made, look_at_script(self._script, self._arguments, look)
+        finally:
+            self._forget(before)
+
+    def _forget(self, before: set[str]) -> None:
+        """Takes back what one run of the script leaves for the next: its own modules, names, and programs."""
+        folder = str(self._script.resolve().parent)
+        for name in set(sys.modules) - before:
+            # Modules beside the script may make a strategy as they are imported.
+            if (getattr(sys.modules[name], "__file__", None) or "").startswith(folder):
+                del sys.modules[name]
+        keras: Any = sys.modules.get("keras")
+        if keras is not None:
+            keras.utils.clear_session()  # else a second model's layers have other names
+        jax.clear_caches()
+
+
+def _first(error: BaseException) -> str:
+    """The first sentence of an error."""
+    text = str(error).strip().split("\n")[0].partition(" HINT:")[0]
+    return text if len(text) <= 300 else text[:300] + "..."

@@ -1,0 +1,212 @@
+"""The time of a program along its schedule: what runs beside what, and who waits for whom.
+
+Compilers of accelerators write instructions in the order in which they are begun. A collective, or a copy between
+memories, that is begun by one and awaited by another takes its time on a lane of its own; it is hidden as far as other
+instructions XX
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
+
+from jaxtribute._src.addons.tools.hlo.exchanges import Collective, chain_of, collective_of
+from jaxtribute._src.addons.tools.hlo.loops import called_by, runs
+from jaxtribute._src.addons.tools.hlo.text import Computation, Instruction, Module, read
+from jaxtribute._src.addons.tools.hlo.work import FREE, operations_within, touched
+
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_MOVES = frozenset({"copy-start", "slice-start"})
+"""Kinds that begin a copy between a device's memories."""
+_NOTHING = frozenset({"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound"})
+"""Targets of custom calls that neither compute nor move anything."""
+_TARGET = re.compile(r'custom_call_target="(?P<name>[^"]+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What an accelerator does in a second, in the opinion of whoever asks.
+
+    Attributes:
+      clock: cycles of a compiler that tells them; None if it tells none.
+      operations: floating-point operations of products.
+      traffic: bytes of memory.
+      launch: seconds that each instruction takes at least.
+      exchange: tells the seconds of a collective.
+    """
+
+    clock: float | None
+    operations: float
+    traffic: float
+    launch: float
+    exchange: Callable[[Collective], float]
+
+
+@dataclass(slots=True)
+class Timing:
+    """Seconds of a program.
+
+    Attributes:
+      step: from its beginning to its end.
+      compute: computing, and copies that something waits for.
+      exchange: collectives, hidden ones too.
+      told: the part of `compute` that is the compiler's own.
+      waits: seconds that computing waits for collectives, by their kind and number of devices.
+    """
+
+    step: float = 0.0
+    compute: float = 0.0
+    exchange: float = 0.0
+    told: float = 0.0
+    waits: dict[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of collectives that nothing hides."""
+        return sum(self.waits.values())
+
+    @property
+    def hidden(self) -> float:
+        """Seconds of collectives that run beside computing."""
+        return max(self.exchange - self.exposed, 0.0)
+
+    def compute_for(self, seconds: float, told: bool) -> None:
+        """Computes for so long, which the compiler has told or not."""
+        self.step, self.compute = self.step + seconds, self.compute + seconds
+        self.told += seconds if told else 0.0
+
+    def wait(self, collective: Collective, seconds: float, devices: int) -> None:
+        """Waits for a collective, of a program on so many devices."""
+        key = collective.kind, collective.among(devices)
+        self.step += seconds
+        self.waits[key] = self.waits.get(key, 0.0) + seconds
+
+    def add(self, other: Timing, times: float) -> None:
+        """Adds what runs so often."""
+        self.step += times * other.step
+        self.compute += times * other.compute
+        self.exchange += times * other.exchange
+        self.told += times * other.told
+        for key, seconds in other.waits.items():
+            self.waits[key] = self.waits.get(key, 0.0) + times * seconds
+
+
+class _Exchange(NamedTuple):
+    """A collective, by what instructions that belong to it have in common."""
+
+    key: str
+    collective: Collective
+
+
+def timing(text: str, devices: int, rates: Rates, *, shortest: bool = False) -> Timing:
+    """The time of a program on so many devices, from its scheduled text.
+
+    Args:
+      text: the compiled program's HLO text; a loop whose number of turns is not known counts once.
+      devices: how many devices the program runs on.
+      rates: what one of them does in a second.
+      shortest: whether conditions take the branch that ends first; otherwise the one that ends last.
+    """
+    module = read(text)
+    return _Walk(module, devices, rates, min if shortest else max).of(module.entry)
+
+
+class _Lane:
+    """What goes on beside computing: one thing after the other, each awaited or not."""
+
+    def __init__(self) -> None:
+        self._free = 0.0
+        self._ends: dict[str, float] = {}
+
+    def begin(self, name: str, now: float, seconds: float) -> None:
+        """Begins something that takes so long, behind what was begun before."""
+        self._free = self._ends[name] = max(now, self._free) + seconds
+
+    def rest(self, name: str, now: float) -> float:
+        """Seconds that who asks for it now has to wait."""
+        return max(self._ends.pop(name, now) - now, 0.0)
+
+
+class _Walk:
+    """Goes through computations in the order of their instructions."""
+
+    def __init__(self, module: Module, devices: int, rates: Rates, branch: Callable[..., Timing]) -> None:
+        self._module, self._devices, self._rates, self._branch = module, devices, rates, branch
+        self._turns = runs(module).turns
+        self._known: dict[str, Timing] = {}
+
+    def of(self, name: str) -> Timing:
+        """The time of one run of a computation."""
+        computation = self._module.computations.get(name)
+        if name not in self._known:
+            self._known[name] = Timing() if computation is None else self._walked(computation)
+        return self._known[name]
+
+    def _walked(self, computation: Computation) -> Timing:
+        found, links, copies = Timing(), _Lane(), _Lane()
+        exchanges = {one.name: self._exchange(one) for one in computation.instructions}
+        # One that runs beside several fusions is written in each of them: it begins with the first, ends with the last.
+        last = {each.key: name for name, each in exchanges.items() if each is not None}
+        begun: dict[str, Collective] = {}
+        for one in computation.instructions:
+            if one.kind in ("while", "call", "conditional"):
+                self._add(found, computation, one)
+            elif one.kind.endswith("-done"):
+                start = one.operands[0] if one.operands else ""
+                if start in begun:
+                    found.wait(begun.pop(start), links.rest(start, found.step), self._devices)
+                else:
+                    found.compute_for(copies.rest(start, found.step), told=False)
+            elif one.kind in _MOVES:
+                copies.begin(one.name, found.step, one.nbytes / 2 / self._rates.traffic)
+            else:
+                exchange, now = exchanges[one.name], found.step
+                found.compute_for(*self._cost(computation, one))
+                if exchange is None:
+                    continue
+                key, collective = exchange
+                if key not in begun:
+                    begun[key] = collective
+                    found.exchange += (seconds := self._rates.exchange(collective))
+                    # Computing of a fusion of its chain goes on beside it already.
+                    links.begin(key, now if collective.asynchronous else found.step, seconds)
+                if last[key] == one.name and not one.kind.endswith("-start"):
+                    found.wait(begun.pop(key), links.rest(key, found.step), self._devices)
+        return found
+
+    def _add(self, found: Timing, computation: Computation, one: Instruction) -> None:
+        """Adds what an instruction runs of other computations."""
+        parts = [self.of(name) for name in called_by(one)]
+        if one.kind == "conditional":
+            parts = [self._branch(parts, key=lambda part: part.step)] if parts else []
+        for part in parts:
+            found.add(part, self._turns.get((computation.name, one.name), 1))
+
+    def _cost(self, computation: Computation, one: Instruction) -> tuple[float, bool]:
+        """Seconds of computing of an instruction, and whether its compiler has told them."""
+        rates, target = self._rates, _TARGET.search(one.line)
+        if one.kind in FREE or one.kind.endswith("-start") or collective_of(one, self._devices) is not None:
+            return 0.0, True
+        if target is not None and target["name"] in _NOTHING:
+            return 0.0, True
+        told = _CYCLES.search(one.line)
+        if told is not None and rates.clock:
+            return int(told[1]) / rates.clock, True
+        exchange = self._exchange(one)
+        if exchange is not None and exchange.collective.asynchronous:
+            return 0.0, True  # a fusion that only begins or ends it
+        operations = operations_within(self._module, computation, one) / rates.operations
+        return max(operations, touched(self._module, computation, one) / rates.traffic, rates.launch), False
+
+    def _exchange(self, one: Instruction) -> _Exchange | None:
+        """The collective that an instruction is, or that a fusion has inside."""
+        inside = called_by(one) if one.kind in ("fusion", "async-start") else []
+        parts = [self._module.computations[name].instructions for name in inside if name in self._module.computations]
+        for each in (one, *chain.from_iterable(parts)):
+            collective = collective_of(each, self._devices)
+            if collective is not None:
+                return _Exchange(chain_of(each.line) or one.name, collective)
+        return None

@@ -1,0 +1,128 @@
+"""`jd.experimental.Automatic`: from a file, from a search, and from what a search has left."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+import jaxtribute as jd
+from fitting.scripts import write
+from jaxtribute._src.addons.cli.main import main
+from jaxtribute._src.addons.fitting import asking
+from jaxtribute._src.addons.fitting.automatic import topology_of
+from jaxtribute._src.addons.fitting.candidates import MIRRORED, SHARDED, Candidate, Outcome
+from jaxtribute.errors import ArgumentError, ConfigError
+
+
+def saved(folder: Path, outcome: Outcome) -> Path:
+    path = folder / "choice.json"
+    path.write_text(json.dumps(outcome.as_dict()))
+    return path
+
+
+def test_a_choice_is_applied(tmp_path: Path) -> None:
+    candidate = Candidate(SHARDED, 64, per_replica=2)
+    strategy: Any = jd.experimental.Automatic(saved(tmp_path, Outcome(candidate, layout={"^w$": [None, "model"]})))
+    assert type(strategy) is jd.FullyShardedStrategy
+    assert strategy.num_replicas_in_sync == len(jax.devices()) // 2
+    assert strategy.extended.layouts["^w$"] == (None, "model")
+    own: Any = jd.experimental.Automatic(saved(tmp_path, Outcome(candidate)), layout={"w": ("model",)})
+    assert own.extended.layouts["w"] == ("model",)
+
+
+def test_a_budget_is_set_for_all_losses(tmp_path: Path) -> None:
+    from jaxtribute._src.core.execution import budgets
+
+    try:
+        jd.experimental.Automatic(saved(tmp_path, Outcome(Candidate(MIRRORED, 64, memory=1 << 20))))
+        assert budgets.asked_for(None) == 1 << 20
+    finally:
+        jd.config.set_memory_budget(None)
+
+
+def test_what_cannot_be_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ArgumentError, match=r"holds no choice: .* HINT"):
+        jd.experimental.Automatic(tmp_path / "missing.json")
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    with pytest.raises(ArgumentError, match=r"is no choice: .* HINT"):
+        jd.experimental.Automatic(tmp_path / "other.json")
+    with pytest.raises(ArgumentError, match="budget is 'auto'"):
+        jd.experimental.Automatic(budget="auto")
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    with pytest.raises(ConfigError, match="one of several"):
+        jd.experimental.Automatic()
+
+
+def device(platform: str, kind: str, *coords: int) -> Any:
+    return SimpleNamespace(platform=platform, device_kind=kind, coords=coords)
+
+
+def test_devices_by_the_names_that_plan_has() -> None:
+    assert topology_of([device("cpu", "cpu")] * 4) == "cpu:4"
+    flat = [device("tpu", "TPU v5 lite", x, y, 0) for x in range(2, 4) for y in range(4)]
+    assert topology_of(flat) == "v5e:2x4"
+    assert (
+        topology_of([device("tpu", "TPU v5", x, y, z) for x in (0, 1) for y in (0, 1) for z in (0, 1)]) == "v5p:2x2x2"
+    )
+    assert topology_of([device("gpu", "NVIDIA H100 80GB HBM3")] * 8) == "h100:1x8"
+    with pytest.raises(ArgumentError, match="nothing is known of devices of the kind 'Quantum'"):
+        topology_of([device("gpu", "Quantum")])
+
+
+@pytest.mark.slow
+def test_a_script_searches_once_and_is_quick_from_then_on(tmp_path: Path) -> None:
+    script = write(tmp_path, "jd.experimental.Automatic(seconds=0)")
+    environment = os.environ | {"JAXTRIBUTE_CPU_DEVICES": "2", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    runs = [
+        subprocess.run(
+            [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=240, check=True
+        )
+        for _ in range(2)
+    ]
+    assert "trained by" in runs[0].stdout
+    assert runs[0].stdout == runs[1].stdout
+    assert ["looking for a way to train" in run.stderr for run in runs] == [True, False]
+    assert len(list((tmp_path / "cache" / "jaxtribute" / "programs" / "choices").iterdir())) == 1
+
+
+def test_the_command_prints_the_best_and_the_lines_to_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    found = [
+        Outcome(Candidate(SHARDED, 64, 2), 4, "", 3 << 20, 0, 2e-3, 1.5e-3, {"all-gather among 2": 5e-4}),
+        Outcome(Candidate(MIRRORED, 64), 2, "does not fit: by 3 GiB"),
+        Outcome(Candidate(MIRRORED, 64, 4), 2, "ValueError: no data"),
+    ]
+
+    def answered(_: str, given: list[str], devices: int, **__: Any) -> dict[str, Any]:
+        asked.append(json.loads(given[0]) | {"devices": devices})
+        whole = {"topology": "cpu:2", "memory": 4 << 20, "analytic": "no compiler", "batch": 64, "compiled": 3}
+        return whole | {"seconds": 1.0, "ended": False, "found": [one.as_dict() for one in found]}
+
+    monkeypatch.setattr(asking, "run_module", answered)
+    choice, script = tmp_path / "choice.json", str(write(tmp_path))
+    options = ["--fit", "--topology", "cpu:2", "--budget", "1KiB", "--most-batch", "256", "--save", str(choice)]
+    assert main(["plan", *options, script]) == 0
+    printed = capsys.readouterr().out
+    assert asked[0]["budget"] == 1024
+    assert (asked[0]["most_batch"], asked[0]["devices"]) == (256, 2)
+    assert "predicted, not run" in printed
+    assert "3.1 MB (75%)" in printed
+    assert "computing 75%, all-gather among 2 25%" in printed
+    assert "strategy = jd.FullyShardedStrategy(devices_per_replica=2, layout=...)" in printed
+    assert f'jd.experimental.Automatic("{choice}")' in printed
+    assert "Do not fit: mirrored.\nCannot be: mirrored, 4 devices each: ValueError: no data" in printed
+    assert type(jd.experimental.Automatic(choice)) is jd.FullyShardedStrategy
+    del found[0]
+    assert main(["plan", "--fit", "--topology", "cpu:2", script]) == 1
+    assert "none of what was tried fits cpu:2" in capsys.readouterr().err
+    assert main(["plan", "--fit", script]) == 2
+    assert "without --topology" in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""Scripts under other strategies than they name, compiled for this machine's devices; nothing runs."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import jaxtribute as jd
+from fitting.scripts import LAYERS, STATE, write
+from jaxtribute._src.addons.fitting.candidates import MIRRORED, SHARDED, TOO_LARGE, Candidate
+from jaxtribute._src.addons.fitting.places import devices_in, missing_compiler, place
+from jaxtribute._src.addons.fitting.trials import Trials
+from jaxtribute.errors import ArgumentError, MissingLibraryError
+
+BATCH = 512
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "jd.MirroredStrategy(['CPU:0', 'CPU:1'])",
+        "jd.FullyShardedStrategy(2, min_bytes=0)",
+        "jd.MultiWorkerMirroredStrategy()",
+        "jd.TPUStrategy()",
+    ],
+)
+def test_whichever_strategy_a_script_names_the_candidates_trains(tmp_path: Path, strategy: str) -> None:
+    trials = Trials(write(tmp_path, strategy), (), place("cpu:4", None, asked=False))
+    assert trials.batch() == BATCH
+    mirrored, sharded = (trials(Candidate(kind, BATCH), 9) for kind in (MIRRORED, SHARDED))
+    assert (mirrored.refusal, sharded.refusal) == ("", "")
+    # Adam has two slots, and a gradient counts as well.
+    assert mirrored.held >= 4 * STATE
+    assert sharded.held < 2.5 * STATE
+    assert "beside" not in sys.modules
+
+
+def test_what_is_asked_for_is_compiled_and_the_library_is_as_it_was(tmp_path: Path) -> None:
+    trials = Trials(write(tmp_path), (), place("cpu:4", None, asked=False))
+    whole = trials(Candidate(MIRRORED, BATCH), 9)
+    grouped = trials(Candidate(MIRRORED, BATCH, per_replica=2), 9)
+    assert (grouped.rows, whole.rows) == (256, 128)
+    assert 1 < grouped.compiled <= 4
+    assert set(grouped.layout) == {f"^matrix_{i}$" for i in range(LAYERS)}
+    assert trials(Candidate(MIRRORED, BATCH, per_replica=2, memory=1 << 30), 9).compiled == 1
+    fewer = trials(Candidate(MIRRORED, BATCH, accumulate=4), 9)
+    assert fewer.rows == 32
+    assert fewer.refusal == ""
+    strategy = jd.MirroredStrategy(2)
+    assert (type(strategy), strategy.num_replicas_in_sync) == (jd.MirroredStrategy, 2)
+    assert type(jd.FullyShardedStrategy(2)) is jd.FullyShardedStrategy
+
+
+def test_a_budget_holds_and_what_is_too_large_is_told(tmp_path: Path) -> None:
+    large = place("cpu:1", None, asked=False)
+    whole = Trials(write(tmp_path), (), large)(Candidate(MIRRORED, BATCH), 9)
+    bounded = Trials(write(tmp_path), (), large)(Candidate(MIRRORED, BATCH, memory=400_000), 9)
+    assert bounded.memory < whole.memory
+    small = place("cpu:1", whole.memory - 1, asked=False)
+    assert Trials(write(tmp_path), (), small)(Candidate(MIRRORED, BATCH), 9).refusal.startswith(TOO_LARGE)
+
+
+def test_scripts_that_cannot_be_searched_say_why(tmp_path: Path) -> None:
+    target = place("cpu:2", None, asked=False)
+    with pytest.raises(ArgumentError, match=r"makes no strategy in whose place .* HINT"):
+        Trials(write(tmp_path, "jd.OneDeviceStrategy('CPU:0')"), (), target).batch()
+    raising = tmp_path / "raising.py"
+    raising.write_text("raise ValueError('no data')\n")
+    refusal = Trials(raising, (), target)(Candidate(MIRRORED, BATCH), 9).refusal
+    assert refusal == "ValueError: no data"
+
+
+def test_names_of_devices() -> None:
+    assert devices_in("v5e:4x4") == devices_in("h100:2x8") == devices_in("cpu:16") == 16
+    assert "processors" in missing_compiler("cpu:8")
+    for name in ("v5e", "cpu:x", "q7:4"):
+        with pytest.raises(ArgumentError, match="no topology is called"):
+            missing_compiler(name)
+    if "cuda" not in str(sys.modules):
+        with pytest.raises((MissingLibraryError, AssertionError)):
+            assert not missing_compiler("h100:2x8")

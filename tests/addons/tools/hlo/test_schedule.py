@@ -1,0 +1,71 @@
+"""Times along a program's schedule: what runs beside what, and who waits."""
+
+import pytest
+
+from jaxtribute._src.addons.tools.hlo.schedule import Rates, timing
+
+RATES = Rates(clock=1e3, operations=1e12, traffic=1e12, launch=0.0, exchange=lambda one: one.nbytes / 1e3)
+"""A cycle is a millisecond, and so is a byte of a collective."""
+
+
+def fusion(name: str, cycles: int, after: str = "%x") -> str:
+    told = f'backend_config={{"estimated_cycles":"{cycles}"}}'
+    return f"  %{name} = f32[1]{{0}} fusion({after}), kind=kLoop, calls=%f, {told}"
+
+
+def program(*lines: str) -> str:
+    body = ["%f (p: f32[1]) -> f32[1] {", "  ROOT %p = f32[1]{0} parameter(0)", "}", ""]
+    return "\n".join([*body, "ENTRY %main (x: f32[1]) -> f32[1] {", "  %x = f32[1]{0} parameter(0)", *lines, "}"])
+
+
+START = "  %s = (f32[1]{0}, f32[1]{0}) all-reduce-start(%x), replica_groups={{0,1}}, to_apply=%f"
+DONE = "  %d = f32[1]{0} all-reduce-done(%s)"
+
+
+@pytest.mark.parametrize(("before", "between", "exposed"), [(5, 0, 4), (0, 1, 3), (7, 3, 1), (2, 9, 0)])
+def test_a_collective_is_hidden_as_far_as_something_runs_beside_it(before: int, between: int, exposed: int) -> None:
+    found = timing(program(fusion("a", before), START, fusion("b", between), DONE, fusion("c", 2)), 2, RATES)
+    assert found.compute == pytest.approx((before + between + 2) * 1e-3)
+    assert found.told == found.compute
+    assert found.exchange == pytest.approx(4e-3)
+    assert (found.exposed, found.hidden) == pytest.approx((exposed * 1e-3, (4 - exposed) * 1e-3))
+    assert found.step == pytest.approx(found.compute + found.exposed)
+
+
+def test_one_that_is_not_begun_apart_hides_nothing() -> None:
+    both = "  %r = f32[1]{0} all-reduce(%x), replica_groups={{0,1}}, to_apply=%f"
+    found = timing(program(fusion("a", 9), both, fusion("b", 9)), 2, RATES)
+    assert (found.exposed, found.step) == pytest.approx((4e-3, 22e-3))
+    assert found.waits == {("all-reduce", 2): pytest.approx(4e-3)}
+
+
+def test_two_share_the_links() -> None:
+    second = START.replace("%s =", "%t =")
+    found = timing(program(START, second, fusion("a", 5), DONE, DONE.replace("%s", "%t").replace("%d", "%e")), 2, RATES)
+    assert (found.exchange, found.exposed) == pytest.approx((8e-3, 3e-3))
+
+
+def test_a_chain_runs_beside_its_fusions() -> None:
+    gather = '  ROOT %g = f32[1]{0} all-gather(%p), replica_groups={{0,1}}, frontend_attributes={chain_id="7"}'
+    parts = ["%h (p: f32[1]) -> f32[1] {", "  %p = f32[1]{0} parameter(0)", gather, "}", ""]
+    lines = [fusion(name, cycles).replace("calls=%f", "calls=%h") for name, cycles in (("a", 1), ("b", 1))]
+    text = "\n".join([*parts, program(lines[0], fusion("m", 1), lines[1], fusion("z", 9))])
+    found = timing(text, 2, RATES)
+    assert (found.exchange, found.exposed) == pytest.approx((4e-3, 1e-3))
+    assert found.step == pytest.approx(13e-3)
+
+
+def test_loops_count_as_often_as_they_turn() -> None:
+    body = ["%b (p: f32[1]) -> f32[1] {", "  %x = f32[1]{0} parameter(0)", fusion("one", 3), "}", ""]
+    loop = '  %w = f32[1]{0} while(%x), condition=%f, body=%b, backend_config={"known_trip_count":{"n":"6"}}'
+    assert timing("\n".join([*body, program(loop, fusion("a", 2))]), 2, RATES).step == pytest.approx(20e-3)
+
+
+def test_what_the_compiler_does_not_tell_goes_by_operations_and_bytes() -> None:
+    product = "  %d = f32[100,200]{1,0} dot(%l, %r), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    operands = ["  %l = f32[100,300]{1,0} parameter(1)", "  %r = f32[300,200]{1,0} parameter(2)"]
+    slow = Rates(clock=None, operations=1e9, traffic=1e12, launch=0.0, exchange=RATES.exchange)
+    found = timing(program(*operands, product), 2, slow)
+    assert (found.step, found.told) == pytest.approx((2 * 100 * 200 * 300 / 1e9, 0.0))
+    quick = Rates(clock=None, operations=1e15, traffic=1e12, launch=0.0, exchange=RATES.exchange)
+    assert timing(program(*operands, product), 2, quick).step == pytest.approx(4 * (30_000 + 60_000 + 20_000) / 1e12)
