@@ -16,6 +16,7 @@ from jaxtribute.integrations.keras import DistributedEmbedding, FeatureConfig, T
 from samples import ALL_CASES
 
 BATCH = 8
+DECAY: Any = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
 STRATEGIES = {
     "two": lambda: jd.MirroredStrategy(2),
     "one": lambda: jd.OneDeviceStrategy("cpu:0"),
@@ -32,14 +33,17 @@ def data(examples: int = 16) -> tuple[dict[str, Any], Any]:
     return {name: ids.astype("int32") for name, ids in x.items()}, rng.normal(size=(examples, 1)).astype("float32")
 
 
-def first(shape: Any, dtype: Any = None) -> Any:
+def _first(shape: Any, dtype: Any = None) -> Any:
     """Numbers that are the same each time."""
     return np.random.default_rng(shape[0]).normal(size=shape).astype(dtype or "float32")
 
 
+first: Any = _first
+
+
 def made(optimizer: Any, placement: str = "auto", **options: Any) -> Any:
     """A model of two tables and three features."""
-    kind = {"optimizer": optimizer, "placement": placement, "initializer": first}
+    kind: dict[str, Any] = {"optimizer": optimizer, "placement": placement, "initializer": first}
     users = TableConfig("users", 30, 2, **kind)
     items = TableConfig("items", 9, 4, combiner=options.get("combiner", "mean"), **kind)
     features = {
@@ -92,7 +96,7 @@ def test_fit_does_what_keras_does_with_dense_gradients(name: str, optimizer: str
     "optimizer",
     [
         keras.optimizers.Adam(0.1),
-        keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5), momentum=0.9, nesterov=True),
+        keras.optimizers.SGD(DECAY, momentum=0.9, nesterov=True),
     ],
     ids=["adam", "nesterov"],
 )
@@ -128,7 +132,7 @@ def test_saved_models_go_on(scoped: bool, tmp_path: Path) -> None:
     model.save(tmp_path / "m.keras")
     custom = {"first": first}
     with strategy.scope() if scoped else nullcontext():
-        again = keras.models.load_model(tmp_path / "m.keras", custom_objects=custom)
+        again: Any = keras.models.load_model(tmp_path / "m.keras", custom_objects=custom)
     weights = model.get_weights()
     history, tables = trained(model, 1)
     history_again, tables_again = trained(again, 1)
@@ -171,7 +175,8 @@ def test_first_rows_are_as_the_initializer_has_them(initializer: str) -> None:
         table = TableConfig("t", 3000, 8, initializer=initializer)
         layer = DistributedEmbedding(FeatureConfig("a", table, (None,), (None, 8)))
     found = layer.get_embedding_tables()["t"]
-    expected = np.asarray(keras.initializers.get(initializer)((3000, 8)))
+    drawn: Any = keras.initializers.get(initializer)
+    expected = np.asarray(drawn((3000, 8)))
     np.testing.assert_allclose([found.mean(), found.std()], [expected.mean(), expected.std()], rtol=0.05, atol=2e-3)
     np.testing.assert_allclose([found.min(), found.max()], [expected.min(), expected.max()], rtol=0.35, atol=1e-3)
 
@@ -202,7 +207,7 @@ def test_what_is_refused_by_name() -> None:
             def train_step(self, state: Any, data: Any) -> Any:
                 return super().train_step(state, data)
 
-        model = Own()
+        model: Any = Own()
         model.compile("sgd", "mse")
     with pytest.raises(ArgumentError, match="train_step of Own's own"):
         model.fit(np.zeros((8, 3), "int32"), np.zeros((8, 1)), verbose=0)
