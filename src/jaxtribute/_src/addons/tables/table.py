@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,8 @@ class ShardedTable(Variable):
     Each replica has a part of the rows, of the table as of an optimizer's slots: a table may be larger than a device.
     Look rows up with `jd.nn.embedding_lookup` in a replica function: the replicas ask each other for the rows that
     they need, each once. Gradients by the table are `jd.IndexedSlices`, which go the same way back when `jd.Optimizer`
-    applies them to the touched rows alone.
+    applies them to the touched rows alone. Under `ParameterServerStrategy` it is a variable of the servers, and the
+    same lines pull rows from them and push gradients.
 
     Args:
       rows: the number of rows.
@@ -54,7 +55,7 @@ class ShardedTable(Variable):
 
     Raises:
       ArgumentError: sizes below 1, an unknown partition or way of updates; an initializer that gives other shapes.
-      StrategyMixError: under a strategy that keeps variables elsewhere than on its replicas.
+      StrategyMixError: under a strategy that keeps variables on one device.
 
     Examples:
       >>> with jd.MirroredStrategy(2).scope():
@@ -78,19 +79,12 @@ class ShardedTable(Variable):
         seed: int = 0,
         updates: Literal["lazy", "exact"] = "lazy",
     ) -> None:
-        settings.whole("rows", rows, 1)
-        settings.whole("width", width, 1)
-        settings.text("name", name, optional=True)
-        settings.flag("trainable", trainable)
-        if partition not in ("striped", "range"):
-            raise ArgumentError(f"partition is {partition!r}. HINT: pass 'striped' or 'range'.")
-        if updates not in ("lazy", "exact"):
-            raise ArgumentError(f"updates is {updates!r}. HINT: pass 'lazy' or 'exact'.")
+        _check(rows, width, name, trainable, partition, updates)
         strategy = Context.current().strategy
         usual = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
-        if usual.remote or usual.parameter_device is not None:
+        if usual.parameter_device is not None:
             raise StrategyMixError(
-                f"jd.nn.ShardedTable under {strategy!r}, which does not keep variables on its replicas. HINT: use "
+                f"jd.nn.ShardedTable under {strategy!r}, which keeps variables on {usual.parameter_device}. HINT: use "
                 "jd.Variable there, which jd.nn.embedding_lookup takes as well."
             )
         mesh = usual.mesh
@@ -105,6 +99,13 @@ class ShardedTable(Variable):
             raise ArgumentError(f"dtype is {self._dtype}. HINT: a table is trained; pass a floating dtype.")
         with jax.ensure_compile_time_eval():
             self._data = self._first(initializer, policy, seed)
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: Any, **options: Any) -> Any:
+            """A table; under parameter servers a variable of theirs, whose rows they compute."""
+            usual = Context.current().strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
+            return on_servers(*args, **options) if usual.remote and cls is ShardedTable else object.__new__(cls)
 
     @property
     def policy(self) -> TablePolicy:
@@ -230,6 +231,57 @@ class ShardedTable(Variable):
             return jd.PerReplica(rows, mesh)
 
         return executor.merge(fetch, (padded,), {})[:count]
+
+
+def _check(rows: Any, width: Any, name: Any, trainable: Any, partition: Any, updates: Any) -> None:
+    settings.whole("rows", rows, 1)
+    settings.whole("width", width, 1)
+    settings.text("name", name, optional=True)
+    settings.flag("trainable", trainable)
+    if partition not in ("striped", "range"):
+        raise ArgumentError(f"partition is {partition!r}. HINT: pass 'striped' or 'range'.")
+    if updates not in ("lazy", "exact"):
+        raise ArgumentError(f"updates is {updates!r}. HINT: pass 'lazy' or 'exact'.")
+
+
+def on_servers(
+    rows: int,
+    width: int,
+    initializer: Initializer | ArrayLike | None = None,
+    *,
+    name: str | None = None,
+    dtype: DType = "float32",
+    trainable: bool = True,
+    partition: str = "striped",
+    seed: int = 0,
+    updates: str = "lazy",
+) -> Variable:
+    """Makes a table that parameter servers hold, of the arguments of `ShardedTable`; each computes its own first rows.
+
+    Raises:
+      ArgumentError: as `ShardedTable` says; or `updates` is exact.
+    """
+    _check(rows, width, name, trainable, partition, updates)
+    if updates == "exact":
+        raise ArgumentError(
+            f"updates is 'exact' for {name or 'a table'} on parameter servers, which update looked-up rows alone. HINT: "
+            "pass 'lazy', or use a strategy whose replicas hold the table."
+        )
+    if initializer is not None and not callable(initializer):
+        return Variable(np.asarray(initializer), trainable, name or "ShardedTable", dtype)
+    first = partial(_rows_of_server, initializer or partial(_uniform, width=width, seed=seed))
+    made: Any = partial(first, shape=(rows, width), dtype=np.dtype(jax.dtypes.canonicalize_dtype(dtype)))
+    return Variable(made, trainable, name or "ShardedTable")
+
+
+def _rows_of_server(
+    make: Initializer, shape: tuple[int, ...], dtype: Any, shard_info: Any = None
+) -> np.ndarray[Any, Any]:
+    """The first rows of one server's part, some at a time."""
+    start = 0 if shard_info is None else shard_info.offset[0]
+    end = start + shape[0]
+    ids = [jnp.arange(first, min(first + _CHUNK, end), dtype=np.int32) for first in range(start, end, _CHUNK)]
+    return np.concatenate([np.asarray(make(some), dtype) for some in ids])
 
 
 class _Wanted(NamedTuple):
