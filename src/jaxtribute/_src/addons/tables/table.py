@@ -264,7 +264,7 @@ def on_servers(
     _check(rows, width, name, trainable, partition, updates)
     if updates == "exact":
         raise ArgumentError(
-            f"updates is 'exact' for {name or 'a table'} on parameter servers, which update looked-up rows alone. HINT: "
+            f"updates is 'exact' for {name or 'a table'} on parameter servers, which update looked-up rows. HINT: "
             "pass 'lazy', or use a strategy whose replicas hold the table."
         )
     if initializer is not None and not callable(initializer):
