@@ -166,3 +166,33 @@ def test_the_compiled_step_is_traced_no_more_than_it_must() -> None:
 
         step(np.ones(3, np.float32))
         assert len(traces) == 1
+
+
+def test_a_table_is_one_of_the_servers() -> None:
+    """The same lines as under replicas, with a combiner; the first rows are those of any strategy."""
+    ids = np.array([[1, 5, -1], [7, 7, 0]], np.int32)
+
+    def trained(strategy: Any, run: Any) -> Any:
+        with strategy.scope():
+            table = jd.nn.ShardedTable(ROWS, 3, name="items", seed=3)
+            optimizer = jd.Optimizer(optax.adagrad(0.1), [table])
+
+        def replica(ids: Any) -> None:
+            def loss() -> Any:
+                return (jd.nn.embedding_lookup(table, ids, combiner="mean") ** 2).sum()
+
+            optimizer.apply_gradients(jd.grad(loss, [table])())
+
+        step = jd.function(lambda ids: strategy.run(replica, (ids,)))
+        before = table.numpy()
+        for _ in range(3):
+            run(step, ids)
+        return before, table.numpy()
+
+    expected = trained(jd.OneDeviceStrategy("cpu:0"), lambda step, ids: step(ids))
+    with coordinated(servers=2, partitioner=FixedShardsPartitioner(2)) as coordinator:
+        found = trained(coordinator.strategy, lambda step, ids: coordinator.schedule(step, (ids,)).fetch())
+        with coordinator.strategy.scope(), pytest.raises(jd.errors.ArgumentError, match=r"exact.*servers"):
+            jd.nn.ShardedTable(ROWS, 3, updates="exact")
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-6)

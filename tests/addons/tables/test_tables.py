@@ -229,3 +229,22 @@ def test_the_last_batch_leaves_replicas_fewer_rows_or_none(combiner: Any, compil
         return table.numpy()
 
     np.testing.assert_allclose(trained(jd.MirroredStrategy(3)), trained(jd.OneDeviceStrategy("CPU:0")), atol=1e-6)
+
+
+def test_tables_are_drawn_and_exported(tmp_path: Path) -> None:
+    """A safetensors file has the whole table, in the order of its ids, and is read onto any number of replicas."""
+    pytest.importorskip("safetensors")
+    from jaxtribute.integrations import safetensors
+
+    strategy = jd.MirroredStrategy(2)
+    with strategy.scope():
+        table = jd.nn.ShardedTable(301, 3, name="items", updates="exact")
+    assert "301 x 3" in str(strategy.visualize([table]))
+    safetensors.save({"items": table}, tmp_path / "t.safetensors")
+    for other in (jd.MirroredStrategy(4), jd.OneDeviceStrategy("cpu:0")):
+        with other.scope():
+            again = jd.nn.ShardedTable(301, 3, seed=1)
+            plain = jd.Variable(np.zeros((301, 3), np.float32))
+        for one in (again, plain):
+            safetensors.load({"items": one}, tmp_path / "t.safetensors")
+            np.testing.assert_array_equal(one.numpy(), table.numpy())

@@ -18,6 +18,7 @@ from jaxtribute._src.addons.keras.meeting import entered, share_of
 from jaxtribute._src.addons.keras.merging import State, contributions, merged, start_of_layers, start_of_metrics
 from jaxtribute._src.addons.keras.parts import Ends, PartsOfSteps
 from jaxtribute._src.addons.keras.share import EXACT, Share
+from jaxtribute._src.addons.keras.tables import Tables
 from jaxtribute.errors import ContextError
 from jaxtribute.extending import Context, within_budget
 from jaxtribute.typing import Array, Nest
@@ -71,6 +72,7 @@ def rows_of(batch: Nest) -> int:
 def train_step(model: KerasModel, lists: Lists) -> Step:
     """A replica's training step."""
     own = internals.has_own_train_step(model)
+    tables = Tables.of(model, own=own)
 
     def ends(share: Share, batch: Nest) -> Ends:
         trainable, layers, optimizer, metrics = map(
@@ -100,11 +102,12 @@ def train_step(model: KerasModel, lists: Lists) -> Step:
                 new_trainable, layer_ends, new_optimizer, metric_ends = state
                 _, layers, metrics, logs = _reduced(model, lists, before, start, (layer_ends, metric_ends), logs, share)
             else:
-                ends, logs, grads = _local_gradients(model, before, start, batch, share)
+                ends, logs, grads = _local_gradients(model, lists, before, start, batch, share, tables)
                 grads, layers, metrics, logs = _reduced(model, lists, before, start, ends, logs, share, grads)
                 # `stateless_apply` is replaced, too: it must not add up again what has been added up.
                 share.reduced = True
                 new_trainable, new_optimizer = model.optimizer.stateless_apply(optimizer, grads, trainable)
+        tables.apply(share)
         new = [*new_trainable, *layers, *new_optimizer, *metrics]
         return _changed(list(itertools.chain.from_iterable(before)), new), logs
 
@@ -178,7 +181,9 @@ def _share(batch: Nest, total: int, lists: Lists, count: Any = None, weighs_late
 
 def values_of(variables: Sequence[KerasVariable]) -> State:
     """The values that variables have at the start of a step."""
-    return [variable.stored.read_value() for variable in variables]
+    # Nobody reads a table as a whole in a step.
+    stored = [variable.stored for variable in variables]
+    return [jnp.zeros(one.shape, one.dtype) if one.policy.by_rows else one.read_value() for one in stored]
 
 
 def _changed(before: State, after: Sequence[Any]) -> list[Any]:
@@ -187,7 +192,13 @@ def _changed(before: State, after: Sequence[Any]) -> list[Any]:
 
 
 def _local_gradients(
-    model: KerasModel, before: Sequence[State], start: tuple[State, State], batch: Nest, share: Share
+    model: KerasModel,
+    lists: Lists,
+    before: Sequence[State],
+    start: tuple[State, State],
+    batch: Nest,
+    share: Share,
+    tables: Tables,
 ) -> tuple[tuple[State, State], Logs, list[Any]]:
     """The standard training step up to where the optimizer takes over; gradients are this replica's share."""
     trainable, _, optimizer, _ = before
@@ -197,7 +208,10 @@ def _local_gradients(
         scaled, aux = _loss(model, values, optimizer, start, (x, y, sample_weight))
         return scaled * jnp.asarray(1 if share.sums_loss else share.weight, scaled.dtype), aux
 
-    (_, aux), grads = jax.value_and_grad(within_budget(loss), has_aux=True)(trainable)
+    if tables.trained:
+        aux, grads = tables.differentiated(lambda: loss(values_of(lists.trainable)), lists.trainable, share)
+    else:
+        (_, aux), grads = jax.value_and_grad(within_budget(loss), has_aux=True)(trainable)
     unscaled, y_pred, layers, metrics = aux
     logs, metrics = internals.updated_metrics(model, metrics, unscaled, x, y, y_pred, sample_weight)
     return (layers, metrics), logs, grads

@@ -149,7 +149,7 @@ def read_by_all(variables: Iterable[KerasVariable], peers: Foreign) -> Generator
         for variable in variables
         if isinstance(variable, StrategyVariable)
         and variable._stored is not None  # pyright: ignore[reportPrivateUsage]
-        and variable.stored.policy.cut is not None
+        and (variable.stored.policy.cut is not None or variable.stored.policy.by_rows)
     ]
     if parts and peers is not None:
         peers.exchange("the values of a Keras model in slices", "")

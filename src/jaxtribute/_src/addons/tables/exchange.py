@@ -6,6 +6,7 @@ round; the replicas agree on how many rounds there are, as many as the one needs
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -89,13 +90,18 @@ class Exchange:
         local = jnp.where(within, places - owner * np.int32(self._table.part), np.int32(self._table.part))
         return _Round(asked, _swapped(local))
 
-    def fetched(self, part: jax.Array) -> jax.Array:
-        """The rows at the places, of shape `(n, ...)`, from the replicas' parts; zeros for none."""
-        rows = jnp.zeros((self._places.shape[0], *part.shape[1:]), part.dtype)
+    def fetched(self, read: Callable[[jax.Array], jax.Array], row: jax.ShapeDtypeStruct) -> jax.Array:
+        """The rows at the places, of shape `(n, ...)`, from the replicas' parts; zeros for none.
+
+        Args:
+          read: gives the rows at places of this replica's part.
+          row: the shape and dtype of a row.
+        """
+        rows = jnp.zeros((self._places.shape[0], *row.shape), row.dtype)
 
         def turn(number: Any, rows: jax.Array) -> jax.Array:
             asked, given = self._round(number)
-            back = _swapped(part.at[given].get(mode="fill", fill_value=0))
+            back = _swapped(read(given.reshape(-1)).reshape(*given.shape, *row.shape))
             return rows.at[asked].set(back, mode="drop")
 
         return lax.fori_loop(np.int32(0), self._rounds, turn, rows)

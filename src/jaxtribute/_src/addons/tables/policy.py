@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,6 +19,7 @@ from jaxtribute.extending import Policy, ReplicaMesh, own
 
 if TYPE_CHECKING:
     from jaxtribute import IndexedSlices, Variable
+    from jaxtribute._src.addons.tables.exact import CatchUp
 
 
 class TablePolicy(Policy):
@@ -26,6 +28,7 @@ class TablePolicy(Policy):
     Args:
       mesh: the devices of each replica; None outside of every strategy.
       places: where the rows are.
+      exact: whether rows that a step leaves alone do what a dense update does to them.
     """
 
     label = "ShardedTable"
@@ -33,9 +36,11 @@ class TablePolicy(Policy):
 
     stripes: int
     split: bool
+    catch_up: CatchUp | None = None
+    """What rows have missed, of a table that is updated exactly by an optimizer under which rows move on."""
 
-    def __init__(self, mesh: ReplicaMesh | None, places: Places) -> None:
-        self._mesh, self.places = mesh, places
+    def __init__(self, mesh: ReplicaMesh | None, places: Places, *, exact: bool = False) -> None:
+        self._mesh, self.places, self.exact = mesh, places, exact
         self.stripes, self.split = places.stripes, places.replicas > 1
         self.writes = type(self.writes).OWN
 
@@ -108,6 +113,16 @@ class TablePolicy(Policy):
     def row_updates(self, optimizer: Any, update: Any, parameters: Any, slots: Any, options: Any) -> RowUpdates:
         """The updates of touched rows, of this table and of all others of the optimizer."""
         return RowUpdates(optimizer, update, parameters, slots, options)
+
+    def arrays(self, executor: Any, table: Variable) -> list[Any]:
+        """What `rows` needs of a table, as an executor sees it."""
+        return [executor.get(table)] if self.catch_up is None else self.catch_up.arrays(executor)
+
+    def rows(self, arrays: Sequence[Any], places: jax.Array) -> jax.Array:
+        """The present rows at places of a part, or of the whole."""
+        if self.catch_up is None:
+            return arrays[0].at[places].get(mode="fill", fill_value=0)
+        return self.catch_up.rows(arrays, places)[0]
 
     def touched(self, rows: IndexedSlices, variable: Variable, reduction: Reduction) -> tuple[Any, Any]:
         """The rows of this replica's part that a step changes.

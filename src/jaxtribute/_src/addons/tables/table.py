@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,8 @@ class ShardedTable(Variable):
     Each replica has a part of the rows, of the table as of an optimizer's slots: a table may be larger than a device.
     Look rows up with `jd.nn.embedding_lookup` in a replica function: the replicas ask each other for the rows that
     they need, each once. Gradients by the table are `jd.IndexedSlices`, which go the same way back when `jd.Optimizer`
-    applies them to the touched rows alone.
+    applies them to the touched rows alone. Under `ParameterServerStrategy` it is a variable of the servers, and the
+    same lines pull rows from them and push gradients.
 
     Args:
       rows: the number of rows.
@@ -48,10 +49,13 @@ class ShardedTable(Variable):
       partition: `"striped"` deals the rows out, so that rows that follow each other, which are often those that are
         looked up most, lie on different replicas; `"range"` keeps them together.
       seed: of the default initializer.
+      updates: what becomes of rows that a step does not look up, where the optimizer has momentum. `"lazy"`: they and
+        their moments wait. `"exact"`: they do what a dense update does to them, made up for when they are next needed;
+        what cannot be made up for so, such as weight decay, is an error when the optimizer is made.
 
     Raises:
-      ArgumentError: sizes below 1, or an unknown partition; an initializer that gives other shapes.
-      StrategyMixError: under a strategy that keeps variables elsewhere than on its replicas.
+      ArgumentError: sizes below 1, an unknown partition or way of updates; an initializer that gives other shapes.
+      StrategyMixError: under a strategy that keeps variables on one device.
 
     Examples:
       >>> with jd.MirroredStrategy(2).scope():
@@ -73,24 +77,20 @@ class ShardedTable(Variable):
         trainable: bool = True,
         partition: Literal["striped", "range"] = "striped",
         seed: int = 0,
+        updates: Literal["lazy", "exact"] = "lazy",
     ) -> None:
-        settings.whole("rows", rows, 1)
-        settings.whole("width", width, 1)
-        settings.text("name", name, optional=True)
-        settings.flag("trainable", trainable)
-        if partition not in ("striped", "range"):
-            raise ArgumentError(f"partition is {partition!r}. HINT: pass 'striped' or 'range'.")
+        _check(rows, width, name, trainable, partition, updates)
         strategy = Context.current().strategy
         usual = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
-        if usual.remote or usual.parameter_device is not None:
+        if usual.parameter_device is not None:
             raise StrategyMixError(
-                f"jd.nn.ShardedTable under {strategy!r}, which does not keep variables on its replicas. HINT: use "
+                f"jd.nn.ShardedTable under {strategy!r}, which keeps variables on {usual.parameter_device}. HINT: use "
                 "jd.Variable there, which jd.nn.embedding_lookup takes as well."
             )
         mesh = usual.mesh
         replicas = 1 if mesh is None else mesh.size
         stripes = min(MOST_STRIPES, rows) if replicas > 1 and partition == "striped" else 1
-        policy = TablePolicy(mesh, Places(rows, replicas, stripes))
+        policy = TablePolicy(mesh, Places(rows, replicas, stripes), exact=updates == "exact")
         self._name, self._trainable = name or "ShardedTable", trainable
         self._synchronization, self._aggregation = VariableSynchronization.ON_WRITE, VariableAggregation.NONE
         self._strategy, self._policy = strategy, policy
@@ -99,6 +99,13 @@ class ShardedTable(Variable):
             raise ArgumentError(f"dtype is {self._dtype}. HINT: a table is trained; pass a floating dtype.")
         with jax.ensure_compile_time_eval():
             self._data = self._first(initializer, policy, seed)
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: Any, **options: Any) -> Any:
+            """A table; under parameter servers a variable of theirs, whose rows they compute."""
+            usual = Context.current().strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
+            return on_servers(*args, **options) if usual.remote and cls is ShardedTable else object.__new__(cls)
 
     @property
     def policy(self) -> TablePolicy:
@@ -133,6 +140,30 @@ class ShardedTable(Variable):
         # Each gets its number: the axis of the mesh has no name here, where operations run at once.
         mapped = policy.mesh.map_replicas(lambda number: part(number[0]), in_specs=(spec,), out_specs=spec)
         return jax.jit(mapped)(np.arange(policy.places.replicas, dtype=np.int32))
+
+    def settle(self) -> None:
+        """Brings all rows and their slots up to the present step, of a table with `updates="exact"`.
+
+        Reading the table as a whole, saving it and looking at its optimizer's `variables` do so; all workers must.
+        """
+        if self.policy.catch_up is not None:
+            self.policy.catch_up.settle(self._context().executor)
+
+    def read_value(self) -> jax.Array:
+        """Returns the whole table, on every replica."""
+        self.settle()
+        return super().read_value()
+
+    _operand = read_value
+
+    def lease(self) -> Any:
+        """Lends the stored array to a save."""
+        self.settle()
+        return super().lease()
+
+    def _update(self, value: Any, update: Any) -> Any:
+        self.settle()
+        return super()._update(value, update)
 
     def sparse_read(self, indices: ArrayLike, *, mask: Any = None) -> jax.Array:
         """Returns the rows at `indices`, of shape `(*indices.shape, width)`.
@@ -175,19 +206,16 @@ class ShardedTable(Variable):
         """The rows at distinct places, as an executor sees them."""
         policy, context = self.policy, self._context()
         context.strategy.extended.check_variable(self)
-        if not policy.split:
-            return executor.get(self).at[places].get(mode="fill", fill_value=0)
-        if executor.local and executor.traced:
-            return Exchange(policy.places, places).fetched(executor.get(self))
-        if executor.local:
+        if executor.local and policy.split and not executor.traced:
             return self._met(executor, places)
+        arrays = policy.arrays(executor, self)
+        if not policy.split:
+            return policy.rows(arrays, places)
+        if executor.local:
+            return _from_all(policy, arrays, places)
         # Code of all replicas, which has the rows of all.
-        whole = executor.get(self)
         assert policy.mesh is not None
-        take = jax.jit(
-            lambda rows, places: rows.at[places].get(mode="fill", fill_value=0), out_shardings=policy.mesh.replicated
-        )
-        return take(whole, places)
+        return jax.jit(policy.rows, out_shardings=policy.mesh.replicated)(arrays, places)
 
     def _met(self, executor: Any, places: jax.Array) -> jax.Array:
         """The rows for one of the replicas that run as Python: they meet, and the exchange is a program of them all."""
@@ -199,10 +227,61 @@ class ShardedTable(Variable):
             del strategy
             mesh = self.policy.mesh
             assert mesh is not None
-            rows = _exchanged(self.policy, Context.current().executor.get(self), places.data)
+            rows = _exchanged(self.policy, self.policy.arrays(Context.current().executor, self), places.data)
             return jd.PerReplica(rows, mesh)
 
         return executor.merge(fetch, (padded,), {})[:count]
+
+
+def _check(rows: Any, width: Any, name: Any, trainable: Any, partition: Any, updates: Any) -> None:
+    settings.whole("rows", rows, 1)
+    settings.whole("width", width, 1)
+    settings.text("name", name, optional=True)
+    settings.flag("trainable", trainable)
+    if partition not in ("striped", "range"):
+        raise ArgumentError(f"partition is {partition!r}. HINT: pass 'striped' or 'range'.")
+    if updates not in ("lazy", "exact"):
+        raise ArgumentError(f"updates is {updates!r}. HINT: pass 'lazy' or 'exact'.")
+
+
+def on_servers(
+    rows: int,
+    width: int,
+    initializer: Initializer | ArrayLike | None = None,
+    *,
+    name: str | None = None,
+    dtype: DType = "float32",
+    trainable: bool = True,
+    partition: str = "striped",
+    seed: int = 0,
+    updates: str = "lazy",
+) -> Variable:
+    """Makes a table that parameter servers hold, of the arguments of `ShardedTable`; each computes its own first rows.
+
+    Raises:
+      ArgumentError: as `ShardedTable` says; or `updates` is exact.
+    """
+    _check(rows, width, name, trainable, partition, updates)
+    if updates == "exact":
+        raise ArgumentError(
+            f"updates is 'exact' for {name or 'a table'} on parameter servers, which update looked-up rows. HINT: "
+            "pass 'lazy', or use a strategy whose replicas hold the table."
+        )
+    if initializer is not None and not callable(initializer):
+        return Variable(np.asarray(initializer), trainable, name or "ShardedTable", dtype)
+    first = partial(_rows_of_server, initializer or partial(_uniform, width=width, seed=seed))
+    made: Any = partial(first, shape=(rows, width), dtype=np.dtype(jax.dtypes.canonicalize_dtype(dtype)))
+    return Variable(made, trainable, name or "ShardedTable")
+
+
+def _rows_of_server(
+    make: Initializer, shape: tuple[int, ...], dtype: Any, shard_info: Any = None
+) -> np.ndarray[Any, Any]:
+    """The first rows of one server's part, some at a time."""
+    start = 0 if shard_info is None else shard_info.offset[0]
+    end = start + shape[0]
+    ids = [jnp.arange(first, min(first + _CHUNK, end), dtype=np.int32) for first in range(start, end, _CHUNK)]
+    return np.concatenate([np.asarray(make(some), dtype) for some in ids])
 
 
 class _Wanted(NamedTuple):
@@ -240,15 +319,21 @@ def _dealt_out(rows: jax.Array, wanted: _Wanted, left_out: jax.Array | None) -> 
     return jnp.where(wanted.missing[:, None], jnp.full_like(rows, jnp.nan), rows)
 
 
+def _from_all(policy: TablePolicy, arrays: Sequence[Any], places: jax.Array) -> jax.Array:
+    """The rows for one replica's places, in its program."""
+    row = jax.ShapeDtypeStruct(arrays[0].shape[1:], arrays[0].dtype)
+    return Exchange(policy.places, places).fetched(partial(policy.rows, arrays), row)
+
+
 @partial(jax.jit, static_argnums=0)
-def _exchanged(policy: TablePolicy, stored: jax.Array, places: jax.Array) -> jax.Array:
+def _exchanged(policy: TablePolicy, arrays: Sequence[Any], places: jax.Array) -> jax.Array:
     """The rows of all replicas, behind each other, for the places of each."""
     assert policy.mesh is not None
     spec = PartitionSpec(jd.REPLICA_AXIS)
-    fetch = policy.mesh.map_replicas(
-        lambda part, places: Exchange(policy.places, places).fetched(part), in_specs=(spec, spec), out_specs=spec
-    )
-    return fetch(stored, places)
+    # Counts of steps, scalars, are the same for all.
+    parts = [spec if array.ndim else PartitionSpec() for array in arrays]
+    fetch = policy.mesh.map_replicas(partial(_from_all, policy), in_specs=(parts, spec), out_specs=spec)
+    return fetch(list(arrays), places)
 
 
 def _part(make: Initializer, places: Places, dtype: Any, replica: Any) -> jax.Array:

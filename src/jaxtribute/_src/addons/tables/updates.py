@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute import IndexedSlices, PerReplica, ReduceOp, Variable
+from jaxtribute._src.addons.tables.exact import CatchUp
 from jaxtribute._src.addons.tables.proof import check_row_wise
 from jaxtribute.errors import ArgumentError, ContextError
 from jaxtribute.extending import Context, Cut, Function, Parameters, Slicing, Slots
@@ -58,7 +60,7 @@ class RowUpdates:
     def __init__(
         self, optimizer: Optimizer, update: Update, parameters: Parameters, slots: Slots, options: Mapping[str, Any]
     ) -> None:
-        self._optimizer = optimizer
+        self._optimizer, self._slots = optimizer, slots.variables
         self._variables = optimizer.trainable_variables
         tables = [place for place, variable in enumerate(self._variables) if variable.policy.by_rows]
         _check_options([self._variables[place] for place in tables], options)
@@ -68,7 +70,32 @@ class RowUpdates:
             if owner in self._tables:
                 self._tables[owner].append(len(self._variables) + place)
         check_row_wise(optimizer.transform, update, parameters, slots, self._variables, tables)
+        self._exact: dict[int, CatchUp] = {}
+        """What rows have missed, of tables that are updated exactly."""
+        for place in tables:
+            self._begin_exact(
+                place, CatchUp(update, self._variables, slots, place) if self._policy(place).exact else None
+            )
         self._compiled: Function[..., None] = Function(self._run)
+
+    def _policy(self, place: int) -> Any:
+        return self._variables[place].policy
+
+    def _begin_exact(self, place: int, catch_up: CatchUp | None) -> None:
+        table: Any = self._variables[place]
+        if self._policy(place).catch_up is not None:
+            table.settle()  # by the optimizer that it had before
+        self._policy(place).catch_up = catch_up if catch_up is not None and catch_up.pending else None
+        if self._policy(place).catch_up is not None:
+            self._exact[place] = self._policy(place).catch_up
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """None besides the optimizer's own, whose rows are brought up to the present step: they are to be looked at."""
+        for place in self._exact:
+            table: Any = self._variables[place]
+            table.settle()
+        return ()
 
     def updated(
         self,
@@ -100,6 +127,11 @@ class RowUpdates:
                 f"{self._optimizer!r} has tables, whose gradients are each replica's rows. HINT: call apply_gradients "
                 "in the function passed to strategy.run."
             )
+        if self._exact and len(held) > len(self._variables) + len(self._slots):
+            raise ArgumentError(
+                f"{self._optimizer!r} has a loss scale, which leaves updates out that exact tables would count. HINT: "
+                "make the tables with updates='lazy', or leave loss_scale out."
+            )
         # Counted once: what is reduced already would be exchanged as rows all the same.
         idle = executor.idle
         finish = _finish(op, replicas - len(idle))
@@ -112,8 +144,8 @@ class RowUpdates:
             where, values = policy.touched(_as_slices(grads[place], variable), variable, rows)
             touched[place] = where
             grads[place] = _piece(values, replicas)
-            for one in (place, *slots):
-                arrays[one] = _piece(held[one].at[where].get(mode="fill", fill_value=0), replicas)
+            for one, array in zip((place, *slots), self._present(place, slots, held, where, executor), strict=True):
+                arrays[one] = _piece(array, replicas)
         results = (
             self._results(update, grads, op, arrays, sliced, context)
             if local
@@ -124,7 +156,16 @@ class RowUpdates:
                 new = jnp.asarray(results[one], held[one].dtype)
                 # Sorted, and each once but for those behind the end, which are dropped.
                 results[one] = held[one].at[touched[place]].set(new, mode="drop", indices_are_sorted=True)
+        for place, catch_up in self._exact.items():
+            catch_up.counted(touched[place], executor)
         return results
+
+    def _present(self, place: int, slots: Sequence[int], held: Sequence[Any], where: Any, executor: Any) -> list[Any]:
+        """The rows of a table and of its slots that a step changes, as they are before it."""
+        if place in self._exact:
+            catch_up = self._exact[place]
+            return catch_up.rows(catch_up.arrays(executor), where)
+        return [held[one].at[where].get(mode="fill", fill_value=0) for one in (place, *slots)]
 
     def _results(
         self,
@@ -139,8 +180,10 @@ class RowUpdates:
         count, executor = len(self._variables), context.executor
         replicas = context.strategy.extended.mesh.size
         pieces: list[Any] = []
-        for one, owner in zip(arrays, (*self._variables, *self._optimizer.variables), strict=False):
-            pieces.append(one if isinstance(one, Slicing.Piece) else Slicing.as_cut(one, owner.policy.cut))
+        cuts_of = [one.policy.cut for one in (*self._variables, *self._slots)]
+        # A loss scale, which comes last, is whole.
+        for one, cut in zip_longest(arrays, cuts_of):
+            pieces.append(one if isinstance(one, Slicing.Piece) else Slicing.as_cut(one, cut))
         cuts = {place: cut for place, cut in sliced.items() if place not in self._tables}
         if op is not None:
             whole = [k for k, grad in enumerate(grads) if k not in cuts and not isinstance(grad, Slicing.Piece)]

@@ -182,13 +182,18 @@ def _variable(name: str, variable: Variable) -> _Found:
     stored = _array(name, variable.stored)
     if stored.shape == variable.shape:
         return _Found(name, stored.shape, stored.dtype, How.SPLIT, stored.parts)
-    # The last piece may end in zeros that are none of the variable's elements.
-    size = _size(variable.shape)
+    # The last piece may end in zeros that are none of the variable's elements. A table's rows stay rows, in the order
+    # in which they are dealt out.
+    by_rows = variable.policy.by_rows
+    shape = variable.shape if by_rows else (_size(variable.shape),)
     parts = {
-        device: replace(cell, bounds=tuple((min(start, size), min(stop, size)) for start, stop in cell.bounds))
+        device: replace(
+            cell,
+            bounds=tuple((min(start, n), min(stop, n)) for (start, stop), n in zip(cell.bounds, shape, strict=True)),
+        )
         for device, cell in stored.parts.items()
     }
-    return _Found(name, (size,), stored.dtype, How.SPLIT, parts, variable.shape)
+    return _Found(name, shape, stored.dtype, How.SPLIT, parts, None if by_rows else variable.shape)
 
 
 def _array(name: str, array: jax.Array) -> _Found:

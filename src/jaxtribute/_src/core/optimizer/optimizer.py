@@ -168,7 +168,8 @@ class Optimizer:
     @property
     def variables(self) -> tuple[Variable, ...]:
         """State that a checkpoint keeps besides the variables themselves: slots, loss scale, accumulated gradients."""
-        return (*self._state, *(self._accumulation.variables if self._accumulation is not None else ()))
+        more = self._rows if self._accumulation is None else self._accumulation
+        return (*self._state, *(() if more is None else more.variables))
 
     @property
     def trainable_variables(self) -> tuple[Variable, ...]:

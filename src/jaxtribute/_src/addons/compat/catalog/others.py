@@ -52,6 +52,19 @@ ABSENT: dict[str, str] = {
     "tf.random.Generator": "use `jax.random` with keys",
     "tf.debugging": "use Python's `assert`, or `jax.experimental.checkify` in compiled functions",
     "tf.tpu.XLAOptions": "JAX needs none",
+    "tf.tpu.experimental.embedding": "tables lie over the replicas: `jd.nn.ShardedTable(rows, width)` in the scope, "
+    "`jd.nn.embedding_lookup(table, ids, combiner=...)` in the step; in Keras models "
+    "`jaxtribute.integrations.keras.DistributedEmbedding`",
+    "tf.tpu.experimental.embedding.TableConfig": "`jaxtribute.integrations.keras.TableConfig(name, vocabulary_size, "
+    "embedding_dim=dim, optimizer=...)`, or `jd.nn.ShardedTable(vocabulary_size, dim)`",
+    "tf.tpu.experimental.embedding.FeatureConfig": "`jaxtribute.integrations.keras.FeatureConfig(name, table, "
+    "input_shape, output_shape)`, or a call of `jd.nn.embedding_lookup(table, ids)`",
+    "tf.tpu.experimental.embedding.TPUEmbedding": "`jaxtribute.integrations.keras.DistributedEmbedding(features)`, or "
+    "`jd.nn.embedding_lookup` in the step: `apply_gradients` of `jd.Optimizer` updates the rows",
+    "tf.tpu.experimental.embedding.SGD": "`jd.Optimizer(optax.sgd(0.1), [table])`",
+    "tf.tpu.experimental.embedding.Adagrad": "`jd.Optimizer(optax.adagrad(0.1), [table])`",
+    "tf.tpu.experimental.embedding.Adam": "`jd.Optimizer(optax.adam(1e-3), [table])`; `ShardedTable(..., "
+    'updates="exact")` is `lazy_adam=False`',
     "tf.config.set_visible_devices": "set CUDA_VISIBLE_DEVICES, or name the devices of the strategy",
     "tf.config.experimental.ClusterDeviceFilters": "`jd.ClusterDeviceFilters`, which filters nothing: a process of JAX "
     "computes on its own devices",

@@ -1,0 +1,78 @@
+"""Tables in a step of a Keras model: their gradients by rows, and the optimizers that they have of their own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jaxtribute as jd
+from jaxtribute._src.addons.keras import internals
+from jaxtribute._src.addons.keras.internals import KerasModel, KerasVariable
+from jaxtribute._src.addons.keras.share import Share
+from jaxtribute.errors import ArgumentError
+
+
+@dataclass
+class Tables:
+    """The tables that a model trains.
+
+    Attributes:
+      trained: each with the optimizer that updates it.
+    """
+
+    trained: list[tuple[Any, Any]]
+    _gradients: list[Any] = field(default_factory=list[Any])
+
+    @classmethod
+    def of(cls, model: KerasModel, *, own: bool) -> Tables:
+        """Those of a model.
+
+        Args:
+          model: the model.
+          own: whether it has a training step of its own.
+
+        Raises:
+          ArgumentError: its step cannot train them.
+        """
+        embedding = sys.modules.get("jaxtribute._src.addons.keras.embedding")
+        tables = cls([] if embedding is None else embedding.tables_of(internals.parts_of(model)))
+        scaled = getattr(getattr(model, "optimizer", None), "inner_optimizer", None)
+        if tables.trained and (own or scaled is not None):
+            names = ", ".join(table.name.removesuffix(":0") for table, _ in tables.trained)
+            what = f"a train_step of {type(model).__name__}'s own" if own else "an optimizer that scales losses"
+            raise ArgumentError(
+                f"the model has tables over the replicas, {names}, and {what}, which knows no gradients by rows. HINT: "
+                "use Keras's own step and a plain optimizer, or TableConfig(placement='default_device'), or write the "
+                "loop with jd.nn.embedding_lookup."
+            )
+        return tables
+
+    def differentiated(
+        self, loss: Callable[[], tuple[Any, Any]], trainable: Sequence[KerasVariable], share: Share
+    ) -> tuple[Any, list[Any]]:
+        """What a loss gives besides, and its gradients by Keras's variables; those by tables are kept for `apply`.
+
+        Args:
+          loss: reads Keras's variables, and looks rows up.
+          trainable: the variables.
+          share: the replica's part of the batch.
+        """
+
+        def begun() -> tuple[Any, Any]:
+            # It is traced twice, the first time to learn which rows are looked up.
+            share.added.clear()
+            return loss()
+
+        stored = [variable.stored for variable in trainable]
+        tables = [table for table, _ in self.trained]
+        (_, aux), gradients = jd.value_and_grad(begun, [*stored, *tables], has_aux=True)()
+        self._gradients = gradients[len(stored) :]
+        return aux, gradients[: len(stored)]
+
+    def apply(self, share: Share) -> None:
+        """Updates the rows that the replicas' examples name."""
+        gradients, self._gradients = self._gradients, []
+        for (_, optimizer), gradient in zip(self.trained, gradients, strict=False):
+            optimizer.apply_gradients([gradient], None if share.alone else "SUM")
