@@ -150,7 +150,7 @@ def test_metrics_are_updated_without_state() -> None:
     logs, after = internals.updated_metrics(model, before, np.float32(2), X[:2], Y[:2], np.zeros((2, 3)), None)
     assert {"loss", "accuracy"} <= logs.keys()
     assert len(after) == len(before)
-    assert not internals.has_own_train_step(model)
+    assert not internals.has_own_step(model, "train")
     assert internals.loss_tracker(model).name == "loss"
     assert internals.loss_tracker(keras.Sequential([])) is None
 

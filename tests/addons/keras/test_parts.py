@@ -261,6 +261,17 @@ def test_a_first_axis_that_is_no_batch_is_refused(replicas: int, eager: bool) ->
         under(jd.MirroredStrategy(devices(replicas)), build, use)
 
 
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_loss_that_is_no_mean_is_told_in_evaluate(eager: bool) -> None:
+    def build() -> Any:
+        model: Any = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
+        model.compile("sgd", lambda _, out: ops.max(out), run_eagerly=eager)
+        return model
+
+    with pytest.warns(UserWarning, match=r"is no sum and no mean over the examples.*HINT"):
+        under(jd.MirroredStrategy(devices(2)), build, lambda model: model.evaluate(X[:4], X[:4, :3], verbose=0))
+
+
 @pytest.mark.parametrize(
     ("replicas", "rows", "why"), [(2, 10, "5, with which it cannot compute: .*Error"), (4, 4, "1.* takes none")]
 )

@@ -120,6 +120,57 @@ def test_sums_of_a_step_of_data_alone_are_added_up_or_refused() -> None:
         fitted(2, 4, weighted)
 
 
+class OfRows(keras.Model):
+    """Steps that make a number of a batch, and give it to a metric."""
+
+    def __init__(self, number: Any) -> None:
+        super().__init__()
+        self.number, self.tracker = number, keras.metrics.Mean(name="loss")
+        self.w = self.add_weight(shape=(), initializer="ones")
+        self.built = True
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        loss, grads = jd.value_and_grad(lambda: self.number(data * self.w), self.trainable_variables)()
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        self.tracker.update_state(self.number(data * self.w))
+        return {"loss": self.tracker.result()}
+
+
+def of_rows(strategy: jd.Strategy, number: Any, rows: int, eager: bool, fits: bool) -> float:
+    with strategy.scope():
+        model = OfRows(number)
+        model.compile(keras.optimizers.SGD(0.0), run_eagerly=eager)
+    data = tf.data.Dataset.from_tensor_slices(X[:rows]).batch(rows)
+    return model.fit(data, verbose=0).history["loss"][0] if fits else model.evaluate(data, verbose=0)
+
+
+@pytest.mark.parametrize(("replicas", "fits", "eager"), [(2, True, False), (4, False, False), (2, False, True)])
+def test_sums_and_means_that_metrics_get_are_those_of_one_device(replicas: int, fits: bool, eager: bool) -> None:
+    for number in (tf.reduce_sum, tf.reduce_mean, lambda x: tf.reduce_sum(x) * x.shape[0]):
+        one = of_rows(jd.get_strategy(), number, 5, eager, fits)
+        assert of_rows(jd.MirroredStrategy(devices(replicas)), number, 5, eager, fits) == pytest.approx(one, rel=1e-5)
+
+
+@pytest.mark.parametrize(("fits", "eager"), [(True, False), (False, True)])
+def test_rows_by_their_numbers_are_refused_and_what_is_no_mean_is_told(fits: bool, eager: bool) -> None:
+    two = jd.MirroredStrategy(devices(2))
+    with pytest.raises(jd.errors.InputError, match=r"takes row 1 of a batch.*of 2 rows this replica has 1.*HINT"):
+        of_rows(two, lambda x: tf.reduce_mean((x[0] - x[1]) ** 2), 2, eager, fits)
+    with pytest.warns(UserWarning, match=r"uses row 0 .*each replica does so with its own rows.*HINT"):
+        of_rows(two, lambda x: tf.reduce_mean((x[0] - x[1]) ** 2), 4, eager, fits)
+    for number in (tf.reduce_max, lambda x: tf.reduce_mean(x**2) ** 0.5):
+        with pytest.warns(UserWarning, match=r"one number for each replica which is no sum and no mean.*HINT"):
+            of_rows(two, number, 5, eager, fits)
+
+
 def test_class_weights_of_a_dataset_are_those_of_arrays() -> None:
     y = (X[:, 0] > 0).astype(np.int32)
     losses: list[float] = []

@@ -148,10 +148,15 @@ def loss_tracker(model: KerasModel) -> Any:
     return getattr(model, "_loss_tracker", None)
 
 
-def has_own_train_step(model: KerasModel) -> bool:
-    """True if a model's class replaces Keras's training step."""
+def has_own_step(model: KerasModel, kind: str) -> bool:
+    """True if a model's class replaces one of Keras's steps.
+
+    Args:
+      model: the model.
+      kind: `"train"`, `"test"` or `"predict"`.
+    """
     # Of the class: Keras itself sets no `train_step` on a model.
-    return type(model).train_step is not JAXTrainer.train_step
+    return getattr(type(model), f"{kind}_step") is not getattr(JAXTrainer, f"{kind}_step")
 
 
 def takes_data_alone(model: KerasModel, kind: str) -> bool:

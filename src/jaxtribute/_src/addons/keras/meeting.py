@@ -90,7 +90,12 @@ def entered(share: Share) -> Generator[None]:
 
 
 def share_of(
-    context: ReplicaContext, rows: int, total: int, metrics: frozenset[int], weighs_later: bool, count: Any = None
+    context: ReplicaContext,
+    rows: int,
+    total: int,
+    metrics: frozenset[int] = frozenset(),
+    weighs_later: bool = False,
+    count: Any = None,
 ) -> Share:
     """A replica's share of the batch of a step; see `Share` and `InStep`."""
     replica = InStep(context, weighs_later)

@@ -21,8 +21,8 @@ from jaxtribute import REPLICA_AXIS as AXIS
 from jaxtribute import ReplicaContext
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.internals import KerasModel
-from jaxtribute._src.addons.keras.meeting import entered, share_of
-from jaxtribute._src.addons.keras.rows import FACTOR, Kind, Part, Rows
+from jaxtribute._src.addons.keras.meeting import share_of
+from jaxtribute._src.addons.keras.rows import FACTOR, Different, Kind, Part, Rows
 from jaxtribute._src.addons.keras.share import Share
 from jaxtribute.errors import InputError, VariableError
 from jaxtribute.extending import Context, Programs, ReplicaMesh, TracedReplica
@@ -49,6 +49,8 @@ class Parts:
       added_sums: the numbers of the additional losses that are.
       picked: the highest number by which a row of the batch is taken.
       meetings: what takes rows by their places, or together with others, in words; empty if nothing does.
+      powers: of a step in TensorFlow's form, the powers of the number of rows that the single numbers grow by which it
+        updates metrics with: 1 for a sum over the rows.
     """
 
     shared: Mapping[int, int] = field(default_factory=dict[int, int])
@@ -57,6 +59,7 @@ class Parts:
     added_sums: frozenset[int] = frozenset()
     picked: int = 0
     meetings: str = ""
+    powers: tuple[int, ...] = ()
 
     def check(self, model: KerasModel, share: Share) -> None:
         """Checks that a replica has the rows that the step takes by their numbers.
@@ -81,6 +84,7 @@ class PartsOfSteps:
       variables: its metrics' variables.
       ends: its step up to its metrics.
       weighs_later: see `InStep`.
+      writes: True if the step is one in TensorFlow's form, which writes metrics itself: nothing is weighted afterwards.
     """
 
     def __init__(
@@ -90,18 +94,19 @@ class PartsOfSteps:
         ends: Callable[[Share, Any], Ends],
         *,
         weighs_later: bool = False,
+        writes: bool = False,
     ) -> None:
         self._model, self._variables, self._ends, self._weighs_later = model, variables, ends, weighs_later
-        self._plain = internals.is_plain(model)
+        self._plain, self._writes = internals.is_plain(model) and not writes, writes
         self._known: dict[Any, Parts] = {}
         self._enough: set[Hashable] = set()
         """Forms of batches, with numbers of rows, of which the step takes rows by their places."""
 
-    def tell(self, share: Share, batch: Nest) -> None:
-        """Tells a replica what its step makes of its batch."""
+    def tell(self, share: Share, batch: Nest) -> Parts:
+        """Tells a replica what its step makes of its batch, and returns it."""
         # A step that takes padding is known to treat each row by itself.
         if share.alone or self._plain or share.count is not None:
-            return
+            return Parts()
         leaves, tree = jax.tree.flatten(batch)
         key = tree, *((leaf.shape[1:], leaf.dtype) for leaf in leaves)
         parts = self._known.get(key)
@@ -113,6 +118,7 @@ class PartsOfSteps:
             self._enough.add((key, share.rows))
         share.shared, share.summed = parts.shared, parts.summed
         share.sums_loss, share.added_sums = parts.sums_loss, parts.added_sums
+        return parts
 
     def _check_enough(self, share: Share, batch: Nest, parts: Parts) -> None:
         """Checks that a replica has as many rows as a step needs that takes some by their places, such as halves.
@@ -147,6 +153,8 @@ class PartsOfSteps:
         except (InputError, VariableError):  # what the step itself would be refused for
             raise
         except Exception as error:  # noqa: BLE001 (user code may fail on other numbers of rows in any way)
+            if self._writes and not isinstance(error, Different):
+                return Parts()  # Python that runs as it is may ask for numbers, which a trace has none of
             _say(
                 f"the step of {self._model.name!r} could not be traced for other numbers of examples, so a metric that "
                 "it updates with one number for each replica, such as a loss, counts each replica once, whatever its "
@@ -164,9 +172,18 @@ class PartsOfSteps:
                 "what one device computes of the whole batch. HINT: divide by, or compute with, what "
                 "get_replica_context().all_reduce('SUM', x) has made of sums."
             )
+        numbers = [_degree(part) for name, part in outputs.items() if isinstance(name, Number)]
+        if None in numbers and not told:
+            _say(
+                f"a metric of {self._model.name!r} is updated with one number for each replica which is no sum and no "
+                "mean over its examples, such as a maximum or a root of a mean: their mean by the replicas' shares of "
+                "the examples is not what one device finds in the whole batch. HINT: update it with a value for each "
+                "example, or with what get_replica_context().all_reduce has made of sums."
+            )
         logs = (name for name, part in outputs.items() if isinstance(name, str) and _degree(part) == 1)
         summed = frozenset([*logs, *_summed_updates(outputs)])
-        return Parts(self._shared(outputs), summed, loss == 1, added, rows.picked, told)
+        powers = tuple(degree or 0 for degree in numbers)
+        return Parts(self._shared(outputs), summed, loss == 1, added, rows.picked, told, powers)
 
     def _analysed(self, share: Share, batch: Nest, added: frozenset[int]) -> tuple[Rows, dict[Any, Part]]:
         """The analysis of the step, and the parts of what it computes by their names."""
@@ -210,7 +227,7 @@ class PartsOfSteps:
             part = share_of(context, rows, rows * mesh.size, share.metrics, self._weighs_later)
             part.added_sums = added
             replica = TracedReplica(mesh, (), outer, [], None, uneven=True)
-            with Context.entered(Context(strategy, context, replica)), entered(part):
+            with Context.entered(Context(strategy, context, replica)):
                 start, ends, logs = self._ends(part, batch)
             found: dict[Any, Any] = {}
             for variable, old, new in zip(self._variables, start, ends, strict=True):
@@ -261,10 +278,17 @@ class PartsOfSteps:
 
 @dataclass
 class _Traced:
-    """A step's program, and what its outputs are: ids of variables, and names of logs."""
+    """A step's program, and what its outputs are: ids of variables, and names of logs and others."""
 
     program: Any
     names: list[Any]
+
+
+@dataclass(frozen=True)
+class Number:
+    """Name of a number that a step in TensorFlow's form has updated a metric with."""
+
+    number: int
 
 
 @dataclass(frozen=True)

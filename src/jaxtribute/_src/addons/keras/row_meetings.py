@@ -6,6 +6,7 @@ or along several in a row (two views of the same rows, say), treats all rows ali
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,6 +59,28 @@ def ordered(eqn: JaxprEqn, along: Sequence[int]) -> str | None:
     if name in _ORDERED and params["axis"] in along:
         return "sums over the rows before each"
     return None
+
+
+def placed(one: JaxprEqn, axis: int, numbers: Numbers) -> str | None:
+    """The rows that an operation writes to by their numbers, in words, along an axis of its first operand."""
+    if one.primitive.name.startswith("scatter"):
+        dims, known = one.params["dimension_numbers"].scatter_dims_to_operand_dims, numbers[1]
+        pair = None if known is None or axis not in dims else known
+    elif one.primitive.name == "dynamic_update_slice":
+        pair = numbers[2 + axis]
+    else:
+        return None
+    return None if pair is None or not np.array_equal(*pair) else "some rows to write to, by their numbers"
+
+
+def divided(one: JaxprEqn, axis: int, out: int, rows: tuple[int, int]) -> str | None:
+    """The parts that a `reshape` makes of a batch, in words; rows lie along `axis`, and along `out` of the result."""
+    if one.primitive.name != "reshape":
+        return None
+    before, after = Programs.aval(one.invars[0]).shape, Programs.aval(one.outvars[0]).shape
+    # Whole batches one behind the other, such as two views, may become an axis of their own.
+    batches, first = before[axis] // rows[0], math.prod(after[:out]) // math.prod(before[:axis])
+    return "parts of the batch" if after[out] % rows[0] or (first > 1 and batches % first) else None
 
 
 Range = tuple[int, int, int]

@@ -8,7 +8,7 @@ number of rows: sums over replicas are right for the ones, means by the replicas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
@@ -50,11 +50,13 @@ class Part:
       kind: what becomes of the rows.
       degree: the power of the number of rows that the value grows by: 1 for a sum over the rows, 0 for a mean.
       numbers: the value itself in both programs, if it is a small constant.
+      counts: True if it depends on no row, and has another number for each.
     """
 
     kind: Kind
     degree: int = 0
     numbers: tuple[Any, Any] | None = field(default=None, compare=False)
+    counts: bool = field(default=False, compare=False)
 
 
 class Different(Exception):  # noqa: N818
@@ -157,6 +159,8 @@ class Rows:
             return [_of_loop(parts, bool(axes)) for axes in scaled]
         results = [_part(one, other, parts, axes, self._gathered) for axes in scaled]
         self._note(one, other, parts, results)
+        if _counts_rows(one, parts, scaled[0]):
+            results = [replace(part, counts=part.kind is Kind.ALIKE) for part in results]
         return results
 
     def _note_gathered(self, one: JaxprEqn, other: JaxprEqn) -> None:
@@ -181,13 +185,26 @@ class Rows:
             for axis in along[0]:
                 what, row = row_meetings.taken(one, other, axis, numbers, self._counts) or (None, 0)
                 self.picked = max(self.picked, row)
-                notes.append(what)
+                notes += [what, row_meetings.placed(one, axis, numbers)]
+                out = _scaled(one.outvars[0], other.outvars[0])
+                notes += (
+                    [row_meetings.divided(one, axis, out[0], self._counts)] if len(along[0]) == len(out) == 1 else []
+                )
+        if one.primitive.name in Programs.ELEMENTWISE and any(part.counts for part in parts):
+            notes.append("the numbers of the rows")
         widest = max(len(_scaled(*pair)) for pair in zip(one.outvars, other.outvars, strict=True))
         if len(rows) > 1 and widest > max(map(len, rows)):
             notes.append("each row with every other one")
         elif results[0].kind is Kind.ROWS and any(part.kind in (Kind.TOTAL, Kind.OTHER) for part in parts):
             notes.append("each row with a number that all rows make")
         self.meetings += [(what, self._caller or one) for what in notes if what is not None]
+
+
+def _counts_rows(eqn: JaxprEqn, parts: list[Part], along: tuple[int, ...]) -> bool:
+    """True if an operation's result, whose axes `along` lie along the rows, has another number for each of them."""
+    if eqn.primitive.name == "iota":
+        return eqn.params["dimension"] in along
+    return bool(along) and any(part.counts for part in parts)
 
 
 def _counts(one: Sequence[Any], other: Sequence[Any]) -> tuple[int, int] | None:
@@ -208,13 +225,14 @@ def _scaled(one: Any, other: Any) -> tuple[int, ...]:
 
 def _of_numbers(one: Any, other: Any) -> Part:
     """The part that a constant is."""
-    if isinstance(one, Tracer) or isinstance(other, Tracer) or np.size(one) > _SMALL or np.size(other) > _SMALL:
+    alike, large = np.shape(one) == np.shape(other), max(np.size(one), np.size(other)) > _SMALL
+    if isinstance(one, Tracer) or isinstance(other, Tracer) or (large and alike):
         return Part(Kind.ALIKE)
     if isinstance(one, jax.Array) and jnp.issubdtype(one.dtype, jax.dtypes.extended):
         return Part(Kind.ALIKE)  # a key of random numbers
     first, second = np.asarray(one), np.asarray(other)
-    if first.shape != second.shape:
-        return Part(Kind.ALIKE)
+    if not alike:
+        return Part(Kind.ALIKE, counts=first.ndim > 0 and bool((first != first[:1]).any()))
     numbers = first, second
     if np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
         return Part(Kind.ALIKE if first.any() else Kind.ZERO, 0, numbers)

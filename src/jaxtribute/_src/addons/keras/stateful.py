@@ -8,7 +8,7 @@ too, and its value is left as it is, for metrics.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,28 +26,44 @@ _MEANS = frozenset(("sum_over_batch_size", "mean"))
 
 class _Running(threading.local):
     part: float | None = None
+    numbers: list[Any] | None = None
+    powers: Sequence[int] = ()
 
 
 _running = _Running()
 
 
 @contextmanager
-def with_part(rows: int, total: int) -> Generator[None]:
-    """Runs a replica's step on its rows, of so many that all replicas have."""
-    before, _running.part = _running.part, rows / total if total else 1.0
+def with_part(rows: int, total: int, powers: Sequence[int] = ()) -> Generator[list[Any]]:
+    """Runs a replica's step on its rows.
+
+    Args:
+      rows: how many these are.
+      total: how many all replicas have.
+      powers: for each single number that a metric is updated with, the power of the number of rows that it grows by.
+
+    Yields:
+      A list that gets those numbers.
+    """
+    numbers: list[Any] = []
+    before = _running.part, _running.numbers, _running.powers
+    _running.part, _running.numbers, _running.powers = rows / total if total else 1.0, numbers, powers
     try:
-        yield
+        yield numbers
     finally:
-        _running.part = before
+        _running.part, _running.numbers, _running.powers = before
 
 
 def values_of_part(
     original: Callable[..., Any], values: Nest, sample_weight: Nest, reduce_fn: Callable[..., Any], dtype: DType
 ) -> tuple[Any, Any]:
     """Keras's `reduce_to_samplewise_values`: one number, such as a loss, counts by the replica's part of the rows."""
-    part = _running.part
-    if part is not None and sample_weight is None and jnp.ndim(values) == 0:
-        sample_weight = part
+    part, numbers = _running.part, _running.numbers
+    if part is not None and numbers is not None and sample_weight is None and jnp.ndim(values) == 0:
+        power = dict(enumerate(_running.powers)).get(len(numbers), 0)
+        numbers.append(values)
+        # A sum over the rows is to count as a whole, and once for all replicas.
+        values, sample_weight = (values / part**power if power and part else values), part
     return own_values(original, values, sample_weight, reduce_fn, dtype)
 
 

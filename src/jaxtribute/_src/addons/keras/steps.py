@@ -71,7 +71,7 @@ def rows_of(batch: Nest) -> int:
 
 def train_step(model: KerasModel, lists: Lists) -> Step:
     """A replica's training step."""
-    own = internals.has_own_train_step(model)
+    own = internals.has_own_step(model, "train")
     tables = Tables.of(model, own=own)
 
     def ends(share: Share, batch: Nest) -> Ends:
@@ -79,14 +79,12 @@ def train_step(model: KerasModel, lists: Lists) -> Step:
             values_of, (lists.trainable, lists.layers, lists.optimizer, lists.metrics)
         )
         start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
-        if own:
+        with entered(share):
+            if not own:
+                options = {"training": True, "optimizer_variables": optimizer}
+                return _standard_ends(model, share, batch, start, trainable, options)
             logs, state = model.train_step((trainable, start[0], optimizer, start[1]), batch)
-            return start[1], state[3], logs
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        _, aux = _loss(model, trainable, optimizer, start, (x, y, sample_weight))
-        share.loss = aux[0]
-        logs, after = internals.updated_metrics(model, aux[3], aux[0], x, y, aux[1], sample_weight)
-        return start[1], after, logs
+        return start[1], state[3], logs
 
     parts = PartsOfSteps(model, lists.metrics, ends, weighs_later=own)
 
@@ -119,9 +117,12 @@ def test_step(model: KerasModel, lists: Lists) -> Step:
 
     def ends(share: Share, batch: Nest) -> Ends:
         trainable, layers, metrics = map(values_of, (lists.trainable, lists.layers, lists.metrics))
-        start = start_of_metrics(lists.metrics, metrics, share)
-        logs, state = model.test_step((trainable, start_of_layers(lists.layers, layers, share), start), batch)
-        return start, state[2], logs
+        start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
+        with entered(share):
+            if not internals.has_own_step(model, "test"):
+                return _standard_ends(model, share, batch, start, trainable, {"training": False})
+            logs, state = model.test_step((trainable, *start), batch)
+        return start[1], state[2], logs
 
     parts = PartsOfSteps(model, lists.metrics, ends)
 
@@ -215,6 +216,17 @@ def _local_gradients(
     unscaled, y_pred, layers, metrics = aux
     logs, metrics = internals.updated_metrics(model, metrics, unscaled, x, y, y_pred, sample_weight)
     return (layers, metrics), logs, grads
+
+
+def _standard_ends(
+    model: KerasModel, share: Share, batch: Nest, start: tuple[State, State], trainable: State, options: Any
+) -> Ends:
+    """The ends of Keras's own step, of training or not; the share is told the loss."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    _, aux = model.compute_loss_and_updates(trainable, *start, x, y, sample_weight, **options)
+    share.loss = aux[0]
+    logs, after = internals.updated_metrics(model, aux[3], aux[0], x, y, aux[1], sample_weight)
+    return start[1], after, logs
 
 
 def _loss(

@@ -13,8 +13,11 @@ from jaxtribute import Mirrored, PerReplica, Strategy, function, get_strategy
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.data import Placer, shared_by_islands
 from jaxtribute._src.addons.keras.internals import KerasModel
+from jaxtribute._src.addons.keras.meeting import share_of
 from jaxtribute._src.addons.keras.padding import Padding
+from jaxtribute._src.addons.keras.parts import Ends, Number, PartsOfSteps
 from jaxtribute._src.addons.keras.row_wise import Kind
+from jaxtribute._src.addons.keras.share import Share
 from jaxtribute._src.addons.keras.stateful import with_part
 from jaxtribute._src.addons.keras.steps import Lists, Step, predict_step, rows_of, test_step, train_step
 from jaxtribute._src.addons.keras.variables import StrategyVariable, adopt, on_servers
@@ -74,7 +77,7 @@ def make_train_function(model: KerasModel, strategy: Strategy) -> Function:
     """Function that `fit` calls."""
     if on_servers(strategy):
         return _scheduled(model, strategy, "train")
-    if shared_by_islands(strategy) is not None and internals.has_own_train_step(model):
+    if shared_by_islands(strategy) is not None and internals.has_own_step(model, "train"):
         raise NotImplementedError(
             f"{type(model).__name__} has a train_step of its own, of which ElasticStrategy cannot know that islands "
             "come to the same values. HINT: leave it to Keras, or write the loop with jd.function and strategy.run."
@@ -130,6 +133,14 @@ def _stateful(model: KerasModel, strategy: Strategy, method: Callable[[Any], Any
     compiled = model.jit_compile and not model.run_eagerly
     place = Placer(strategy, compiled)
 
+    def ends(share: Share, batch: Nest) -> Ends:
+        with with_part(share.rows, share.total) as numbers:
+            logs = method(batch)
+        named: dict[Any, Any] = {Number(place): number for place, number in enumerate(numbers)}
+        return (), (), {**(logs if isinstance(logs, dict) else {}), **named}
+
+    parts = PartsOfSteps(model, (), ends, writes=True)
+
     def shown(value: Leaf) -> Any:
         if isinstance(value, PerReplica):
             return strategy.reduce("MEAN", value, axis=None)
@@ -138,7 +149,10 @@ def _stateful(model: KerasModel, strategy: Strategy, method: Callable[[Any], Any
     @cache
     def step_of(rows: int) -> Callable[[Any], Any]:
         def replica(batch: Nest) -> Any:
-            with with_part(rows_of(batch), rows):
+            own, context, powers = rows_of(batch), Context.current().replica, ()
+            if context is not None and not joins:
+                powers = parts.tell(share_of(context, own, rows), batch).powers
+            with with_part(own, rows, powers):
                 return method(batch)
 
         def step(batch: Nest) -> Any:
