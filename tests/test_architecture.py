@@ -22,8 +22,8 @@ FLOORS = [
     {"optimizer"},
     {"checkpoint"},
     # The fence: what stands above is add-ons, of which the core imports none.
-    {"messaging", "preemption", "resolvers", "sources", "tables", "tpu", "tracking", "training"},
-    {"launcher", "rpc"},
+    {"messaging", "preemption", "resolvers", "sources", "tables", "tpu", "tracking", "training", "wires"},
+    {"elastic", "launcher", "rpc"},
     {"parameter_servers"},
     {"integrations", "models"},
     {"keras"},
@@ -120,6 +120,11 @@ def test_imports_point_down() -> None:
             found[here, there] = f"{module} imports {other}"
     assert {pair: text for pair, text in found.items() if pair not in UPWARD} == {}
     assert {pair for pair in UPWARD if pair not in found} == set(), "these point up no longer"
+
+
+def test_each_folder_has_its_place() -> None:
+    folders = {path.parent.name for side in SIDES for path in (ROOT / "_src" / side).glob("*/__init__.py")}
+    assert folders - set[str]().union(*FLOORS) == set(), "without a place, what they import is not looked at"
 
 
 def test_the_page_of_files_is_up_to_date() -> None:

@@ -207,10 +207,10 @@ def test_the_operands_of_a_scan_are_constants_then_carried_then_rows(name: str) 
     fn, counts = SCANS[name]
     xs = jnp.ones((4, 3)) if name == "vmapped" else jnp.ones(3)
     eqn = only(fn, "scan", jnp.float32(0), xs)
-    consts, carries = scan_counts(eqn)
+    consts, carries, turns = scan_counts(eqn)
     assert (consts, carries, len(eqn.invars) - consts - carries) == counts, "parameters of scan: flow.scan_counts"
     assert len(core.opened(eqn.params["jaxpr"]).invars) == len(eqn.invars)
-    assert eqn.params["length"] == 3
+    assert turns == 3
 
 
 def test_a_scan_is_counted_after_differentiation_too() -> None:
@@ -220,7 +220,7 @@ def test_a_scan_is_counted_after_differentiation_too() -> None:
     scans = operations(traced(jax.grad(loss), jnp.float32(2), jnp.ones(3)), "scan")
     assert len(scans) == 2
     for eqn in scans:
-        consts, carries = scan_counts(eqn)
+        consts, carries, _ = scan_counts(eqn)
         body = core.opened(eqn.params["jaxpr"])
         before = [core.aval(var).shape for var in body.invars[consts : consts + carries]]
         after = [core.aval(atom).shape for atom in body.outvars[:carries]]

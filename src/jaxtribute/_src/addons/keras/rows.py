@@ -153,9 +153,10 @@ class Rows:
             if folded is not None:
                 return [folded]
         if name in _LOOPS:
-            over_rows = name == "scan" and one.params["length"] != other.params["length"] and any(scaled)
-            if over_rows and Programs.scan_counts(one)[1] and any(part.kind is Kind.ROWS for part in parts):
-                self.meetings.append(("the rows one after another", self._caller or one))
+            if name == "scan" and any(scaled) and any(part.kind is Kind.ROWS for part in parts):
+                (_, carries, turns), (_, _, others) = Programs.scan_counts(one), Programs.scan_counts(other)
+                if carries and turns != others:
+                    self.meetings.append(("the rows one after another", self._caller or one))
             return [_of_loop(parts, bool(axes)) for axes in scaled]
         results = [_part(one, other, parts, axes, self._gathered) for axes in scaled]
         self._note(one, other, parts, results)

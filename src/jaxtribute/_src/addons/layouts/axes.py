@@ -151,14 +151,13 @@ class AxisClasses:
         return carry
 
     def _scan(self, eqn: JaxprEqn, given: list[Traced]) -> list[Traced]:
-        consts, carries = Programs.scan_counts(eqn)
+        consts, carries, length = Programs.scan_counts(eqn)
         end = consts + carries
         # An array's rows are as the array is, without the axis over which the scan goes.
         rows = [Traced(one.shape[1:], one.axes[1:], one.source) for one in given[end:]]
         outs = self._run(Programs.opened(eqn.params["jaxpr"]), [*given[:end], *rows])
         for one, other in zip(given[consts:end], outs[:carries], strict=True):
             self._join_alike(one, other)
-        length = eqn.params["length"]
         stacked = [Traced((length, *out.shape), (self._axis(length), *out.axes)) for out in outs[carries:]]
         return [*given[consts:end], *stacked]
 

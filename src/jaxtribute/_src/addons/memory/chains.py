@@ -144,7 +144,7 @@ class Chain:
         body = self._scanned(eqn, reads)
         goes = any(self.active(reads))
         if body is not None:
-            operation.body, operation.turns = body, eqn.params["length"]
+            operation.body, operation.turns = body, Programs.scan_counts(eqn)[2]
         if goes:
             for var, one in zip(eqn.outvars, results, strict=True):
                 if np.issubdtype(Programs.aval(var).dtype, np.inexact) or _is_float(Programs.aval(var)):
@@ -160,7 +160,7 @@ class Chain:
     def _scanned(self, eqn: JaxprEqn, reads: Sequence[int]) -> Chain | None:
         if eqn.primitive.name != "scan" or not any(self.active(reads)):
             return None
-        consts, carries = Programs.scan_counts(eqn)
+        consts, carries, _ = Programs.scan_counts(eqn)
         active = self.active(reads)
         body = eqn.params["jaxpr"]
         while True:

@@ -274,7 +274,7 @@ def _fixed_in(operation: Operation) -> frozenset[int]:
     body = operation.body
     if body is None:
         return frozenset()
-    consts, carries = Programs.scan_counts(operation.eqn)
+    consts, carries, _ = Programs.scan_counts(operation.eqn)
     return frozenset((*body.inputs[:consts], *body.inputs[consts + carries :])) | frozenset(body.known)
 
 

@@ -22,7 +22,7 @@ def seconds(eqn: JaxprEqn) -> float:
     if name == "cond" and inside:
         return max(inside)
     if inside:
-        return eqn.params.get("length", 1) * sum(inside) if name == "scan" else sum(inside)
+        return Programs.scan_counts(eqn)[2] * sum(inside) if name == "scan" else sum(inside)
     touched = sum(_bytes(atom) for atom in (*eqn.invars, *eqn.outvars))
     # A processor does some ten operations while it reads a byte, an accelerator some two hundred.
     per_byte = 10 if jax.default_backend() == "cpu" else 200

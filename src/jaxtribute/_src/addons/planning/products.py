@@ -62,7 +62,7 @@ def _equations(jaxpr: Jaxpr, times: int) -> Generator[tuple[JaxprEqn, int]]:
     for equation in jaxpr.eqns:
         yield equation, times
         # A scan says how often it runs; how often a while does is known only when it runs.
-        inner = times * equation.params["length"] if equation.primitive.name == "scan" else times
+        inner = times * Programs.scan_counts(equation)[2] if equation.primitive.name == "scan" else times
         for part in Programs.programs_in(equation):
             yield from _equations(Programs.opened(part), inner)
 

@@ -224,9 +224,8 @@ class Machine:
     def _scan(self, eqn: JaxprEqn, operands: list[Any], place: Place | None) -> Running:
         params = eqn.params
         body = params.get("jaxpr")
-        consts, carries = Programs.scan_counts(eqn)
+        consts, carries, length = Programs.scan_counts(eqn)
         held, carry, whole = operands[:consts], operands[consts : consts + carries], operands[consts + carries :]
-        length = params["length"]
         if length > _LOOPS_AT_MOST:
             raise CannotVerify(f"{place or 'an unknown line'} loops {length:,} times")
         self._turned(length)

@@ -12,12 +12,12 @@ from jaxtribute._src.core.jaxprs.walking import called
 T = TypeVar("T")
 
 
-def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
-    """The numbers of a scan's constants and of its carried values, which come first among its operands."""
+def scan_counts(eqn: JaxprEqn) -> tuple[int, int, int]:
+    """The numbers of a scan's constants and carried values, which are its first operands, and of its turns."""
     if "num_consts" in eqn.params:  # JAX 0.10
-        return eqn.params["num_consts"], eqn.params["num_carry"]
+        return eqn.params["num_consts"], eqn.params["num_carry"], eqn.params["length"]
     consts, carry, _ = eqn.params["ft_in"].unpack()
-    return len(consts), len(carry)
+    return len(consts), len(carry), eqn.params["length"]
 
 
 class Flow(ABC, Generic[T]):
@@ -80,7 +80,7 @@ class Flow(ABC, Generic[T]):
         return self.equation(eqn, given) if inner is None else self.outputs(opened(inner), given)
 
     def _scan(self, eqn: JaxprEqn, given: list[T]) -> list[T]:
-        consts, carries = scan_counts(eqn)
+        consts, carries, _ = scan_counts(eqn)
         end = consts + carries
         body = opened(eqn.params["jaxpr"])
         fixed, carry, rows = given[:consts], given[consts:end], list(map(self.row, given[end:]))

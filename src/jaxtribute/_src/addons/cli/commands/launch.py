@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--track",
         action="append",
         metavar="TRACKER",
-        help="what jd.summary writes goes there too: tensorboard, wandb, mlflow, csv or jsonl; may be repeated",
+        help="what jd.summary writes goes there too, such as wandb; a wrong name lists all; may be repeated",
     )
     several = parser.add_argument_group("several machines", "the same command on each, apart from --node-rank")
     several.add_argument("--nodes", type=_count, metavar="N", help="how many machines; Slurm says it by itself")
