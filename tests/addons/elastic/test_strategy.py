@@ -250,17 +250,16 @@ def test_means_weigh_islands_by_their_examples() -> None:
 
 def test_an_operation_that_islands_do_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     op = another_operation(monkeypatch)
-    strategy = jd.experimental.ElasticStrategy()
-    value = strategy.run(lambda: jnp.ones(2))
-    for call in (
-        lambda: strategy.reduce(op, value, axis=None),
-        lambda: strategy.reduce(op, value, axis=0),
-        lambda: strategy.reduce(op, jnp.ones(2), axis=None),
-        lambda: strategy.run(lambda: here().all_reduce(op, jnp.ones(2))),
-    ):
-        with pytest.raises(ArgumentError, match=r"not by ReduceOp\.LARGEST"):
-            call()
-    strategy.close()
+    with contextlib.closing(jd.experimental.ElasticStrategy()) as strategy:
+        value = strategy.run(lambda: jnp.ones(2))
+        for call in (
+            lambda: strategy.reduce(op, value, axis=None),
+            lambda: strategy.reduce(op, value, axis=0),
+            lambda: strategy.reduce(op, jnp.ones(2), axis=None),
+            lambda: strategy.run(lambda: here().all_reduce(op, jnp.ones(2))),
+        ):
+            with pytest.raises(ArgumentError, match=r"not by ReduceOp\.LARGEST"):
+                call()
 
 
 def test_a_value_that_a_dead_island_had_a_part_of_is_refused() -> None:
