@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.core.values.reductions import REDUCTIONS
 
 EXECUTORS = ("lockstep", "compiled")
 each_executor = pytest.mark.parametrize("executor", EXECUTORS)
@@ -76,3 +77,11 @@ STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
     "central": lambda: jd.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0"),
 }
 each_strategy = pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES.keys())
+
+
+def another_operation(monkeypatch: pytest.MonkeyPatch) -> jd.ReduceOp:
+    """An operation that the core knows, and that is neither a sum nor a mean."""
+    op: Any = object.__new__(jd.ReduceOp)
+    op._name_ = op._value_ = "LARGEST"
+    monkeypatch.setitem(REDUCTIONS, "LARGEST", REDUCTIONS["SUM"])
+    return op

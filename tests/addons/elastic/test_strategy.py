@@ -17,7 +17,7 @@ from tests.support.processes import free_ports
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterError, VariableError
-from replicas import here
+from replicas import another_operation, here
 
 RATE = 0.1
 
@@ -234,6 +234,20 @@ def test_means_weigh_islands_by_their_examples() -> None:
 
     for result in Job(4).run(body):  # 2, 2, 1 and no example
         np.testing.assert_allclose(result, [2.0, 2.0, 2.0])
+
+
+def test_an_operation_that_islands_do_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = another_operation(monkeypatch)
+    with contextlib.closing(jd.experimental.ElasticStrategy()) as strategy:
+        value = strategy.run(lambda: jnp.ones(2))
+        for call in (
+            lambda: strategy.reduce(op, value, axis=None),
+            lambda: strategy.reduce(op, value, axis=0),
+            lambda: strategy.reduce(op, jnp.ones(2), axis=None),
+            lambda: strategy.run(lambda: here().all_reduce(op, jnp.ones(2))),
+        ):
+            with pytest.raises(ArgumentError, match=r"not by ReduceOp\.LARGEST"):
+                call()
 
 
 def test_a_value_that_a_dead_island_had_a_part_of_is_refused() -> None:

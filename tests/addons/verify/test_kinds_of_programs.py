@@ -11,9 +11,12 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute import testing
+from jaxtribute._src.addons.verify.holding import total_of
+from jaxtribute._src.addons.verify.machine import CannotVerify
 from jaxtribute._src.addons.verify.watching import KINDS, Watcher
 from jaxtribute.experimental import observe
 from processes import run_python
+from replicas import another_operation
 from verified_programs import arrays, optimizer, variables
 
 ROWS = 12
@@ -239,3 +242,8 @@ def test_steps_of_islands_are_verified(loss: str, told: str, tmp_path: Path) -> 
     script.write_text(ISLANDS.replace("LOSS", loss))
     command = "import sys; from jaxtribute._src.addons.cli.main import main; print(main(['verify', sys.argv[1]]))"
     assert told in run_python(command, str(script))
+
+
+def test_an_operation_that_is_not_known_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CannotVerify, match=r"ReduceOp\.LARGEST"):
+        total_of([jnp.ones(2)], another_operation(monkeypatch), None)

@@ -17,6 +17,16 @@ from jaxtribute.extending import Context, Executor, InReplica, Overlay, Summatio
 from jaxtribute.typing import Array, Function, Leaf, Nest
 
 
+def check_operation(op: ReduceOp) -> None:
+    """Checks that islands can reduce by an operation.
+
+    Raises:
+      ArgumentError: it is neither a sum nor a mean.
+    """
+    if op not in (ReduceOp.SUM, ReduceOp.MEAN):
+        raise ArgumentError(f"islands reduce by SUM and MEAN, not by {op}. HINT: all_gather, and reduce what it gives.")
+
+
 def prepared(value: Leaf, op: ReduceOp) -> Any:
     """An array as it is summed: booleans count as integers, means of integers are floats."""
     array = jnp.asarray(value)
@@ -36,6 +46,7 @@ def reduced(mesh: IslandMesh, values: Sequence[Leaf], op: ReduceOp, rows: int | 
       op: the reduction.
       rows: the number of examples that they were computed from; an island without any contributes nothing.
     """
+    check_operation(op)
     arrays = [prepared(value, op) for value in values]
     # What comes of no examples may be NaN, which no weight takes away.
     if rows == 0:
@@ -187,8 +198,7 @@ class InIsland(InReplica):
             )
         if how is VariableAggregation.ONLY_FIRST_REPLICA:
             return executor.select(own, 0)
-        op = ReduceOp.SUM if how is VariableAggregation.SUM else ReduceOp.MEAN
-        return executor.all_reduce([own], op)[0].astype(variable.dtype)
+        return executor.all_reduce([own], ReduceOp.from_variable_aggregation(how))[0].astype(variable.dtype)
 
     def apply(
         self, executor: Executor, grads: list[Any], op: ReduceOp | None, update: Any, others: Sequence[Any] = ()

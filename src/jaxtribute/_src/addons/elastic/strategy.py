@@ -29,7 +29,7 @@ from jaxtribute._src.addons.elastic.arguments import (
     places,
 )
 from jaxtribute._src.addons.elastic.exchange import Islands
-from jaxtribute._src.addons.elastic.executor import IslandReplica, reduced
+from jaxtribute._src.addons.elastic.executor import IslandReplica, check_operation, reduced
 from jaxtribute._src.addons.elastic.membership import Island, View
 from jaxtribute._src.addons.elastic.runtime import IslandMesh
 from jaxtribute._src.addons.elastic.spare import await_place
@@ -340,10 +340,12 @@ class ElasticStrategy(Strategy):
         Means weigh the islands by their numbers of examples.
 
         Raises:
+          ArgumentError: an operation that is neither SUM nor MEAN.
           ClusterError: the islands have changed since the value was computed.
           ContextError: called inside a replica function.
         """
         op = ReduceOp.parse(reduce_op)
+        check_operation(op)
         now = Context.current()
         if now.replica is not None and now.strategy is self:
             raise ContextError("reduce was called in a replica function. HINT: use ReplicaContext.all_reduce.")

@@ -16,8 +16,10 @@ def total_of(parts: Sequence[Any], op: ReduceOp, axis: Any, idle: Sequence[int] 
     """Reduces the replicas' values as `strategy.reduce` does.
 
     Raises:
-      CannotVerify: they have different shapes, and no axis is reduced.
+      CannotVerify: they have different shapes, and no axis is reduced; an operation besides sums and means.
     """
+    if op not in (ReduceOp.SUM, ReduceOp.MEAN):
+        raise CannotVerify(f"strategy.reduce was given {op}")
     counted = [part for number, part in enumerate(parts) if number not in idle]
     if axis is not None:
         axes = tuple(range(parts[0].ndim))[axis] if isinstance(axis, int) else tuple(axis)
