@@ -52,12 +52,16 @@ QUICK = [Case("table", 10_000, 8, SGD), Case("dense gradients", 10_000, 8, SGD, 
 
 
 def batches(rows: int, rank: int) -> list[Any]:
-    """Ids of one worker: few come often, as in a log of clicks; each feature has its own part of the table."""
+    """Ids of one worker: few come often, as in a log of clicks; each feature has its own part of the table.
+
+    Larger tables have the same ids further apart, so that steps have as many rows.
+    """
     rng = np.random.default_rng(rank)
     found: list[Any] = []
     for _ in range(BATCHES):
-        ranks = rng.zipf(1.1, (BATCH // 2, FEATURES)) % (rows // FEATURES)
-        ids = ranks + np.arange(FEATURES) * (rows // FEATURES)
+        own = min(rows, 1_000_000) // FEATURES
+        ids = rng.zipf(1.1, (BATCH // 2, FEATURES)) % own + np.arange(FEATURES) * own
+        ids *= max(1, rows // 1_000_000)
         found.append((ids.astype(np.int32), rng.integers(0, 2, BATCH // 2).astype(np.float32)))
     return found
 

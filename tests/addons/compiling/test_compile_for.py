@@ -1,5 +1,6 @@
 """What the TPU compiler makes of steps: memory, collectives and donation, without a TPU."""
 
+import re
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -161,3 +162,33 @@ def test_an_optimizer_without_slots_in_a_nest() -> None:
             step(x)
 
     assert jd.experimental.compile_for(TOPOLOGY, run).replicas == CHIPS
+
+
+def test_a_tables_step_makes_nothing_of_its_size_but_scatters() -> None:
+    """Of a table that is larger than what a chip keeps beside its cores: smaller ones the compiler moves there."""
+    rows, width = 20_000_000, 16
+
+    def trained() -> None:
+        strategy = jd.MirroredStrategy()
+        with strategy.scope():
+            table = jd.nn.ShardedTable(rows, width)
+            optimizer = jd.Optimizer(optax.adagrad(0.1), [table])
+
+        def replica(ids: Any) -> None:
+            def loss() -> Any:
+                return (jd.nn.embedding_lookup(table, ids, combiner="mean") ** 2).sum()
+
+            optimizer.apply_gradients(jd.grad(loss, [table])())
+
+        step = jd.function(lambda ids: strategy.run(replica, (ids,)))
+        for ids in strategy.experimental_distribute_dataset([np.zeros((1024, 26), np.int32)]):
+            step(ids)
+
+    found = jd.experimental.compile_for(TOPOLOGY, trained)
+    assert found.copied == ()
+    assert found.donated >= found.state
+    assert "all-to-all" in {one.kind for one in found.collectives}
+    # The table and its slot, in parts of so many rows.
+    made = re.findall(rf"= f32\[{rows // CHIPS},{width}\]\S* ([a-z-]+)\(", found.text)
+    assert set(made) <= {"parameter", "get-tuple-element", "scatter", "fusion"}
+    assert made.count("fusion") <= made.count("scatter") == 2

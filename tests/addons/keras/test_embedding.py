@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -130,7 +132,7 @@ def test_saved_models_go_on(scoped: bool, tmp_path: Path) -> None:
         model = made(keras.optimizers.Adam(0.1))
     trained(model)
     model.save(tmp_path / "m.keras")
-    custom = {"first": first}
+    custom = {"_first": first}
     with strategy.scope() if scoped else nullcontext():
         again: Any = keras.models.load_model(tmp_path / "m.keras", custom_objects=custom)
     weights = model.get_weights()
@@ -211,3 +213,32 @@ def test_what_is_refused_by_name() -> None:
         model.compile("sgd", "mse")
     with pytest.raises(ArgumentError, match="train_step of Own's own"):
         model.fit(np.zeros((8, 3), "int32"), np.zeros((8, 1)), verbose=0)
+
+
+def on_worker(folder: str) -> Any:
+    """Trains on a worker of a cluster, saves, and goes on with what was saved."""
+    # Keras is not strict with ranks and dtypes, and its variables are NumPy's old way.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    jax.config.update("jax_numpy_rank_promotion", "allow")
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+    strategy = jd.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = made(keras.optimizers.Adagrad(0.1))
+    history, tables = trained(model)
+    model.save(f"{folder}/m.keras")
+    with strategy.scope():
+        again: Any = keras.models.load_model(f"{folder}/m.keras", custom_objects={"_first": first})
+    return history, tables, again.get_layer("tables").get_embedding_tables()
+
+
+@pytest.mark.slow
+def test_workers_do_the_same(multi_process: Any, tmp_path: Path) -> None:
+    with jd.OneDeviceStrategy("cpu:0").scope():
+        expected_history, expected = trained(made(keras.optimizers.Adagrad(0.1)))
+    for history, tables, again in multi_process(workers=2, devices=1).run(
+        on_worker, args=(str(tmp_path),), timeout_s=300
+    ):
+        np.testing.assert_allclose(history["loss"], expected_history["loss"], rtol=2e-5)
+        for name, table in expected.items():
+            np.testing.assert_allclose(tables[name], table, rtol=2e-5, atol=1e-6)
+            np.testing.assert_array_equal(again[name], tables[name])
