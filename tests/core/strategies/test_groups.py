@@ -112,7 +112,7 @@ def test_memory_is_divided(replicas: int, each: int, executor: str) -> None:
 def test_a_collective_of_ones_own_that_would_end_the_process_is_refused(collective: Any) -> None:
     strategy = jd.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2", "CPU:3"], devices_per_replica=2)
     x = strategy.place(jnp.ones(4, jnp.bfloat16))
-    with pytest.raises(TraceError, match=r"of bfloat16\[4\] at .*test_groups.py.*ends the process.*HINT"):
+    with pytest.raises(TraceError, match=r"of bfloat16\[.*\] at .*test_groups.py.*ends the process.*HINT"):
         jd.function(lambda x: strategy.run(collective, (x,)))(x)
 
 

@@ -94,7 +94,7 @@ def saves_in(directory: str | PathLike[str], checkpoint_name: str = "ckpt") -> l
 
 
 def latest_of(series: Series, directory: Path, known: dict[Path, Identity | None]) -> str | None:
-    """The last whole checkpoint of a series, once saves that are under way are complete; otherwise as `newest_whole`."""
+    """The last whole checkpoint of a series, once saves under way are complete; otherwise as `newest_whole`."""
     settle_all(directory)
     line, others = series.line()
     return newest_whole([entry.path for entry in line], directory, known, paths_of(others))
