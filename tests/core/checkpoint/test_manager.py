@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import jaxtribute as jd
+import jaxtribute.compat.tf as tf
 from jaxtribute._src.core.checkpoint import description, retention
 from jaxtribute.errors import ArgumentError, CheckpointError
 
@@ -35,6 +37,20 @@ def test_the_newest_stay(tmp_path: Path) -> None:
     assert int(value) == 3
     assert again.save() == str(tmp_path / "folder" / "ckpt-5")
     assert names(again.checkpoints) == ["ckpt-4", "ckpt-5"]
+
+
+def test_the_latest_is_what_save_returned_though_it_is_written_in_the_background(tmp_path: Path) -> None:
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    link.symlink_to(folder)
+    checkpoint = jd.Checkpoint(v=jd.Variable(np.zeros(300_000, np.float32)))
+    for where in (folder, link):
+        path = checkpoint.save(folder / "ckpt")
+        found = jd.latest_checkpoint(where)
+        assert found is not None
+        assert Path(found).samefile(path)
+    with jd.CheckpointManager(checkpoint, folder) as manager:
+        assert manager.save() == manager.latest_checkpoint
+        assert manager.save() == tf.train.latest_checkpoint(folder)
 
 
 def test_numbers_and_names_of_ones_own(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 import jaxtribute as jd
 import trained_together
 from grouped_programs import batches, build, by_hand, devices, grouped, train
-from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeviceError, ShapeError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeviceError, ShapeError, TraceError
 from replicas import here
 from samples import chosen
 
@@ -98,6 +98,22 @@ def test_memory_is_divided(replicas: int, each: int, executor: str) -> None:
         for _ in range(2):
             (jd.function(run) if executor == "compiled" else run)()
         assert held([w, *optimizer.variables]) <= whole / parts * 1.05
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [
+        lambda x: jax.lax.psum(x, jd.REPLICA_AXIS),
+        lambda x: jax.lax.pmax(x, jd.REPLICA_AXIS),
+        jax.jit(lambda x: jax.lax.psum_scatter(x, jd.REPLICA_AXIS, tiled=True)),
+        jax.grad(lambda x: jax.lax.all_gather(x, jd.REPLICA_AXIS).sum().astype(jnp.float32)),
+    ],
+)
+def test_a_collective_of_ones_own_that_would_end_the_process_is_refused(collective: Any) -> None:
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2", "CPU:3"], devices_per_replica=2)
+    x = strategy.place(jnp.ones(4, jnp.bfloat16))
+    with pytest.raises(TraceError, match=r"of bfloat16\[.*\] at .*test_groups.py.*ends the process.*HINT"):
+        jd.function(lambda x: strategy.run(collective, (x,)))(x)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from importlib import import_module
+from os.path import realpath
 from pathlib import Path
 
 from jaxtribute._src.core.execution.interrupts import undisturbed
@@ -76,14 +77,17 @@ class Background:
             self._error = error
 
     def settle(self, path: Path | None = None) -> None:
-        """Waits for the save to a path, or to any; an error has been logged."""
-        thread = self._thread
-        if thread is not None and path in (None, self._path):
+        """Waits for the save to a path, or into a folder, or to any; an error has been logged."""
+        thread, target = self._thread, self._path
+        if thread is None or thread is threading.current_thread():
+            return
+        places = [] if target is None else map(realpath, (target, target.parent))
+        if path is None or realpath(path) in places:
             thread.join()
 
 
 def settle_all(path: Path | None = None) -> None:
-    """Waits for all saves to a path, whoever began them; for all at the end of the program."""
+    """Waits for all saves to a path or into a folder, whoever began them; for all at the end of the program."""
     for saves in list(_running):
         saves.settle(path)
 

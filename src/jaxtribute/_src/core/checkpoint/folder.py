@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 
+from jaxtribute._src.core.checkpoint.background import settle_all
 from jaxtribute._src.core.checkpoint.committing import STATE
 from jaxtribute._src.core.checkpoint.files import (
     FILE,
@@ -36,8 +37,8 @@ def latest_checkpoint(directory: str | PathLike[str], checkpoint_name: str = "ck
     """Finds the whole checkpoint of a folder that was saved last; None if there is none at all.
 
     Its files are read and compared with their checksums. Of one that is damaged a warning says so, and the one before
-    it is looked at, of those that its training has come through. Where workers must agree, call
-    `CheckpointManager.restore_or_initialize` instead.
+    it is looked at, of those that its training has come through. It waits for saves into the folder that this process
+    has under way. Where workers must agree, call `CheckpointManager.restore_or_initialize` instead.
 
     Args:
       directory: the folder.
@@ -53,7 +54,6 @@ def latest_checkpoint(directory: str | PathLike[str], checkpoint_name: str = "ck
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     checkpoint = jd.Checkpoint(w=jd.Variable(1.0))
       ...     path = checkpoint.save(f"{folder}/ckpt")
-      ...     checkpoint.wait()
       ...     jd.latest_checkpoint(folder) == path
       True
 
@@ -71,6 +71,7 @@ def latest_of_any_name(directory: str | PathLike[str]) -> str | None:
     """
     folder = check_path(directory, "checkpoint_dir")
     check_folder(folder)
+    settle_all(folder)
     # The name ends in the number of the save; other folders with a hyphen may lie beside it.
     paths = [path for path in folder.glob("*-*") if number_of(path) is not None]
     names = {stem(path) for path in paths if present(path / FILE) or present(path / STATE)}
@@ -93,7 +94,8 @@ def saves_in(directory: str | PathLike[str], checkpoint_name: str = "ckpt") -> l
 
 
 def latest_of(series: Series, directory: Path, known: dict[Path, Identity | None]) -> str | None:
-    """The last whole checkpoint of a series; otherwise as `newest_whole`."""
+    """The last whole checkpoint of a series, once saves under way are complete; otherwise as `newest_whole`."""
+    settle_all(directory)
     line, others = series.line()
     return newest_whole([entry.path for entry in line], directory, known, paths_of(others))
 

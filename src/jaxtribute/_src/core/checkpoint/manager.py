@@ -12,13 +12,7 @@ from typing import Any, SupportsInt
 from jaxtribute._src.core import settings
 from jaxtribute._src.core.checkpoint import committing
 from jaxtribute._src.core.checkpoint.checkpoint import Checkpoint
-from jaxtribute._src.core.checkpoint.files import (
-    check_folder,
-    check_name,
-    check_path,
-    present,
-    standing,
-)
+from jaxtribute._src.core.checkpoint.files import check_folder, check_name, check_path, present, standing
 from jaxtribute._src.core.checkpoint.folder import latest_of, leave_out, nothing_whole, paths_of
 from jaxtribute._src.core.checkpoint.owner import Owner
 from jaxtribute._src.core.checkpoint.retention import Retention

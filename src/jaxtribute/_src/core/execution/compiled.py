@@ -24,6 +24,7 @@ from jaxtribute._src.core.execution.nests import at, flatten, is_array, is_numbe
 from jaxtribute._src.core.execution.replica_context import ReplicaContext
 from jaxtribute._src.core.execution.traced import TracedReplica, lift
 from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, Tracer, as_function, closed, constants, opened
+from jaxtribute._src.core.jaxprs.kinds import list_collectives
 from jaxtribute._src.core.jaxprs.placements import Known, unplaced
 from jaxtribute._src.core.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.core.values.agreement import all_parts
@@ -302,7 +303,19 @@ def _trace(
         # The axis is named without `shard_map`: variables and results are not known yet, which its specs would have to
         # list.
         closed = jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(*arguments.local_avals(replica))
+    if mesh.group and mesh.devices[0].platform == "cpu":
+        _refuse_bfloat16(list_collectives(opened(closed), AXIS))
     return _Traced(unplaced(lift(closed), captured), *seen)
+
+
+def _refuse_bfloat16(collectives: Sequence[str]) -> None:
+    """Refuses what XLA ends the process for, if replicas of several devices do it on CPUs; see `mesh.reduced`."""
+    for line in collectives:
+        if "bfloat16" in line and not line.startswith(("all_gather", "all_to_all", "ppermute")):
+            raise TraceError(
+                f"{line}: XLA's compiler for CPUs ends the process at sums, maxima and minima of bfloat16 between "
+                "replicas of several devices. HINT: make it float32 before the collective; ctx.all_reduce does."
+            )
 
 
 @dataclass

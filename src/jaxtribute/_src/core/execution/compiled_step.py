@@ -24,15 +24,7 @@ from jaxtribute._src.core.execution.traced import check_untraced
 from jaxtribute._src.core.jaxprs.core import ArrayImpl, as_function, aval, closed, constants, opened
 from jaxtribute._src.core.traced_reads import traced_reads
 from jaxtribute._src.core.types import Nest, Numeric
-from jaxtribute._src.core.values.stored import (
-    Group,
-    StoredArray,
-    arrays_of,
-    lent,
-    prepare_donation,
-    set_slot,
-    updating,
-)
+from jaxtribute._src.core.values.stored import Group, StoredArray, arrays_of, lent, prepare_donation, set_slot, updating
 
 _inputs_of = attrgetter("inputs")
 

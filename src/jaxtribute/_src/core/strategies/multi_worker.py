@@ -15,11 +15,7 @@ from jaxtribute._src.core.backend import arithmetic, prepare_cpu_backend
 from jaxtribute._src.core.cluster.resolvers import from_environment
 from jaxtribute._src.core.cluster.runtime import Cluster
 from jaxtribute._src.core.collectives.cross_device_ops import CrossDeviceOps
-from jaxtribute._src.core.collectives.options import (
-    CommunicationImplementation,
-    CommunicationOptions,
-    checked_hints,
-)
+from jaxtribute._src.core.collectives.options import CommunicationImplementation, CommunicationOptions, checked_hints
 from jaxtribute._src.core.collectives.summation import AutoSum, ExchangeSum, Summation
 from jaxtribute._src.core.devices import default_devices
 from jaxtribute._src.core.strategies.base import Strategy
