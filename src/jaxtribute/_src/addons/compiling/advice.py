@@ -93,7 +93,7 @@ def _products(jaxpr: Jaxpr, times: int, *, scanned: bool) -> Iterator[tuple[_Pro
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general":
             yield _Product(eqn, times), scanned
-        turns = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        turns = Programs.scan_counts(eqn)[2] if eqn.primitive.name == "scan" else 1
         for part in Programs.programs_in(eqn):
             yield from _products(Programs.opened(part), times * turns, scanned=scanned or turns > 1)
 
