@@ -71,7 +71,7 @@ class RowUpdates:
                 self._tables[owner].append(len(self._variables) + place)
         check_row_wise(optimizer.transform, update, parameters, slots, self._variables, tables)
         self._exact: dict[int, CatchUp] = {}
-        """What rows have missed, of tables that are updated exactly."""
+        """The steps that rows have missed, of tables that are updated exactly."""
         for place in tables:
             self._begin_exact(
                 place, CatchUp(update, self._variables, slots, place) if self._policy(place).exact else None
