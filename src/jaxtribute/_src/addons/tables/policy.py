@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -38,6 +38,9 @@ class TablePolicy(Policy):
     split: bool
     catch_up: CatchUp | None = None
     """The steps that rows have missed, of a table that is updated exactly by an optimizer under which rows move on."""
+
+    updater: Callable[[], RowUpdates | None] = staticmethod(lambda: None)
+    """Gives what updates the table exactly, while it is there."""
 
     def __init__(self, mesh: ReplicaMesh | None, places: Places, *, exact: bool = False) -> None:
         self._mesh, self.places, self.exact = mesh, places, exact
