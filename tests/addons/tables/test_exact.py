@@ -139,6 +139,10 @@ def test_what_else_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"updates is 'sometimes'"):
         jd.nn.ShardedTable(5, 2, updates="sometimes")  # pyright: ignore[reportArgumentType]
     table = jd.nn.ShardedTable(5, 2, name="items", updates="exact")
-    jd.Optimizer(optax.adam(0.1), [table])
+    optimizer = jd.Optimizer(optax.adam(0.1), [table])
+    with pytest.raises(ArgumentError, match="items:0 is updated exactly by another optimizer"):
+        jd.Optimizer(optax.adagrad(0.1), [table])
     with pytest.raises(ContextError, match="embedding_lookup"):
         jd.grad(lambda: table.read_value().sum(), [table])()
+    del optimizer
+    jd.Optimizer(optax.sgd(0.1), [table])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -248,3 +250,22 @@ def test_tables_are_drawn_and_exported(tmp_path: Path) -> None:
         for one in (again, plain):
             safetensors.load({"items": one}, tmp_path / "t.safetensors")
             np.testing.assert_array_equal(one.numpy(), table.numpy())
+
+
+def test_tables_are_shown_pickled_and_copied() -> None:
+    with jd.MirroredStrategy(2).scope():
+        table = jd.nn.ShardedTable(301, 3, name="items", updates="exact", partition="range")
+        optimizer = jd.Optimizer(optax.adam(0.1), [table])
+        assert "301 rows of 3 float32; over 2 replica(s), exact" in repr(table)
+    dumped = pickle.dumps(table)
+    with jd.MirroredStrategy(4).scope():
+        again = pickle.loads(dumped)
+    copied = copy.deepcopy(table)
+    table.assign(np.zeros((301, 3), np.float32))
+    for one in (again, copied):
+        assert one.policy.exact
+        np.testing.assert_array_equal(one.numpy(), jd.nn.ShardedTable(301, 3).numpy())
+        np.testing.assert_array_equal(jd.nn.embedding_lookup(one, np.array([300])), one.numpy()[300:])
+    assert optimizer.trainable_variables == (table,)
+    with pytest.raises(ArgumentError, match="StringLookup"):
+        jd.nn.embedding_lookup(table, ["a"])  # pyright: ignore[reportArgumentType]

@@ -191,7 +191,7 @@ class DistributedEmbedding(keras.layers.Layer):
         return {name: table.numpy() for name, table in self._tables.items()}
 
     def get_config(self) -> dict[str, Any]:
-        """What makes such a layer again."""
+        """The configuration that `from_config` takes."""
         tables: list[TableConfig] = []
 
         def described(feature: FeatureConfig) -> dict[str, Any]:

@@ -132,8 +132,10 @@ class FeatureConfig:
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> FeatureConfig:
         """The description of what `get_config` gave."""
-        table = config["table"]
-        return cls(**{**config, "table": table if isinstance(table, TableConfig) else TableConfig.from_config(table)})
+        given: dict[str, Any] = dict(config)
+        if not isinstance(given["table"], TableConfig):
+            given["table"] = TableConfig.from_config(given["table"])
+        return cls(**given)
 
 
 def first_rows(config: TableConfig) -> Any:

@@ -52,7 +52,7 @@ class Tables:
     def differentiated(
         self, loss: Callable[[], tuple[Any, Any]], trainable: Sequence[KerasVariable], share: Share
     ) -> tuple[Any, list[Any]]:
-        """What a loss gives besides, and its gradients by Keras's variables; those by tables are kept for `apply`.
+        """A loss's further results and gradients by Keras's variables; those by tables are kept for `apply`.
 
         Args:
           loss: reads Keras's variables, and looks rows up.

@@ -35,7 +35,7 @@ _SLOWEST = 0.995
 
 
 class _Decay(NamedTuple):
-    """What becomes of a row without a gradient.
+    """The change of a row without a gradient.
 
     Attributes:
       factors: for each slot the factor of a step.
@@ -85,7 +85,7 @@ class CatchUp:
         return self._decay.steps > 0 or any(factor != 1 for factor in self._decay.factors)
 
     def arrays(self, executor: Any) -> list[Any]:
-        """What `rows` needs, as an executor sees it."""
+        """The arrays that `rows` takes, as an executor sees them."""
         return [executor.get(one) for one in (self._table, *self._own, self.last, self.count, *self._shared)]
 
     def rows(self, arrays: Sequence[Any], places: Any) -> list[Any]:

@@ -103,7 +103,10 @@ def _rows(params: Any, ids: Numeric, present: Any) -> jax.Array:
     # Known ids stay NumPy's, and can be checked: as arrays of JAX they may be traced.
     ids = ids if isinstance(ids, jax.Array) else np.asarray(ids)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise ArgumentError(f"ids have dtype {ids.dtype}. HINT: pass integers, ids.astype('int32').")
+        raise ArgumentError(
+            f"ids have dtype {ids.dtype}. HINT: pass integers, ids.astype('int32'); strings get numbers by a "
+            "vocabulary, such as jaxtribute.integrations.keras.StringLookup."
+        )
     if isinstance(params, list | tuple) and len(params) == 1:
         params = params[0]
     if isinstance(params, Variable) and params.policy.by_rows and present is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -37,7 +37,10 @@ class TablePolicy(Policy):
     stripes: int
     split: bool
     catch_up: CatchUp | None = None
-    """What rows have missed, of a table that is updated exactly by an optimizer under which rows move on."""
+    """The steps that rows have missed, of a table that is updated exactly by an optimizer under which rows move on."""
+
+    updater: Callable[[], RowUpdates | None] = staticmethod(lambda: None)
+    """Gives what updates the table exactly, while it is there."""
 
     def __init__(self, mesh: ReplicaMesh | None, places: Places, *, exact: bool = False) -> None:
         self._mesh, self.places, self.exact = mesh, places, exact
@@ -115,7 +118,7 @@ class TablePolicy(Policy):
         return RowUpdates(optimizer, update, parameters, slots, options)
 
     def arrays(self, executor: Any, table: Variable) -> list[Any]:
-        """What `rows` needs of a table, as an executor sees it."""
+        """The arrays that `rows` takes of a table, as an executor sees them."""
         return [executor.get(table)] if self.catch_up is None else self.catch_up.arrays(executor)
 
     def rows(self, arrays: Sequence[Any], places: jax.Array) -> jax.Array:

@@ -91,7 +91,7 @@ class ShardedTable(Variable):
         replicas = 1 if mesh is None else mesh.size
         stripes = min(MOST_STRIPES, rows) if replicas > 1 and partition == "striped" else 1
         policy = TablePolicy(mesh, Places(rows, replicas, stripes), exact=updates == "exact")
-        self._name, self._trainable = name or "ShardedTable", trainable
+        self._name, self._trainable, self._partition = name or "ShardedTable", trainable, partition
         self._synchronization, self._aggregation = VariableSynchronization.ON_WRITE, VariableAggregation.NONE
         self._strategy, self._policy = strategy, policy
         self._shape, self._dtype = (rows, width), np.dtype(jax.dtypes.canonicalize_dtype(dtype))
@@ -106,6 +106,23 @@ class ShardedTable(Variable):
             """A table; under parameter servers a variable of theirs, whose rows they compute."""
             usual = Context.current().strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
             return on_servers(*args, **options) if usual.remote and cls is ShardedTable else object.__new__(cls)
+
+    def __repr__(self) -> str:
+        replicas, kind = self.policy.places.replicas, "exact" if self.policy.exact else "lazy"
+        of = f"{self.shape[0]:,} rows of {self.shape[1]} {self.dtype.name}"
+        return f"<jd.nn.ShardedTable '{self.name}' of {of}; over {replicas} replica(s), {kind} updates>"
+
+    def __reduce__(self) -> Any:
+        """Pickled is what makes such a table again, in the scope of whatever strategy it is loaded in."""
+        options = {"partition": self._partition, "updates": "exact" if self.policy.exact else "lazy"}
+        return _made_again, (np.asarray(self.read_value()), self._name, self.dtype.name, self._trainable, options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedTable:
+        self.settle()
+        made = super().__deepcopy__(memo)
+        # The optimizer of this table is none of the copy's.
+        made._policy = TablePolicy(self.policy.mesh, self.policy.places, exact=self.policy.exact)
+        return made
 
     @property
     def policy(self) -> TablePolicy:
@@ -231,6 +248,11 @@ class ShardedTable(Variable):
             return jd.PerReplica(rows, mesh)
 
         return executor.merge(fetch, (padded,), {})[:count]
+
+
+def _made_again(value: Any, name: str, dtype: str, trainable: bool, options: dict[str, Any]) -> ShardedTable:
+    rows, width = value.shape
+    return ShardedTable(rows, width, value, name=name, dtype=dtype, trainable=trainable, **options)
 
 
 def _check(rows: Any, width: Any, name: Any, trainable: Any, partition: Any, updates: Any) -> None:

@@ -6,6 +6,8 @@ beside them. That is its update of these rows if no row's result depends on anot
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -71,23 +73,30 @@ class RowUpdates:
                 self._tables[owner].append(len(self._variables) + place)
         check_row_wise(optimizer.transform, update, parameters, slots, self._variables, tables)
         self._exact: dict[int, CatchUp] = {}
-        """What rows have missed, of tables that are updated exactly."""
+        """The steps that rows have missed, of tables that are updated exactly."""
         for place in tables:
-            self._begin_exact(
-                place, CatchUp(update, self._variables, slots, place) if self._policy(place).exact else None
-            )
+            if self._policy(place).exact:
+                self._begin_exact(place, update, slots)
         self._compiled: Function[..., None] = Function(self._run)
 
     def _policy(self, place: int) -> Any:
         return self._variables[place].policy
 
-    def _begin_exact(self, place: int, catch_up: CatchUp | None) -> None:
+    def _begin_exact(self, place: int, update: Update, slots: Slots) -> None:
         table: Any = self._variables[place]
-        if self._policy(place).catch_up is not None:
-            table.settle()  # by the optimizer that it had before
-        self._policy(place).catch_up = catch_up if catch_up is not None and catch_up.pending else None
-        if self._policy(place).catch_up is not None:
-            self._exact[place] = self._policy(place).catch_up
+        policy = self._policy(place)
+        if policy.updater() is not None:
+            gc.collect()  # an optimizer that nobody has any more
+        if policy.updater() is not None:
+            raise ArgumentError(
+                f"{table.name} is updated exactly by another optimizer, which would miss this one's steps. HINT: "
+                "delete it and the functions that use it, or make the table with updates='lazy'."
+            )
+        table.settle()  # by the optimizer that it had before
+        catch_up = CatchUp(update, self._variables, slots, place)
+        policy.updater, policy.catch_up = weakref.ref(self), catch_up if catch_up.pending else None
+        if catch_up.pending:
+            self._exact[place] = catch_up
 
     @property
     def variables(self) -> tuple[Variable, ...]:

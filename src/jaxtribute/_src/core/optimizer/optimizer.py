@@ -168,8 +168,7 @@ class Optimizer:
     @property
     def variables(self) -> tuple[Variable, ...]:
         """State that a checkpoint keeps besides the variables themselves: slots, loss scale, accumulated gradients."""
-        more = self._rows if self._accumulation is None else self._accumulation
-        return (*self._state, *(() if more is None else more.variables))
+        return (*self._state, *getattr(self._accumulation or self._rows, "variables", ()))
 
     @property
     def trainable_variables(self) -> tuple[Variable, ...]:
