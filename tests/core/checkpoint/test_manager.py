@@ -157,6 +157,16 @@ def test_an_error_in_the_background_comes_out_of_the_manager(tmp_path: Path) -> 
     checkpoints.sync()
 
 
+def test_a_restore_waits_for_the_save_before_it_and_raises_its_error(tmp_path: Path) -> None:
+    checkpoint = jd.Checkpoint(v=jd.Variable(0))
+    path = checkpoint.write(tmp_path / "whole", block=True)
+    (tmp_path / "file").write_text("")
+    checkpoint.write(tmp_path / "file" / "folder" / "ckpt")
+    with pytest.raises(CheckpointError, match="was not saved"):
+        checkpoint.restore(path)
+    assert not checkpoint.restore(path).differences
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -221,3 +221,8 @@ def test_a_cluster_needs_servers_and_workers() -> None:
     assert tasks_of({"ps": 1, "worker": ["a", "b"]}) == (1, 2)
     with pytest.raises(ArgumentError, match="0 parameter servers and 1 workers"):
         tasks_of({"worker": 1})
+
+
+def test_a_host_that_nobody_knows_is_named() -> None:
+    with pytest.raises(ClusterError, match=r"the address 'nobody\.invalid:1' .*does not know.*HINT"):
+        ray_node.start_head("nobody.invalid:1")

@@ -189,7 +189,13 @@ def _answers(host: str, port: int) -> bool:
 
 def _resolved(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
-    return socket.gethostbyname(host), int(port)
+    try:
+        return socket.gethostbyname(host), int(port)
+    except OSError as error:
+        raise ClusterError(
+            f"the address {address!r} of the cluster names a host that this machine does not know: {error}. HINT: correct "
+            "the cluster spec or TF_CONFIG, or wait until the name is known."
+        ) from error
 
 
 def owns_cluster(resolver: Foreign) -> str | None:
