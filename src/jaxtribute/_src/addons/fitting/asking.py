@@ -26,7 +26,7 @@ _LAST_S = 900.0
 
 @dataclass(frozen=True)
 class Fit:
-    """What a search has found.
+    """The results of a search.
 
     Attributes:
       answer: its answer, as the process gave it.

@@ -16,7 +16,7 @@ _KEPT = ("layout", "min_bytes", "regather")
 
 
 class Exchanged:
-    """What a script has made of what it was given.
+    """The objects that a script has made in the place of its own.
 
     Attributes:
       strategies: those that stand in the place of the script's own.
