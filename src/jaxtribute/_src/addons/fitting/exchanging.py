@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any
 
 import jaxtribute as jd
-from jaxtribute._src.addons.fitting.candidates import Candidate
+from jaxtribute._src.addons.fitting.candidates import SHARDED, Candidate
 from jaxtribute.experimental import AutomaticLayout
 
 _KEPT = ("layout", "min_bytes", "regather")
@@ -16,7 +16,7 @@ _KEPT = ("layout", "min_bytes", "regather")
 
 
 class Exchanged:
-    """What a script has made of what it was given.
+    """The objects that a script has made in the place of its own.
 
     Attributes:
       strategies: those that stand in the place of the script's own.
@@ -33,12 +33,28 @@ STRATEGIES = "MirroredStrategy", "MultiWorkerMirroredStrategy", "FullyShardedStr
 
 
 def _classes() -> list[type[jd.Strategy]]:
-    """The classes of those that are there: TPUs' is an add-on's."""
-    return list(filter(None, (getattr(jd, name, None) for name in STRATEGIES)))
+    """The classes of those that are there."""
+    found: list[type[jd.Strategy]] = []
+    for name in STRATEGIES:
+        with suppress(ImportError):  # that of TPUs is an add-on's
+            found.append(getattr(jd, name))
+    return found
 
 
 def _plainly_made(cls: type, *_: Any, **__: Any) -> Any:
     return object.__new__(cls)
+
+
+def _settings(given: dict[str, Any], candidate: Candidate, layout: Any, tries: int) -> dict[str, Any]:
+    """Arguments of the candidate's strategy, where a script gives some to its own; see `exchanging`."""
+    names = _KEPT if candidate.strategy == SHARDED else ("layout",)
+    kept = {name: given[name] for name in names if name in given}
+    if candidate.per_replica == 1:
+        kept.pop("layout", None)
+        return kept
+    if kept.get("layout") in (None, "auto"):
+        kept["layout"] = layout if layout is not None else AutomaticLayout(tries=max(tries, 1))
+    return kept | {"devices_per_replica": candidate.per_replica}
 
 
 @contextmanager
@@ -56,17 +72,6 @@ def exchanging(candidate: Candidate, layout: Any, tries: int) -> Generator[Excha
     made, undo = Exchanged(), list[Callable[[], None]]()
     wanted: type[jd.Strategy] = getattr(jd, candidate.strategy)
 
-    def settings(given: dict[str, Any]) -> dict[str, Any]:
-        kept = {name: given[name] for name in _KEPT if name in given}
-        if wanted is not jd.FullyShardedStrategy:
-            kept = {"layout": kept["layout"]} if "layout" in kept else {}
-        if candidate.per_replica == 1:
-            kept.pop("layout", None)
-            return kept
-        if kept.get("layout") in (None, "auto"):
-            kept["layout"] = layout if layout is not None else AutomaticLayout(tries=max(tries, 1))
-        return kept | {"devices_per_replica": candidate.per_replica}
-
     def replace(of: type, name: str, value: Any) -> None:
         # A class whose own `__new__` was taken away no longer takes arguments: it keeps a plain one.
         before = vars(of).get(name, staticmethod(_plainly_made))
@@ -80,7 +85,7 @@ def exchanging(candidate: Candidate, layout: Any, tries: int) -> Generator[Excha
 
     @wraps(begin)
     def begun(self: Any, *_: Any, **given: Any) -> None:
-        begin(self, **settings(given))
+        begin(self, **_settings(given, candidate, layout, tries))
         made.strategies.append(self)
 
     replace(wanted, "__init__", begun)
