@@ -69,3 +69,17 @@ def test_what_the_compiler_does_not_tell_goes_by_operations_and_bytes() -> None:
     assert (found.step, found.told) == pytest.approx((2 * 100 * 200 * 300 / 1e9, 0.0))
     quick = Rates(clock=None, operations=1e15, traffic=1e12, launch=0.0, exchange=RATES.exchange)
     assert timing(program(*operands, product), 2, quick).step == pytest.approx(4 * (30_000 + 60_000 + 20_000) / 1e12)
+
+
+def test_two_kinds_may_have_chains_of_one_number() -> None:
+    lines: list[str] = []
+    parts: list[str] = []
+    for name, kind in (("h", "all-gather"), ("i", "all-to-all")):
+        exchange = (
+            f'  ROOT %g = f32[1]{{0}} {kind}(%p), replica_groups={{{{0,1}}}}, frontend_attributes={{chain_id="7"}}'
+        )
+        parts += [f"%{name} (p: f32[1]) -> f32[1] {{", "  %p = f32[1]{0} parameter(0)", exchange, "}", ""]
+        lines += [fusion(f"{name}_{i}", 1).replace("calls=%f", f"calls=%{name}") for i in range(2)]
+    found = timing("\n".join([*parts, program(*lines)]), 2, RATES)
+    assert found.exchange == pytest.approx(8e-3)
+    assert set(found.waits) == {("all-gather", 2), ("all-to-all", 2)}

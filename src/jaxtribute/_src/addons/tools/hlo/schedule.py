@@ -2,7 +2,7 @@
 
 Compilers of accelerators write instructions in the order in which they are begun. A collective, or a copy between
 memories, that is begun by one and awaited by another takes its time on a lane of its own; it is hidden as far as other
-instructions XX
+instructions run meanwhile.
 """
 
 from __future__ import annotations
@@ -208,5 +208,6 @@ class _Walk:
         for each in (one, *chain.from_iterable(parts)):
             collective = collective_of(each, self._devices)
             if collective is not None:
-                return _Exchange(chain_of(each.line) or one.name, collective)
+                chain_id = chain_of(each.line)
+                return _Exchange(one.name if chain_id is None else f"{collective.kind} {chain_id}", collective)
         return None
