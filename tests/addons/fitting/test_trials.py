@@ -136,7 +136,7 @@ def test_installed_modules_are_loaded_once_wherever_they_lie(tmp_path: Path) -> 
         assert trials.batch() == trials.batch() == BATCH
     finally:
         sys.modules.pop("installed_beside", None)
-        vars(builtins).pop("once", None)
+        builtins.__dict__.pop("once", None)
 
 
 def test_calls_between_updates_wait_too(tmp_path: Path) -> None:
