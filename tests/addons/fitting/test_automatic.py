@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,11 @@ import pytest
 import jaxtribute as jd
 from fitting.scripts import write
 from jaxtribute._src.addons.cli.main import main
-from jaxtribute._src.addons.fitting import asking
-from jaxtribute._src.addons.fitting.automatic import topology_of
+from jaxtribute._src.addons.fitting import asking, automatic, report
+from jaxtribute._src.addons.fitting.asking import Fit
+from jaxtribute._src.addons.fitting.automatic import kept_at, topology_of
 from jaxtribute._src.addons.fitting.candidates import MIRRORED, SHARDED, Candidate, Outcome
+from jaxtribute._src.addons.launcher.compilation_cache import default_directory
 from jaxtribute.errors import ArgumentError, ConfigError
 
 
@@ -119,7 +122,7 @@ def test_the_command_prints_the_best_and_the_lines_to_write(
     assert "3.1 MB (75%)" in printed
     assert "computing 75%, all-gather among 2 25%" in printed
     assert "strategy = jd.FullyShardedStrategy(devices_per_replica=2, layout=...)" in printed
-    assert f'jd.experimental.Automatic("{choice}")' in printed
+    assert f'jd.experimental.Automatic("{choice}", layout=...)' in printed
     assert "Do not fit: mirrored.\nCannot be: mirrored, 4 devices each: ValueError: no data" in printed
     assert type(jd.experimental.Automatic(choice)) is jd.FullyShardedStrategy
     del found[0]
@@ -127,3 +130,70 @@ def test_the_command_prints_the_best_and_the_lines_to_write(
     assert "none of what was tried fits cpu:2" in capsys.readouterr().err
     assert main(["plan", "--fit", script]) == 2
     assert "without --topology" in capsys.readouterr().err
+
+
+def test_a_choice_is_kept_for_this_program_on_these_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = write(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    other = write(tmp_path / "elsewhere")
+    kept = partial(kept_at, arguments=(), topology="cpu:2", budget=None)
+    found = {
+        kept(script),
+        kept(other),
+        kept(script, arguments=("1",)),
+        kept(script, budget=1),
+        kept(script, topology="cpu:4"),
+    }
+    monkeypatch.setitem(sys.modules, "beside", SimpleNamespace(__file__=str(tmp_path / "beside.py")))
+    found.add(kept(script))
+    (tmp_path / "beside.py").write_text("LAYERS = 30\n")
+    found.add(kept(script))
+    monkeypatch.setattr(automatic, "version", lambda name: "1" if name == "libtpu" else "0")
+    found.add(kept(script))
+    assert len(found) == 8
+    bucket = SimpleNamespace(config=SimpleNamespace(jax_compilation_cache_dir="gs://bucket/programs"))
+    monkeypatch.setattr(automatic, "jax", bucket)
+    assert kept(script).is_relative_to(default_directory())
+
+
+def test_what_is_kept_and_cannot_be_read_is_looked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "kept.json"
+    kept.write_text("{")
+    monkeypatch.setattr(automatic, "kept_at", lambda *_: kept)
+    best = Outcome(Candidate(MIRRORED, 64))
+    monkeypatch.setattr(automatic, "fit", lambda *_, **__: Fit({}, [best]))
+    assert automatic._chosen(write(tmp_path), (), "cpu:2", None, 1.0) == best  # pyright: ignore[reportPrivateUsage]
+    assert Outcome.read(json.loads(kept.read_text())) == best
+
+
+def test_a_device_has_what_it_says_and_not_what_its_name_promises() -> None:
+    small: Any = SimpleNamespace(memory_stats=lambda: {"bytes_limit": 30 << 30})
+    silent: Any = SimpleNamespace(memory_stats=lambda: None)
+    assert automatic.memory_of([small, silent], None) == 30 << 30
+    assert automatic.memory_of([small], 20 << 30) == 20 << 30
+    assert automatic.memory_of([silent], None) is None
+
+
+def test_a_module_that_was_run_by_its_name_is_no_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = SimpleNamespace(__file__="train.py", __spec__=SimpleNamespace(name="project.train"))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    with pytest.raises(ConfigError, match=r"python -m project.train runs a module. HINT"):
+        jd.experimental.Automatic()
+
+
+def test_what_automatic_cannot_apply_is_printed_beside_it() -> None:
+    one = Outcome(Candidate(MIRRORED, 128, per_replica=2, accumulate=2))
+    assert report.lines_text(one, 64, "c.json").splitlines()[-4:] == [
+        "or",
+        '    strategy = jd.experimental.Automatic("c.json", layout=...)',
+        "    optimizer = jd.Optimizer(..., accumulate_steps=2)  # each call with 64 examples",
+        "    # a batch of 128",
+    ]
+    answer = {"compiled": 1, "seconds": 1.0, "analytic": "no compiler", "topology": "cpu:2", "ended": False}
+    assert "makers" not in report.end_text(answer, [one])
+
+
+def test_a_saved_step_is_no_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "step.json").write_text("{}")
+    assert main(["plan", "--fit", "--topology", "cpu:2", str(tmp_path / "step.json")]) == 2
+    assert "HINT: give the script" in capsys.readouterr().err

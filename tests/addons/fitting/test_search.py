@@ -6,8 +6,10 @@ import time
 
 import pytest
 
+import jaxtribute as jd
 from jaxtribute._src.addons.fitting.candidates import MIRRORED, SHARDED, Candidate, Outcome
 from jaxtribute._src.addons.fitting.search import FitSearch
+from jaxtribute._src.core.execution import budgets
 
 DEVICES, BATCH = 16, 256
 
@@ -132,3 +134,30 @@ def test_what_is_left_of_a_refusal_and_of_lines() -> None:
     assert math.isclose(outcome.each, 2 / 64)
     assert one.rows(16) == 8
     assert Candidate(MIRRORED, 3).rows(4) == 0
+
+
+def test_less_memory_is_tried_for_what_lacks_memory_alone() -> None:
+    asked: list[Candidate] = []
+
+    def failing(one: Candidate, _: int) -> Outcome:
+        asked.append(one)
+        return Outcome(one, refusal="ValueError: no data", held=10)
+
+    FitSearch(failing, DEVICES, 1000, BATCH).best()
+    assert all(one.memory is None and one.accumulate == 1 for one in asked)
+
+
+@pytest.mark.parametrize("memory", [None, 1, 3000, (1 << 20) + 1, 300 << 20])
+@pytest.mark.parametrize(
+    ("kind", "group", "layout"), [(MIRRORED, 1, {}), (SHARDED, 1, {}), (MIRRORED, 2, {"w": [None]})]
+)
+def test_lines_to_write_run(memory: int | None, kind: str, group: int, layout: dict[str, list[None]]) -> None:
+    names = {"jd": jd}
+    try:
+        exec("\n".join(Outcome(Candidate(kind, 64, group, memory), layout=layout).lines(32)), names)
+        asked = budgets.asked_for(None)
+        assert memory is None or (isinstance(asked, int) and memory - (1 << 20) < asked <= memory)
+        assert asked == memory or memory != 3000
+    finally:
+        jd.config.set_memory_budget(None)
+    assert type(names["strategy"]).__name__ == kind

@@ -1,5 +1,7 @@
 """Scripts under other strategies than they name, compiled for this machine's devices; nothing runs."""
 
+import builtins
+import json
 import sys
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 
 import jaxtribute as jd
 from fitting.scripts import LAYERS, STATE, write
+from jaxtribute._src.addons.fitting import script as searching
 from jaxtribute._src.addons.fitting.candidates import MIRRORED, SHARDED, TOO_LARGE, Candidate
 from jaxtribute._src.addons.fitting.places import devices_in, missing_compiler, place
 from jaxtribute._src.addons.fitting.trials import Trials
@@ -64,6 +67,9 @@ def test_scripts_that_cannot_be_searched_say_why(tmp_path: Path) -> None:
     target = place("cpu:2", None, asked=False)
     with pytest.raises(ArgumentError, match=r"makes no strategy in whose place .* HINT"):
         Trials(write(tmp_path, "jd.OneDeviceStrategy('CPU:0')"), (), target).batch()
+    asked = {"topology": "cpu:2", "analytic": "no compiler", "budget": None, "batch": 64}
+    with pytest.raises(ArgumentError, match="makes no strategy in whose place"):
+        searching.main(json.dumps(asked), str(tmp_path / "training.py"))
     raising = tmp_path / "raising.py"
     raising.write_text("raise ValueError('no data')\n")
     refusal = Trials(raising, (), target)(Candidate(MIRRORED, BATCH), 9).refusal
@@ -79,3 +85,64 @@ def test_names_of_devices() -> None:
     if "cuda" not in str(sys.modules):
         with pytest.raises((MissingLibraryError, AssertionError)):
             assert not missing_compiler("h100:2x8")
+
+
+def test_what_a_script_gives_its_strategy_and_optimizer_stays(tmp_path: Path) -> None:
+    options = 'None, communication_options=jd.experimental.CommunicationOptions(wire="bfloat16")'
+    source = write(tmp_path, f"jd.MirroredStrategy({options})").read_text()
+    script = tmp_path / "accumulating.py"
+    script.write_text(source.replace("matrices)\n\ndef", "matrices, accumulate_steps=2)\n\ndef"))
+    trials = Trials(script, (), place("cpu:4", None, asked=False))
+    found = trials(Candidate(MIRRORED, BATCH, accumulate=2), 9)
+    assert found.refusal == ""
+    assert (found.own, found.calls) == ({"communication_options": None}, 2)
+    assert found.lines(BATCH) == [
+        "strategy = jd.MirroredStrategy(communication_options=...)  # ... as the script has it",
+        "optimizer = jd.Optimizer(..., accumulate_steps=4)  # each call with 256 examples",
+    ]
+    placed = Trials(
+        write(tmp_path, "jd.FullyShardedStrategy(2, None, min_bytes=0)"), (), place("cpu:4", None, asked=False)
+    )
+    assert placed(Candidate(SHARDED, BATCH), 9).lines(BATCH) == ["strategy = jd.FullyShardedStrategy(min_bytes=0)"]
+
+
+def test_a_script_that_ends_itself_under_a_candidate_ends_no_search(tmp_path: Path) -> None:
+    script = write(tmp_path)
+    text = "if strategy.num_replicas_in_sync == 2: raise SystemExit('two replicas')\nwith strategy.scope"
+    script.write_text(script.read_text().replace("with strategy.scope", text))
+    trials = Trials(script, (), place("cpu:4", None, asked=False))
+    assert trials(Candidate(MIRRORED, BATCH, per_replica=2), 9).refusal == "SystemExit: two replicas"
+
+
+def test_a_candidates_budget_counts_and_not_the_scripts(tmp_path: Path) -> None:
+    script = write(tmp_path)
+    own = "jd.config.set_memory_budget('1GiB')\nwith strategy.scope"
+    script.write_text(script.read_text().replace("with strategy.scope", own))
+    trials = Trials(script, (), place("cpu:1", None, asked=False))
+    whole, bounded = (trials(Candidate(MIRRORED, BATCH, memory=memory), 9) for memory in (None, 400_000))
+    assert bounded.memory < whole.memory
+
+
+def test_installed_modules_are_loaded_once_wherever_they_lie(tmp_path: Path) -> None:
+    folder = tmp_path / ".venv" / "lib" / "site-packages"
+    folder.mkdir(parents=True)
+    (folder / "installed_beside.py").write_text(
+        "import builtins\nassert not hasattr(builtins, 'once')\nbuiltins.once = 1\n"
+    )
+    script = write(tmp_path)
+    script.write_text(f"import sys\nsys.path.append({str(folder)!r})\nimport installed_beside\n{script.read_text()}")
+    trials = Trials(script, (), place("cpu:1", None, asked=False))
+    try:
+        assert trials.batch() == trials.batch() == BATCH
+    finally:
+        sys.modules.pop("installed_beside", None)
+        builtins.__dict__.pop("once", None)
+
+
+def test_calls_between_updates_wait_too(tmp_path: Path) -> None:
+    trials = Trials(write(tmp_path, "jd.FullyShardedStrategy(min_bytes=0)"), (), place("cpu:4", None, asked=False))
+    found = trials(Candidate(SHARDED, BATCH, accumulate=4), 9)
+    assert found.seconds == pytest.approx(found.compute + sum(found.waits.values()))
+    once = trials(Candidate(SHARDED, BATCH), 9)
+    # Each call gathers the matrices.
+    assert found.waits["all-gather among 4"] >= 3.9 * once.waits["all-gather among 4"]

@@ -24,6 +24,12 @@ LINES = {
         "reduce-scatter", (64,), groups=((0, 1, 2, 3),)
     ),
     "  %p = pred[8]{0} collective-permute(%x)": Collective("collective-permute", (8,)),
+    "  %p = (f32[24]{0:T(128)}, f32[24]{0}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%x)": Collective(
+        "collective-permute", (96,), True
+    ),
+    "  %p = ((f32[4], s8[2]), (f32[4], s8[2]), u32[], s32[]) collective-permute-start(%x, %y)": Collective(
+        "collective-permute", (16, 2), True
+    ),
     "  %a = f8e4m3fn[10]{0} all-to-all(%x)": Collective("all-to-all", (10,)),
 }
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from jaxtribute._src.addons.tools.hlo.exchanges import collectives
 from jaxtribute._src.addons.tools.hlo.schedule import Rates, timing
 
 RATES = Rates(clock=1e3, operations=1e12, traffic=1e12, launch=0.0, exchange=lambda one: one.nbytes / 1e3)
@@ -69,3 +70,41 @@ def test_what_the_compiler_does_not_tell_goes_by_operations_and_bytes() -> None:
     assert (found.step, found.told) == pytest.approx((2 * 100 * 200 * 300 / 1e9, 0.0))
     quick = Rates(clock=None, operations=1e15, traffic=1e12, launch=0.0, exchange=RATES.exchange)
     assert timing(program(*operands, product), 2, quick).step == pytest.approx(4 * (30_000 + 60_000 + 20_000) / 1e12)
+
+
+def test_two_kinds_may_have_chains_of_one_number() -> None:
+    lines: list[str] = []
+    parts: list[str] = []
+    for name, kind in (("h", "all-gather"), ("i", "all-to-all")):
+        exchange = (
+            f'  ROOT %g = f32[1]{{0}} {kind}(%p), replica_groups={{{{0,1}}}}, frontend_attributes={{chain_id="7"}}'
+        )
+        parts += [f"%{name} (p: f32[1]) -> f32[1] {{", "  %p = f32[1]{0} parameter(0)", exchange, "}", ""]
+        lines += [fusion(f"{name}_{i}", 1).replace("calls=%f", f"calls=%{name}") for i in range(2)]
+    found = timing("\n".join([*parts, program(*lines)]), 2, RATES)
+    assert found.exchange == pytest.approx(8e-3)
+    assert set(found.waits) == {("all-gather", 2), ("all-to-all", 2)}
+
+
+def test_a_slice_that_is_fetched_moves_the_slice() -> None:
+    start = "  %s = ((f32[1000]{0}), f32[10]{0}, s32[]) slice-start(%x), slice={[0:10]}"
+    copy = "  %t = (f32[10]{0}, f32[10]{0}, u32[]) copy-start(%x)"
+    for begun, done in ((start, "  %d = f32[10]{0} slice-done(%s)"), (copy, "  %d = f32[10]{0} copy-done(%t)")):
+        assert timing(program(begun, done), 2, RATES).step == pytest.approx(40 / 1e12)
+
+
+def test_a_sum_of_which_each_takes_a_slice_is_a_reduce_scatter() -> None:
+    """As the compiler of TPUs writes one, for v5e:2x2 in libtpu 0.0.52."""
+    lines = [
+        "%all-reduce-scatter.1 (input: f32[8]) -> f32[4] {",
+        "  %input = f32[8]{0} parameter(0)",
+        "  %sum = f32[8]{0} all-reduce(%input), replica_groups={{0,1}}, to_apply=%f",
+        "  ROOT %slice = f32[4]{0} dynamic-slice(%sum, %input), dynamic_slice_sizes={4}",
+        "}",
+        "",
+    ]
+    fused = "  %r = f32[4]{0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1"
+    text = "\n".join([*lines, program(fused)])
+    assert set(timing(text, 2, RATES).waits) == {("reduce-scatter", 2)}
+    (found,) = collectives(text, 2)
+    assert (found.kind, found.nbytes, found.sent(2)) == ("reduce-scatter", 32, 16)

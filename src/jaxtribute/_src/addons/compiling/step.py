@@ -131,9 +131,9 @@ class CompiledStep:
         return advice(self.step, self.topology.chip, self.timing, self.seconds)
 
     @property
-    def shortest(self) -> float:
-        """Seconds of a step in which conditions take their shorter branches, as where gradients are only added up."""
-        return self._timing(shortest=True).step
+    def shortest(self) -> Timing:
+        """The time of a step in which conditions take their shorter branches, as where gradients are only added up."""
+        return self._timing(shortest=True)
 
     def _timing(self, *, shortest: bool) -> Timing:
         chip = self.topology.chip

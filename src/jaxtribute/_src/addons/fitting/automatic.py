@@ -8,7 +8,8 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from jaxtribute._src.addons.fitting.asking import SEARCHING, SECONDS, fit
 from jaxtribute._src.addons.fitting.candidates import Outcome
 from jaxtribute._src.addons.launcher.compilation_cache import default_directory
 from jaxtribute._src.addons.launcher.regular_files import read_regular
-from jaxtribute._src.addons.memory.amounts import checked
+from jaxtribute._src.addons.memory.amounts import checked, memory_stats
 from jaxtribute._src.addons.planning.kinds import DEVICES
+from jaxtribute._src.addons.tools.user_scripts import modules_beside
 from jaxtribute.errors import ArgumentError, ConfigError
 from jaxtribute.extending import parse_json
 from jaxtribute.typing import Device, Foreign
@@ -28,6 +30,8 @@ from jaxtribute.typing import Device, Foreign
 _LOG = logging.getLogger(__name__)
 _CHIPS = {"v6": "v6e", "v5 lite": "v5e", "v5e": "v5e", "v5": "v5p", "v4": "v4"}
 """Chips of TPUs by a part of the name that JAX has for them; the first that fits counts."""
+_MATTER = "jaxtribute jax jaxlib libtpu jax-cuda12-plugin jax-cuda13-plugin optax keras flax equinox".split()
+"""Packages of which other versions may come to another choice."""
 
 
 class Automatic:
@@ -35,10 +39,10 @@ class Automatic:
 
     The first time, the script is searched as by `jaxtribute plan --fit`: a process of its own runs it up to its first
     step under one strategy after the other, and compiles that step; nothing runs. The choice is kept beside the
-    compiled programs (`jd.config.enable_compilation_cache`), under the script's text, its arguments, the devices and
-    the versions: the next start takes it from there. It is a `jd.MirroredStrategy` or a `jd.FullyShardedStrategy`,
-    whose replicas may have several devices, and a budget for what backward passes keep (`jd.config.set_memory_budget`),
-    if there has to be one.
+    compiled programs (`jd.config.enable_compilation_cache`), under the script's path and text, the modules beside it
+    that are loaded by then, its arguments, the devices and the versions: the next start takes it from there. It is a
+    `jd.MirroredStrategy` or a `jd.FullyShardedStrategy`, whose replicas may have several devices, and a budget for what
+    backward passes keep (`jd.config.set_memory_budget`), if there has to be one.
 
     Args:
       choice: a file that `jaxtribute plan --fit --save` wrote; None to search, or to take what was found before.
@@ -79,7 +83,8 @@ class Automatic:
         if isinstance(amount, str):
             raise ArgumentError(f"budget is {budget!r}. HINT: write bytes, such as '12GiB', or leave it out for all.")
         # A strategy prepares the devices, before they are asked for the first time.
-        topology = topology_of(jd.MirroredStrategy().extended.mesh.devices)
+        devices = jd.MirroredStrategy().extended.mesh.devices
+        topology, amount = topology_of(devices), memory_of(devices, amount)
         return applied(_chosen(_script(), sys.argv[1:], topology, amount, seconds), layout)
 
 
@@ -130,8 +135,25 @@ def topology_of(devices: Sequence[Device]) -> str:
     return f"{name}:1x{len(devices)}"
 
 
+def memory_of(devices: Sequence[Device], amount: int | None) -> int | None:
+    """Bytes of each that a step may take: of one name there are several sizes, and JAX leaves others a part of GPUs.
+
+    Args:
+      devices: the devices.
+      amount: what the user allows; None for all.
+    """
+    limits = [memory_stats(device).get("bytes_limit", 0) for device in devices]
+    return min([each for each in (amount, *limits) if each], default=None)
+
+
 def _script() -> Path:
-    file = getattr(sys.modules["__main__"], "__file__", None)
+    main: Any = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if getattr(main, "__spec__", None) is not None:
+        raise ConfigError(
+            f"Automatic searches by running the script anew, and python -m {main.__spec__.name} runs a module. "
+            "HINT: run the file, or pass the file that jaxtribute plan --fit --save wrote."
+        )
     if file is None:
         raise ConfigError(
             "Automatic searches by running the script anew, and there is none. HINT: put the training into a file, or "
@@ -147,7 +169,7 @@ def _chosen(script: Path, arguments: Sequence[str], topology: str, budget: int |
       ArgumentError: nothing of what was tried fits.
     """
     kept = kept_at(script, arguments, topology, budget)
-    if kept.is_file():
+    with suppress(ArgumentError):  # what cannot be read is looked for again
         return Outcome.read(_read(kept))
     sys.stderr.write(
         f"jaxtribute: looking for a way to train {script.name} on {topology}; begins no program after {seconds:.0f} s\n"
@@ -172,11 +194,22 @@ def _chosen(script: Path, arguments: Sequence[str], topology: str, budget: int |
 def kept_at(script: Path, arguments: Sequence[str], topology: str, budget: int | None) -> Path:
     """The file of the choice for a script, beside the compiled programs."""
     config: Any = jax.config
-    folder = Path(config.jax_compilation_cache_dir or default_directory())
-    versions = [version(name) for name in ("jaxtribute", "jax", "jaxlib")]
-    asked = json.dumps([list(arguments), topology, budget, versions])
-    key = hashlib.sha256(script.read_bytes() + asked.encode()).hexdigest()[:32]
-    return folder / "choices" / f"{key}.json"
+    folder = str(config.jax_compilation_cache_dir or default_directory())
+    folder = default_directory() if "://" in folder else Path(folder)  # JAX takes buckets, too
+    asked = [str(script.resolve()), *arguments, topology, budget, *map(_version, _MATTER)]
+    key = hashlib.sha256(json.dumps(asked).encode())
+    # A short script may have its model in modules beside it.
+    for file in (script, *sorted(set(modules_beside(script).values()))):
+        key.update(hashlib.sha256(file.read_bytes()).digest())
+    return folder / "choices" / f"{key.hexdigest()[:32]}.json"
+
+
+def _version(name: str) -> str:
+    """The version of an installed package; empty if there is none, such as of a compiler that may come later."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -62,6 +62,8 @@ class Outcome:
       waits: seconds of waiting for collectives, by what they are, such as `all-gather among 8`.
       compiled: how many programs were compiled for it.
       layout: the layout that was chosen, by patterns of variables' names.
+      own: arguments of the script's own strategy that are kept; None for those that are no numbers.
+      calls: calls of `apply_gradients` for each update by the script's own `accumulate_steps`.
     """
 
     candidate: Candidate
@@ -74,6 +76,8 @@ class Outcome:
     waits: Mapping[str, float] = field(default_factory=dict[str, float])
     compiled: int = 1
     layout: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    own: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    calls: int = 1
 
     @property
     def fits(self) -> bool:
@@ -99,15 +103,25 @@ class Outcome:
         Args:
           asked: examples of the script's own batch.
         """
-        one = self.candidate
-        arguments = f"devices_per_replica={one.per_replica}, " if one.per_replica > 1 else ""
-        if arguments:
-            arguments += 'layout="auto"' if self.layout else "layout=..."  # the script's own
-        written = [f"strategy = jd.{one.strategy}({arguments})"]
-        written += [f'jd.config.set_memory_budget("{one.memory >> 20}MiB")'] if one.memory is not None else []
+        one, arguments = self.candidate, dict[str, str]()
+        if one.per_replica > 1:
+            arguments = {"devices_per_replica": str(one.per_replica), "layout": '"auto"' if self.layout else "..."}
+        for name, value in self.own.items():
+            arguments.setdefault(name, "..." if value is None else repr(value))
+        given = ", ".join([f"{name}={value}" for name, value in arguments.items()])
+        rest = "  # ... as the script has it" if "..." in arguments.values() else ""
+        written = [f"strategy = jd.{one.strategy}({given}){rest}"]
+        if one.memory is not None:  # whole MiB of what is small would be much less, or none
+            amount = f"{one.memory >> 20}MiB" if one.memory >= 64 << 20 else f"{one.memory}B"
+            written.append(f'jd.config.set_memory_budget("{amount}")')
+        return written + self.lines_besides(asked)
+
+    def lines_besides(self, asked: int) -> list[str]:
+        """Those of them that no strategy can be told."""
+        one, written = self.candidate, list[str]()
         if one.accumulate > 1:
             written.append(
-                f"optimizer = jd.Optimizer(..., accumulate_steps={one.accumulate})"
+                f"optimizer = jd.Optimizer(..., accumulate_steps={one.accumulate * self.calls})"
                 f"  # each call with {-(-one.batch // one.accumulate):,} examples"
             )
         written += [f"# a batch of {one.batch:,}"] if one.batch != asked else []

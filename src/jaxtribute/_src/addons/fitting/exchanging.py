@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from functools import wraps
+from inspect import signature
 from typing import Any
 
 import jaxtribute as jd
-from jaxtribute._src.addons.fitting.candidates import SHARDED, Candidate
+from jaxtribute._src.addons.fitting.candidates import Candidate
 from jaxtribute.experimental import AutomaticLayout
 
-_KEPT = ("layout", "min_bytes", "regather")
+_KEPT = ("layout", "min_bytes", "regather", "communication_options")
 """Arguments of a user's strategy that the one in its place takes over, where it has them."""
 
 
@@ -21,11 +22,14 @@ class Exchanged:
     Attributes:
       strategies: those that stand in the place of the script's own.
       optimizers: how many optimizers it has made.
+      own: what the script's strategy keeps of its own arguments.
+      calls: the largest `accumulate_steps` of the script itself.
     """
 
     def __init__(self) -> None:
         self.strategies: list[jd.Strategy] = []
-        self.optimizers = 0
+        self.optimizers, self.calls = 0, 1
+        self.own: dict[str, Any] = {}
 
 
 STRATEGIES = "MirroredStrategy", "MultiWorkerMirroredStrategy", "FullyShardedStrategy", "TPUStrategy"
@@ -41,19 +45,36 @@ def _classes() -> list[type[jd.Strategy]]:
     return found
 
 
+def _named(begin: Any, args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by their names, those that stand in their places too."""
+    return dict(signature(begin).bind(None, *args, **given).arguments)
+
+
+def _kept(given: dict[str, Any], begin: Any) -> dict[str, Any]:
+    """Those of a script's own arguments that the strategy which `begin` makes takes over."""
+    takes = signature(begin).parameters
+    return {name: given[name] for name in _KEPT if given.get(name) is not None and name in takes}
+
+
+def _in_place(begin: Any, wanted: type[jd.Strategy]) -> Callable[..., jd.Strategy]:
+    """Makes a strategy of another class from arguments of one that `begin` makes."""
+
+    def make(_: type, *args: Any, **given: Any) -> jd.Strategy:
+        return wanted(**_kept(_named(begin, args, given), wanted.__init__))
+
+    return make
+
+
 def _plainly_made(cls: type, *_: Any, **__: Any) -> Any:
     return object.__new__(cls)
 
 
-def _settings(given: dict[str, Any], candidate: Candidate, layout: Any, tries: int) -> dict[str, Any]:
-    """Arguments of the candidate's strategy, where a script gives some to its own; see `exchanging`."""
-    names = _KEPT if candidate.strategy == SHARDED else ("layout",)
-    kept = {name: given[name] for name in names if name in given}
+def _settings(kept: dict[str, Any], candidate: Candidate, layout: Any, tries: int) -> dict[str, Any]:
+    """Arguments of the candidate's strategy, of those that are kept; see `exchanging`."""
     if candidate.per_replica == 1:
-        kept.pop("layout", None)
         return kept
     if kept.get("layout") in (None, "auto"):
-        kept["layout"] = layout if layout is not None else AutomaticLayout(tries=max(tries, 1))
+        kept = kept | {"layout": layout if layout is not None else AutomaticLayout(tries=max(tries, 1))}
     return kept | {"devices_per_replica": candidate.per_replica}
 
 
@@ -71,6 +92,7 @@ def exchanging(candidate: Candidate, layout: Any, tries: int) -> Generator[Excha
     """
     made, undo = Exchanged(), list[Callable[[], None]]()
     wanted: type[jd.Strategy] = getattr(jd, candidate.strategy)
+    begin: Any = wanted.__init__
 
     def replace(of: type, name: str, value: Any) -> None:
         # A class whose own `__new__` was taken away no longer takes arguments: it keeps a plain one.
@@ -80,31 +102,37 @@ def exchanging(candidate: Candidate, layout: Any, tries: int) -> Generator[Excha
 
     for each in _classes():
         if each is not wanted:
-            replace(each, "__new__", staticmethod(lambda _, *__, **given: wanted(**given)))
-    begin: Any = wanted.__init__
+            replace(each, "__new__", staticmethod(_in_place(each.__init__, wanted)))
 
     @wraps(begin)
-    def begun(self: Any, *_: Any, **given: Any) -> None:
-        begin(self, **_settings(given, candidate, layout, tries))
+    def begun(self: Any, *args: Any, **given: Any) -> None:
+        kept = _kept(_named(begin, args, given), begin)
+        if candidate.per_replica == 1:
+            kept.pop("layout", None)
+        made.own = {name: value if isinstance(value, int) else None for name, value in kept.items()}
+        begin(self, **_settings(kept, candidate, layout, tries))
         made.strategies.append(self)
 
     replace(wanted, "__init__", begun)
     replace(jd.Optimizer, "__init__", _accumulating(jd.Optimizer.__init__, candidate, made))
     jd.config.set_memory_budget(candidate.memory)
+    if candidate.memory is not None:  # a script's own would take its place
+        replace(jd.config, "set_memory_budget", lambda _: None)
     try:
         yield made
     finally:
-        jd.config.set_memory_budget(None)
         for back in reversed(undo):
             back()
+        jd.config.set_memory_budget(None)
 
 
 def _accumulating(begin: Any, candidate: Candidate, made: Exchanged) -> Any:
     @wraps(begin)
     def begun(self: Any, *args: Any, **given: Any) -> None:
         made.optimizers += 1
-        if candidate.accumulate > 1:
-            given["accumulate_steps"] = candidate.accumulate
+        made.calls = max(made.calls, given.get("accumulate_steps", 1))
+        if candidate.accumulate > 1:  # the script's own batch may be a part of an update already
+            given["accumulate_steps"] = candidate.accumulate * given.get("accumulate_steps", 1)
         begin(self, *args, **given)
 
     return begun

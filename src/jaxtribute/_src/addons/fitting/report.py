@@ -48,7 +48,9 @@ def lines_text(best: Outcome, asked: int, saved: str = "") -> str:
     """
     lines = ["The lines to write for the first:", *(f"    {line}" for line in best.lines(asked))]
     if saved:
-        lines += ["or", f'    strategy = jd.experimental.Automatic("{saved}")']
+        layout = "" if best.candidate.per_replica == 1 or best.layout else ", layout=..."
+        lines += ["or", f'    strategy = jd.experimental.Automatic("{saved}"{layout})']
+        lines += [f"    {line}" for line in best.lines_besides(asked)]
     return "\n".join(lines)
 
 
@@ -57,7 +59,8 @@ def end_text(answer: Mapping[str, Any], found: Sequence[Outcome]) -> str:
     text = f"{answer['compiled']} program(s) compiled in {answer['seconds']:.0f} s, "
     text += f"by {'its own compiler' if not answer['analytic'] else 'the compiler of this machine'}."
     if answer["analytic"]:
-        text += f" The rates are the makers' of {answer['topology']}: {answer['analytic']}"
+        whose = "rough ones" if answer["topology"].startswith("cpu:") else f"the makers' of {answer['topology']}"
+        text += f" The rates are {whose}: {answer['analytic']}."
     if answer["ended"]:
         text += " Not all of them in the time that was given."
     # What does not fit is the rule where a model is large; what cannot be is for whoever reads to mend.

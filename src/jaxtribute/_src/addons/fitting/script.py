@@ -24,7 +24,8 @@ def main(settings: str, script: str, *arguments: str) -> None:
     begun = time.monotonic()
     target = place(asked["topology"], asked["budget"], asked=not asked["analytic"])
     trials = Trials(Path(script), arguments, target)
-    batch = asked["batch"] or trials.batch()
+    own = trials.batch()
+    batch = asked["batch"] or own
     until = begun + asked["seconds"]
     search = FitSearch(
         trials,
@@ -41,7 +42,7 @@ def main(settings: str, script: str, *arguments: str) -> None:
         "topology": target.name,
         "memory": target.chip.memory,
         "analytic": asked["analytic"],
-        "batch": batch,
+        "batch": own,
         "compiled": search.compiled,
         "seconds": time.monotonic() - begun,
         "ended": time.monotonic() > until,

@@ -15,7 +15,8 @@ from jaxtribute._src.addons.compiling.topologies import Topology
 from jaxtribute._src.addons.fitting.candidates import TOO_LARGE, Candidate, Outcome
 from jaxtribute._src.addons.fitting.exchanging import Exchanged, exchanging
 from jaxtribute._src.addons.planning.inspection import Step, look_at_script
-from jaxtribute._src.addons.tools.user_scripts import with_devices
+from jaxtribute._src.addons.tools.hlo.schedule import Timing
+from jaxtribute._src.addons.tools.user_scripts import modules_beside, with_devices
 from jaxtribute.errors import ArgumentError, JaxtributeError
 from jaxtribute.experimental import AutomaticLayout
 from jaxtribute.extending import described_devices
@@ -73,16 +74,17 @@ class Trials:
             return Outcome(candidate, rows, f"{TOO_LARGE}: {_first(error)}", held=held)
         except JaxtributeError as error:
             return Outcome(candidate, rows, _first(error), held=held)
-        except Exception as error:  # noqa: BLE001  # whatever a user's program raises under a strategy that is not its own
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # a user's program, under a strategy not its own
             return Outcome(candidate, rows, f"{type(error).__name__}: {_first(error)}", held=held)
         if candidate.accumulate > 1 and not made.optimizers:
             return Outcome(candidate, rows, "the script has no jd.Optimizer, whose gradients could be added up")
         return self._outcome(candidate, rows, held, made, found)
 
     def _outcome(self, one: Candidate, rows: int, held: int, made: Exchanged, found: CompiledStep) -> Outcome:
-        calls, timing = one.accumulate, found.timing
-        # All calls but the last only add their gradients up.
-        between = found.shortest if calls > 1 else 0.0
+        timing = Timing()
+        timing.add(found.timing, 1)
+        if one.accumulate > 1:  # all calls but the last only add their gradients up
+            timing.add(found.shortest, one.accumulate - 1)
         waits: dict[str, float] = {}
         for (kind, among), seconds in timing.waits.items():
             waits[f"{kind} among {among}"] = seconds
@@ -97,11 +99,13 @@ class Trials:
             rows=rows,
             memory=found.held.total,
             held=held,
-            seconds=timing.step + (calls - 1) * between,
-            compute=timing.compute + (calls - 1) * min(between, timing.compute),
+            seconds=timing.step,
+            compute=timing.compute,
             waits=waits,
             compiled=compiled,
             layout=self._layouts.get((one.strategy, one.per_replica), {}),
+            own=made.own,
+            calls=made.calls,
         )
 
     def _run(self, candidate: Candidate, tries: int, look: Any) -> tuple[Exchanged, Any]:
@@ -116,11 +120,9 @@ class Trials:
 
     def _forget(self, before: set[str]) -> None:
         """Takes back what one run of the script leaves for the next: its own modules, names, and programs."""
-        folder = str(self._script.resolve().parent)
-        for name in set(sys.modules) - before:
-            # Modules beside the script may make a strategy as they are imported.
-            if (getattr(sys.modules[name], "__file__", None) or "").startswith(folder):
-                del sys.modules[name]
+        # Modules beside the script may make a strategy as they are imported.
+        for name in set(modules_beside(self._script)) - before:
+            del sys.modules[name]
         keras: Any = sys.modules.get("keras")
         if keras is not None:
             keras.utils.clear_session()  # else a second model's layers have other names

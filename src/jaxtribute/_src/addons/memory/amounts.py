@@ -68,7 +68,7 @@ def available(trained: int) -> int | None:
     strategy = Context.current().strategy
     mesh: Any = getattr(strategy.extended, "mesh", None)
     device = mesh.devices[0] if mesh is not None else jax.devices()[0]
-    stats = _stats(device)
+    stats = memory_stats(device)
     limit = stats.get("bytes_limit") or _described(device)
     if not limit:
         return None
@@ -78,7 +78,8 @@ def available(trained: int) -> int | None:
     return max(math.floor(limit * _SHARE) - stats["bytes_in_use"] - trained, 1)
 
 
-def _stats(device: Any) -> dict[str, int]:
+def memory_stats(device: Any) -> dict[str, int]:
+    """What a device tells of its memory; empty if that is nothing."""
     try:
         return device.memory_stats() or {}
     except Exception:  # noqa: BLE001  # a device that is only described has none, and says so in its own way

@@ -22,6 +22,7 @@ from jaxtribute.extending import Kinds, Program
 STEPS_AND_INPUT = Kinds.DISPATCH.name, Kinds.INPUT.name
 """The kinds of events of which a training loop consists."""
 DEADLINE_S = 300.0
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 _POOL = ("PJRT_NPROC", "JAXTRIBUTE_PJRT_NPROC")
 
 
@@ -87,6 +88,19 @@ def run_script(script: Path, arguments: Sequence[str]) -> bool:
     return False
 
 
+def modules_beside(script: Path) -> dict[str, Path]:
+    """Names and files of the loaded modules in a script's folder and below; what is installed there is none."""
+    folder, found = script.resolve().parent, dict[str, Path]()
+    # A program's environment often lies in its own folder.
+    environments = [one for one in (Path(sys.prefix), Path(sys.base_prefix)) if one.is_relative_to(folder)]
+    for name, module in list(sys.modules.items()):
+        file = Path(getattr(module, "__file__", None) or "/")
+        installed = any(map(file.is_relative_to, environments)) or _INSTALLED & set(file.parts)
+        if name != "__main__" and file.is_relative_to(folder) and not installed:
+            found[name] = file
+    return found
+
+
 def with_devices(arguments: Sequence[str], devices: int) -> list[str]:
     """The script's arguments with the number of devices where `{devices}` stands."""
     return [argument.replace("{devices}", str(devices)) for argument in arguments]
@@ -122,7 +136,16 @@ def run_module(
     launcher = ["jaxtribute.cli", "launch", "--workers", str(workers), "-m"] if workers > 1 else []
     command = [sys.executable, "-m", *launcher, module, *arguments]
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=deadline_s, check=False)
+        # A script that asks its user something is to fail, and not to wait for whoever has asked for a plan.
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=deadline_s,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         raise DeadlineError(
             f"{module} on {devices} devices has not ended in {deadline_s:.0f} s. HINT: plan a smaller step."

@@ -121,6 +121,8 @@ def _fit(arguments: argparse.Namespace) -> int:
     from jaxtribute._src.addons.memory.amounts import AUTO, checked
     from jaxtribute.errors import ArgumentError
 
+    if arguments.step.suffix == ".json":
+        raise ArgumentError(f"--fit runs a script, and {arguments.step} is not one. HINT: give the script.")
     if not arguments.topology:
         raise ArgumentError("--fit was given without --topology. HINT: --fit --topology v5e:4x4, h100:1x8 or cpu:8.")
     budget = None if arguments.budget is None else checked(arguments.budget)

@@ -21,6 +21,10 @@ _COUNTED = re.compile(r"replica_groups=\[\d+,(?P<size>\d+)\]<=\[(?P<dims>[\d,]+)
 _NAMED = re.compile(r"replica_groups=mesh\[(?P<axes>[^\]]*)\] \{(?P<names>[^}]*)\}")
 _AXIS = re.compile(r"'([^']+)'=(\d+)")
 _PART = re.compile(r"'(?P<axis>[^']+)'(?::\((?P<before>\d+)\)(?P<size>\d+))?")
+_MARKS = re.compile(r", [us]32\[\](?:\{[^}]*\})?(?=[,)])")
+"""Numbers by which the TPU compiler knows a permutation that it has begun; they do not travel."""
+_SCATTERED = "all-reduce-scatter"
+"""Part of the name of a computation in which the TPU compiler writes a reduce-scatter: a sum and a slice of it."""
 _IN_TURN = '"is_sync":true'
 """The mark of a GPU's collective that is begun and waited for in one, though written as two."""
 
@@ -72,7 +76,7 @@ def collectives(text: str, devices: int) -> tuple[Collective, ...]:
     chains: set[tuple[str, str]] = set()
     for computation in module.computations.values():
         for one in computation.instructions if times[computation.name] else ():
-            collective = collective_of(one, devices, times[computation.name])
+            collective = collective_of(one, devices, times[computation.name], computation.name)
             if collective is None:
                 continue
             chain = chain_of(one.line)
@@ -85,13 +89,14 @@ def collectives(text: str, devices: int) -> tuple[Collective, ...]:
     return tuple(found)
 
 
-def collective_of(one: Instruction, devices: int, times: int = 1) -> Collective | None:
+def collective_of(one: Instruction, devices: int, times: int = 1, within: str = "") -> Collective | None:
     """The collective that an instruction is, or begins; None for every other one.
 
     Args:
       one: the instruction.
       devices: how many devices the program runs on.
       times: how often it runs.
+      within: the computation that it stands in.
     """
     kind = _COLLECTIVE.fullmatch(one.kind)
     if kind is None:
@@ -99,7 +104,9 @@ def collective_of(one: Instruction, devices: int, times: int = 1) -> Collective 
     beside = chain_of(one.line) is not None or (kind["start"] is not None and _IN_TURN not in one.line)
     groups = _groups(one.line)
     parts = _parts(one, kind["kind"], len(groups[0]) if groups else devices)
-    return Collective(kind["kind"], parts, beside, groups, times)
+    # Of a sum, each device takes its slice at once.
+    scattered = kind["kind"] == "all-reduce" and _SCATTERED in within
+    return Collective("reduce-scatter" if scattered else kind["kind"], parts, beside, groups, times)
 
 
 def chain_of(text: str) -> str | None:
@@ -119,7 +126,7 @@ def bytes_moved(text: str, devices: int) -> float:
 
 
 def _parts(one: Instruction, kind: str, among: int) -> tuple[int, ...]:
-    arrays = sizes_of(one.shape)
+    arrays = sizes_of(_MARKS.sub("", one.shape) if kind == "collective-permute" else one.shape)
     if one.kind.endswith("-start") and len(arrays) > 1:
         arrays = arrays[len(arrays) // 2 :]  # an asynchronous one lists its operands first
     # The text has the result, which is one part; what travels is the operand, as large as all parts.

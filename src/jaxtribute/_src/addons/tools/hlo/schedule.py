@@ -2,7 +2,7 @@
 
 Compilers of accelerators write instructions in the order in which they are begun. A collective, or a copy between
 memories, that is begun by one and awaited by another takes its time on a lane of its own; it is hidden as far as other
-instructions XX
+instructions run meanwhile.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple
 
 from jaxtribute._src.addons.tools.hlo.exchanges import Collective, chain_of, collective_of
 from jaxtribute._src.addons.tools.hlo.loops import called_by, runs
-from jaxtribute._src.addons.tools.hlo.text import Computation, Instruction, Module, read
+from jaxtribute._src.addons.tools.hlo.text import Computation, Instruction, Module, read, sizes_of
 from jaxtribute._src.addons.tools.hlo.work import FREE, operations_within, touched
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -161,7 +160,8 @@ class _Walk:
                 else:
                     found.compute_for(copies.rest(start, found.step), told=False)
             elif one.kind in _MOVES:
-                copies.begin(one.name, found.step, one.nbytes / 2 / self._rates.traffic)
+                # A slice's start lists all of what it is taken from, a copy's the same size twice.
+                copies.begin(one.name, found.step, min(sizes_of(one.shape)[:2]) / self._rates.traffic)
             else:
                 exchange, now = exchanges[one.name], found.step
                 found.compute_for(*self._cost(computation, one))
@@ -201,12 +201,17 @@ class _Walk:
         operations = operations_within(self._module, computation, one) / rates.operations
         return max(operations, touched(self._module, computation, one) / rates.traffic, rates.launch), False
 
+    def _instructions(self, name: str) -> list[Instruction]:
+        computation = self._module.computations.get(name)
+        return [] if computation is None else list(computation.instructions)
+
     def _exchange(self, one: Instruction) -> _Exchange | None:
         """The collective that an instruction is, or that a fusion has inside."""
         inside = called_by(one) if one.kind in ("fusion", "async-start") else []
-        parts = [self._module.computations[name].instructions for name in inside if name in self._module.computations]
-        for each in (one, *chain.from_iterable(parts)):
-            collective = collective_of(each, self._devices)
+        parts = [(one, ""), *((each, name) for name in inside for each in self._instructions(name))]
+        for each, within in parts:
+            collective = collective_of(each, self._devices, within=within)
             if collective is not None:
-                return _Exchange(chain_of(each.line) or one.name, collective)
+                chain_id = chain_of(each.line)
+                return _Exchange(one.name if chain_id is None else f"{collective.kind} {chain_id}", collective)
         return None
