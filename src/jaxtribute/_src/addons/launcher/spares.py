@@ -101,5 +101,5 @@ class Spares:
 
 
 def waiting_output(*, shown: bool) -> RankOutput:
-    """Where the lines of a process go that has no rank yet."""
+    """The output of a process that has no rank yet."""
     return RankOutput(b"[spare] ", shown=shown, log=None)
