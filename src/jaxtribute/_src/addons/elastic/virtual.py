@@ -17,6 +17,7 @@ from jaxtribute._src.addons.elastic.packing import Parcel, empty
 from jaxtribute.typing import Device, HostArray
 
 Exchange = Callable[[dict[Island, Parcel], Sequence[Island]], dict[Island, memoryview] | None]
+"""Sends other islands their parcels, and waits for those of some; None if it has failed."""
 
 
 class Span(NamedTuple):

@@ -24,7 +24,7 @@ class _Spare:
 
     Args:
       family: where it belongs.
-      environment: what an island is told, some of which it is told later.
+      program: an island's, of whose environment it is told a part later.
     """
 
     def __init__(self, family: Family, program: Program) -> None:
