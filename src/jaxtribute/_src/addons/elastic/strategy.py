@@ -195,9 +195,9 @@ class _Run(Step[Any]):
 class ElasticStrategy(Strategy):
     """Trains on islands, of which any may die at any moment: the others go on within about a second, and lose nothing.
 
-    An island is a process with one device or several. Each runs the same program, reads all batches, and takes its rows of each.
-    Sums between islands lie outside of the compiled program; a step is committed by all of them or by none. If an
-    island dies, the step is done again by the others, who share its examples. No island is special.
+    An island is a process with one device or several. Each runs the same program, reads all batches, and takes its rows
+    of each. Sums between islands lie outside of the compiled program; a step is committed by all of them or by none. If
+    an island dies, the step is done again by the others, who share its examples. No island is special.
 
     A step is a `jd.function` that calls `run`, or a `run` outside of one. Its Python code may be run again.
 
