@@ -4,7 +4,7 @@
 
 Each island tells in `FOLDER/island-RANK` its process and each step that it has finished, and when; at its end it writes
 what it has learned, and how often it has seen each example, to `FOLDER/result-RANK.npz`. After each step it rests for
-PACE seconds, of the environment.
+PACE seconds, of the environment. Before its last steps it waits until so many islands are there as AWAIT says.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import optax
 import jaxtribute as jd
 
 PACE_S = float(os.environ.get("PACE", "0"))
+AWAIT = int(os.environ.get("AWAIT", "0"))
+LAST, DEADLINE_S = 50, 120.0
 SIZES = (8, 5, 1)
 """Examples of the batches in turn: some islands get fewer than others, and some none."""
 Batch = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]
@@ -77,6 +79,10 @@ def told(strategy: Any, folder: Path, data: list[Batch]) -> Iterator[tuple[int, 
     """The batches; says after each what this island has come to."""
     with (folder / f"island-{strategy.island}").open("a", buffering=1) as file:
         for number, batch in enumerate(strategy.experimental_distribute_dataset(data)):
+            end = time.monotonic() + DEADLINE_S
+            while number == len(data) - LAST and len(strategy.islands) < AWAIT:
+                assert time.monotonic() < end, f"{strategy.islands} are there"
+                time.sleep(0.01)
             yield number, batch
             file.write(f"{os.getpid()} {number} {time.time()} {strategy.view}\n")
             if strategy.extended.islands_mesh.islands.newcomer is None:

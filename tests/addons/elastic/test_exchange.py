@@ -130,6 +130,30 @@ def test_a_step_is_whole_or_done_again_when_one_dies_in_it(moment: str) -> None:
         assert made[1].view == View(1, (Island(1), Island(2)))
 
 
+@pytest.mark.parametrize("size", [1, 1 << 19])
+def test_a_step_whose_sums_are_begun_is_done_again_when_one_dies_in_it(size: int) -> None:
+    """Of two sums, of which large ones are made in parts, an island has begun the first and then dies."""
+
+    def body(island: Islands, view: View) -> list[float]:
+        begun = [island.begin_sum([np.full(size, 1.0, "f4")], "first")]
+        if island.me.rank == 0:
+            island.close()
+            raise Stopped
+        begun.append(island.begin_sum([np.full(size, 10.0, "f4")], "second"))
+        island.move()
+        return [float(finish()[0].sum()) for finish in begun]
+
+    def run(island: Islands) -> Any:
+        try:
+            return island.step(lambda view: body(island, view))
+        except Stopped:
+            return None
+
+    with islands(3) as made:
+        assert together(made, run) == [None, [2.0 * size, 20.0 * size], [2.0 * size, 20.0 * size]]
+        assert [island.committed for island in made[1:]] == [1, 1]
+
+
 def test_random_deaths_lose_and_double_nothing() -> None:
     """Each survivor's sums, step by step, are those of the others; every step has all of those who were in it."""
     chance = np.random.default_rng(5)

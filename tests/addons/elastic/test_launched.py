@@ -164,8 +164,11 @@ def test_an_island_that_was_stopped_ends_when_it_goes_on(late: bool, tmp_path: P
 @pytest.mark.skipif(not ALL_CASES, reason="JAXTRIBUTE_ALL_CASES is not set")
 @pytest.mark.parametrize("spares", [0, 1])
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_island_is_started_again_alone_and_joins(killed: int, spares: int, tmp_path: Path) -> None:
-    with job(tmp_path, 2, steps=4000, options=("--max-restarts", "1", "--spares", str(spares))) as running:
+def test_a_killed_island_is_started_again_alone_and_joins(
+    killed: int, spares: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWAIT", "2")
+    with job(tmp_path, 2, steps=2000, options=("--max-restarts", "1", "--spares", str(spares))) as running:
         moment = running.signal(signal.SIGKILL, killed, at_step=60)
         before, other = running.told(killed)[-1][0], running.told(1 - killed)[-1][0]
 
@@ -191,8 +194,8 @@ def check_history(folder: Path, epochs: int, islands: Sequence[int], *, exact: b
         history, left = json.loads(file.read_text())
         assert left == list(islands)
         for name, values in alone.items():
-            tolerance = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-5, "atol": 1e-6}
-            np.testing.assert_allclose(history[name], values, err_msg=name, **tolerance)
+            rtol, atol = (0.0, 0.0) if exact else (1e-5, 1e-6)
+            np.testing.assert_allclose(history[name], values, rtol, atol, err_msg=name)
 
 
 def test_fit_goes_on_in_an_epoch_when_an_island_is_killed(tmp_path: Path) -> None:

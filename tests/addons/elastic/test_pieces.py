@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
+from jaxtribute._src.addons.elastic import pieces as pieces_module
 from jaxtribute._src.addons.elastic.pieces import EXCHANGE, Pieces
 from jaxtribute._src.core.jaxprs.core import as_function
 from jaxtribute.typing import HostArray
+
+Finish = Callable[[], list[HostArray]]
 
 
 def tripled(arrays: Sequence[HostArray], what: str = "") -> list[HostArray]:
@@ -80,9 +83,9 @@ def test_pieces_compute_what_the_whole_does(program: Callable[..., Any]) -> None
     closed = jax.make_jaxpr(program)(x, y)
     exchanged: list[str] = []
 
-    def exchange(arrays: Sequence[HostArray], what: str) -> list[HostArray]:
+    def exchange(arrays: Sequence[HostArray], what: str) -> Finish:
         exchanged.append(what)
-        return tripled(arrays)
+        return lambda: tripled(arrays)
 
     pieces = Pieces.of(closed, exchange)
     assert pieces is not None
@@ -113,9 +116,9 @@ def test_exchanges_may_be_made_apart_whatever_they_depend_on() -> None:
 
     for told_of, count in zip(exchanged, (2, 0), strict=True):
 
-        def exchange(arrays: Sequence[HostArray], what: str, told_of: list[str] = told_of) -> list[HostArray]:
+        def exchange(arrays: Sequence[HostArray], what: str, told_of: list[str] = told_of) -> Finish:
             told_of.append(what)
-            return tripled(arrays)
+            return lambda: tripled(arrays)
 
         x = jnp.ones((count, 3))
         pieces = Pieces.of(jax.make_jaxpr(rows(count))(x), exchange, apart=True)
@@ -129,5 +132,52 @@ def test_an_exchange_in_a_loop_leaves_the_program_whole() -> None:
         return jax.lax.scan(lambda carry, _: (total(carry), None), x, length=2)[0]
 
     closed = jax.make_jaxpr(program)(jnp.ones(2))
-    assert Pieces.of(closed, tripled) is None
+    assert Pieces.of(closed, lambda arrays, _: lambda: tripled(arrays)) is None
     np.testing.assert_array_equal(jax.jit(as_function(closed))(jnp.ones(2))[0], [9.0, 9.0])
+
+
+def test_what_is_large_is_sent_while_the_rest_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last layer's gradient is on its way before the first one's is made; small ones and the loss come last."""
+    monkeypatch.setattr(pieces_module, "_STAGE", 1 << 16)
+    width = 200
+    weights = [jnp.full((width, width), 0.01 * (place + 1)) for place in range(3)]
+    x = jnp.ones((4, width))
+
+    def program(*given: Any) -> Any:
+        *weights, x = given
+
+        def loss(weights: Any) -> Any:
+            h = x
+            for w in weights:
+                h = jnp.tanh(h @ w)
+            return jnp.sum(h)
+
+        value, grads = jax.value_and_grad(loss)(weights)
+        sums = [total(grad) for grad in grads]
+        return [w - grad for w, grad in zip(weights, sums, strict=True)], total(value)
+
+    told: list[tuple[str, list[Any]]] = []
+
+    def begin(arrays: Sequence[HostArray], what: str) -> Finish:
+        told.append(("begun", list(arrays)))
+
+        def finish() -> list[HostArray]:
+            told.append(("finished", list(arrays)))
+            return tripled(arrays)
+
+        return finish
+
+    closed = jax.make_jaxpr(program)(*weights, x)
+    pieces = Pieces.of(closed, begin)
+    assert pieces is not None
+    results = pieces(*weights, x)
+    for result, expected in zip(results, as_function(closed)(*weights, x), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5)
+    kinds = [(kind, [array.shape for array in arrays]) for kind, arrays in told]
+    large = (width, width)
+    stages = [[large], [large], [large, ()]]
+    assert kinds == [*(("begun", stage) for stage in stages), *(("finished", stage) for stage in stages)]
+    # In the order in which the backward pass makes them.
+    gradients = [arrays[0] for kind, arrays in told if kind == "begun"]
+    for gradient, expected, w in zip(gradients, results[2::-1], weights[::-1], strict=True):
+        np.testing.assert_allclose(w - 3 * gradient, expected, rtol=1e-5)

@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,8 +27,9 @@ from jaxtribute._src.addons.elastic.messages import Status, decoded, encoded
 from jaxtribute._src.addons.elastic.packing import Parcel
 from jaxtribute._src.addons.elastic.presence import Presence
 from jaxtribute._src.addons.elastic.progress import Progress
+from jaxtribute._src.addons.elastic.sums import Finish, begun
 from jaxtribute._src.addons.elastic.traffic import Head
-from jaxtribute._src.addons.elastic.virtual import Span, added, shares, subtrees
+from jaxtribute._src.addons.elastic.virtual import summed
 from jaxtribute.errors import ClusterError, DeadlineError, JaxtributeError
 from jaxtribute.typing import HostArray
 
@@ -35,10 +37,9 @@ R = TypeVar("R")
 
 _TICK_S = 0.05
 _CONTROL_S = 0.2
+_MOMENT_S = 0.001
 _JOIN_LIMIT_S = 20.0
 """Seconds that the others wait for an island that they have taken in."""
-_MANY, _LARGE = 3, 1 << 20
-"""Islands and bytes from which on each island adds up a part for all: a half of the bytes for 4 islands."""
 _CONFIRM = -1
 """The place in a step of the message that an island holds it."""
 
@@ -266,8 +267,21 @@ class Islands:
 
     def sum(self, arrays: Sequence[HostArray], what: str) -> list[HostArray]:
         """The sums of all islands' arrays; zeros if the step has failed, which the program finds out at its end."""
-        sums = self._tried(lambda attempt: self._summed(attempt, Parcel(arrays, what)))
-        return [np.zeros_like(array) for array in arrays] if sums is None else sums
+        return self.begin_sum(arrays, what)()
+
+    def begin_sum(self, arrays: Sequence[HostArray], what: str) -> Callable[[], list[HostArray]]:
+        """Begins to send arrays; returns what waits for their sums, to be called in the order of the beginnings."""
+        begun = self._tried(lambda attempt: self._begun(attempt, Parcel(arrays, what)))
+
+        def sums() -> list[HostArray]:
+            found = self._tried(lambda _: begun() if begun is not None else None)
+            return [np.zeros_like(array) for array in arrays] if found is None else found
+
+        return sums
+
+    def move(self) -> None:
+        """Sends and receives what has been begun, for a moment."""
+        self._mail.traffic.move(_MOMENT_S)
 
     def gather(self, arrays: Sequence[HostArray], what: str) -> list[list[HostArray]]:
         """All islands' arrays, in the order of their ranks; this one's alone if the step has failed."""
@@ -290,26 +304,10 @@ class Islands:
         """
         # All must agree on the number: parts of another tree would be sums of other replicas.
         what = f"{what} of {count} replicas"
-        sums = self._tried(lambda attempt: self._added(attempt, replicas, Span(0, count), what))
+        sums = self._tried(
+            lambda attempt: summed(self.me, attempt.view, replicas, count, what, partial(self._exchanged, attempt))
+        )
         return [np.zeros_like(array) for array in replicas[0]] if sums is None else list(sums)
-
-    def _added(
-        self, attempt: Attempt, replicas: Sequence[Sequence[HostArray]], whole: Span, what: str
-    ) -> Sequence[HostArray] | None:
-        spans = {island: subtrees(own, whole) for island, own in shares(attempt.view, whole.stop).items()}
-        first = shares(attempt.view, whole.stop)[self.me].start
-        single = {Span(first + place, first + place + 1): arrays for place, arrays in enumerate(replicas)}
-        parts = {span: added(span, single) for span in spans[self.me]}
-        like = Parcel(next(iter(parts.values())), what)
-        for number in range(max(map(len, spans.values()))):
-            mine = spans[self.me][number : number + 1]
-            senders = [other for other in self._others(attempt) if number < len(spans[other])]
-            parcels = dict.fromkeys(self._others(attempt), Parcel(parts[mine[0]], what)) if mine else {}
-            got = self._exchanged(attempt, parcels, senders)
-            if got is None:
-                return None
-            parts |= {spans[other][number]: like.opened(other, self.me, got[other]) for other in senders}
-        return added(whole, parts)
 
     def _tried(self, exchange: Callable[[Attempt], R | None]) -> R | None:
         """Results of an exchange; None if the step has failed."""
@@ -321,29 +319,31 @@ class Islands:
             attempt.error = error
             return None
 
-    def _summed(self, attempt: Attempt, parcel: Parcel) -> list[HostArray] | None:
-        members = attempt.view.members
-        if len(members) < _MANY or parcel.size < _LARGE:
-            got = self._exchanged(attempt, dict.fromkeys(members, parcel))
-            return None if got is None else parcel.total(members, self.me, got)
-        parts = dict(zip(members, parcel.divided(len(members)), strict=True))
-        got = self._exchanged(attempt, parts)
-        if got is None:
-            return None
-        own = parts[self.me].total(members, self.me, got)
-        got = self._exchanged(attempt, dict.fromkeys(members, Parcel(own, parcel.what)))
-        return None if got is None else parcel.put_together(parts, self.me, own, got)
+    def _begun(self, attempt: Attempt, parcel: Parcel) -> Finish:
+        post, collect = partial(self._posted, attempt), partial(self._collected, attempt)
+        return begun(self.me, attempt.view.members, parcel, post, collect)
 
     def _exchanged(
         self, attempt: Attempt, parcels: dict[Island, Parcel], senders: Sequence[Island] | None = None
     ) -> dict[Island, memoryview] | None:
         """Sends other islands their parcels, and waits for those of `senders`, or all; None if the view has changed."""
+        return self._collected(attempt, self._posted(attempt, parcels), senders)
+
+    def _posted(self, attempt: Attempt, parcels: dict[Island, Parcel]) -> Head | None:
+        """Begins to send other islands their parcels; None if the step has failed."""
         if attempt.failed or attempt.error is not None:
             return None
         head = (attempt.view.number, attempt.step, attempt.place)
         attempt.place += 1
         self._mail.post({other: parcels[other] for other in self._others(attempt) if parcels}, head)
-        got = self._awaited(attempt, head, senders)
+        return head
+
+    def _collected(
+        self, attempt: Attempt, head: Head | None, senders: Sequence[Island] | None = None
+    ) -> dict[Island, memoryview] | None:
+        """The parcels of `senders`, or of all others, once they are here; None if the view has changed."""
+        has_failed = attempt.failed or attempt.error is not None
+        got = None if head is None or has_failed else self._awaited(attempt, head, senders)
         if got is None:
             attempt.failed = True
         return got

@@ -16,7 +16,7 @@ from jaxtribute.typing import HostArray
 _SEAL = 4
 _LINE = 64
 """Bytes of a line of the cache, at which arrays begin: JAX takes memory without a copy that does."""
-_ALONE = 1 << 16
+ALONE = 1 << 16
 """Bytes of an array that is not copied beside others to be added to."""
 
 
@@ -30,7 +30,7 @@ def groups(arrays: Sequence[Any]) -> list[list[int]]:
     small: dict[Any, list[int]] = {}
     alone: list[list[int]] = []
     for place, array in enumerate(arrays):
-        if array.size * array.dtype.itemsize >= _ALONE:
+        if array.size * array.dtype.itemsize >= ALONE:
             alone.append([place])
         else:
             small.setdefault(array.dtype, []).append(place)

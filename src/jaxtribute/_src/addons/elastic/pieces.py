@@ -16,13 +16,16 @@ import numpy as np
 from jax import lax
 
 from jaxtribute._src.addons.elastic.cutting import Part, parts_of
-from jaxtribute._src.addons.elastic.packing import groups
+from jaxtribute._src.addons.elastic.packing import ALONE, groups
 from jaxtribute.extending import Programs
 from jaxtribute.typing import HostArray
 
 EXCHANGE = "exchange between islands: "
 """Before what an exchange is for, in the name of its call in a program."""
-Exchange = Callable[[list[HostArray], str], Sequence[HostArray]]
+Begin = Callable[[list[HostArray], str], Callable[[], Sequence[HostArray]]]
+"""Begins an exchange: sends arrays, and returns the function that waits for their sums."""
+_STAGE = 4 << 20
+"""Bytes that are sent as soon as they are there, while the rest of the part before an exchange is computed."""
 
 
 class _Whole(Exception):  # noqa: N818
@@ -82,8 +85,31 @@ class _Cut:
             self.sent.append(packed.atoms[0] if alone else packed)
             self.got.append(packed.sums[0] if alone else packed)
 
+        self.stages = _stages(self.sent)
+        self.got = [self.got[place] for stage in self.stages for place in stage]
         self.packed = [each for each in self.sent if isinstance(each, _Packed)]
         self.alone = [each for each in self.sent if not isinstance(each, _Packed)]
+
+
+def _stages(sent: Sequence[Any]) -> list[list[int]]:
+    """The places of values by when they are sent. They tell by sizes alone, which are the same on all islands.
+
+    From the end: what belongs to the last layer is there first in a backward pass. Small ones come last.
+    """
+    sizes = [0 if isinstance(each, _Packed) else _bytes(each) for each in sent]
+    stages: list[list[int]] = [[]]
+    for place in reversed(range(len(sent))):
+        if sizes[place] >= ALONE:
+            if sum(sizes[other] for other in stages[-1]) >= _STAGE:
+                stages.append([])
+            stages[-1].append(place)
+    stages[-1] += [place for place, size in enumerate(sizes) if size < ALONE]
+    return stages
+
+
+def _bytes(atom: Any) -> int:
+    aval = Programs.aval(atom)
+    return aval.size * aval.dtype.itemsize
 
 
 class _Piece(NamedTuple):
@@ -134,13 +160,16 @@ class Pieces:
 
     Args:
       program: one that `_flat` has written out.
-      exchange: sums arrays over the islands.
+      begin: begins to sum arrays over the islands.
+      pump: lets what has been begun go on, for a moment.
       exchanged: called after the last exchange, before the piece behind it runs.
       apart: True if each exchange is to be made alone.
     """
 
-    def __init__(self, program: Any, exchange: Exchange, exchanged: Callable[[], object], apart: bool) -> None:
-        self._program, self._exchange, self._exchanged = program, exchange, exchanged
+    def __init__(
+        self, program: Any, begin: Begin, pump: Callable[[], object], exchanged: Callable[[], object], apart: bool
+    ) -> None:
+        self._program, self._begin, self._pump, self._exchanged = program, begin, pump, exchanged
         whole = Programs.opened(program)
         self._inputs, self._outputs = list(whole.invars), list(whole.outvars)
         self._constants = dict(zip(whole.constvars, Programs.constants(program), strict=True))
@@ -149,32 +178,42 @@ class Pieces:
         self._packs = {var: packed for cut in self._cuts for packed in cut.packed for var in packed.sums}
         self._pieces = self._compiled(parts)
 
-    def _compiled(self, parts: Sequence[Part]) -> list[_Piece]:
+    def _compiled(self, parts: Sequence[Part]) -> list[list[_Piece]]:
         return self._pieces_of(parts, self._outputs)
 
-    def _pieces_of(self, parts: Sequence[Part], outputs: Sequence[Any]) -> list[_Piece]:
-        """The parts, compiled; `outputs` are those of the last."""
-        pieces: list[_Piece] = []
+    def _pieces_of(self, parts: Sequence[Part], outputs: Sequence[Any]) -> list[list[_Piece]]:
+        """The parts, compiled, each in as many pieces as its exchange has stages; `outputs` are those of the last."""
+        pieces: list[list[_Piece]] = []
         # From the end, as a piece puts out what is used behind it. The last one unpacks what the program puts out.
         needed = Programs.used_by([], outputs)
         unpacked = [var for var in needed if var in self._packs]
         for number, part in reversed(list(enumerate(parts))):
-            packed = []
+            packed, stages = [], [part.eqns]
             if number < len(self._cuts):
-                packed = self._cuts[number].packed
-                needed |= Programs.used_by([], self._cuts[number].alone)
-            pieces.insert(0, self._piece(part, needed, packed, unpacked))
-            needed |= Programs.used_by([*part.eqns, *part.exchanges])
-            unpacked = []
+                cut = self._cuts[number]
+                packed, stages = cut.packed, _staged(part.eqns, cut)
+                needed |= Programs.used_by([], cut.alone)
+            pieces.insert(0, [])
+            for eqns in reversed(stages):
+                pieces[0].insert(0, self._piece(Part(eqns, []), needed, packed, unpacked))
+                needed |= Programs.used_by(eqns)
+                packed, unpacked = [], []
+            needed |= Programs.used_by(part.exchanges)
         return pieces
 
     @classmethod
     def of(
-        cls, program: Any, exchange: Exchange, exchanged: Callable[[], object] = bool, *, apart: bool = False
+        cls,
+        program: Any,
+        begin: Begin,
+        pump: Callable[[], object] = bool,
+        exchanged: Callable[[], object] = bool,
+        *,
+        apart: bool = False,
     ) -> Pieces | None:
         """The program in pieces; None if it cannot be cut."""
         try:
-            return cls(_flat(program), exchange, exchanged, apart)
+            return cls(_flat(program), begin, pump, exchanged, apart)
         except _Whole:
             return None
 
@@ -219,15 +258,26 @@ class Pieces:
     def __call__(self, *given: Any) -> list[Any]:
         """The program's results."""
         values = self._begun(given)
-        for number, piece in enumerate(self._pieces):
-            self._run(piece, values)
+        for number, stages in enumerate(self._pieces):
+            for piece in stages:
+                self._run(piece, values)
             if number < len(self._cuts):
                 cut = self._cuts[number]
-                sums = self._exchange([np.asarray(_read(each, values)) for each in cut.sent], cut.what)
+                begun = [self._begun_stage(cut, stage, values) for stage in cut.stages]
+                sums = [total for finish in begun for total in finish()]
                 values.update(zip(cut.got, sums, strict=True))
                 if number == len(self._cuts) - 1:
                     self._exchanged()
         return self._results(values)
+
+    def _begun_stage(self, cut: _Cut, stage: list[int], values: dict[Any, Any]) -> Callable[[], Sequence[HostArray]]:
+        """Begins to send values as soon as they are computed, while later ones still are."""
+        given: list[Any] = [_read(cut.sent[place], values) for place in stage]
+        if len(cut.stages) > 1:
+            # What is on its way goes on meanwhile.
+            while not all(array.is_ready() for array in given if hasattr(array, "is_ready")):
+                self._pump()
+        return self._begin(list(map(np.asarray, given)), cut.what)
 
     def _results(self, values: dict[Any, Any]) -> list[Any]:
         """The results, each an array of JAX's and of its own, though a value may be given out twice."""
@@ -249,7 +299,7 @@ class ReplicaPieces(Pieces):
     is the same for all, from the program's inputs and the sums.
     """
 
-    def _compiled(self, parts: Sequence[Part]) -> list[_Piece]:
+    def _compiled(self, parts: Sequence[Part]) -> list[list[_Piece]]:
         results = Programs.used_by([], self._outputs)
         needed, eqns = dict(results), list[Any]()
         last = {id(eqn) for eqn in parts[-1].eqns}
@@ -274,9 +324,11 @@ class ReplicaPieces(Pieces):
     def contributions(self, given: Sequence[Any]) -> Generator[tuple[list[Any], str], Sequence[HostArray]]:
         """Runs a replica: gives what it brings to each exchange, as it is being computed, and takes the sums."""
         values = self._begun(given)
-        for piece, cut in zip(self._pieces, self._cuts, strict=True):
-            self._run(piece, values)
-            sums = yield [_read(each, values) for each in cut.sent], cut.what
+        for stages, cut in zip(self._pieces, self._cuts, strict=True):
+            for piece in stages:
+                self._run(piece, values)
+            sent = [cut.sent[place] for stage in cut.stages for place in stage]
+            sums = yield [_read(each, values) for each in sent], cut.what
             values.update(zip(cut.got, sums, strict=True))
 
     def results(self, given: Sequence[Any], sums: Sequence[Sequence[HostArray]]) -> list[Any]:
@@ -286,6 +338,18 @@ class ReplicaPieces(Pieces):
             values.update(zip(cut.got, each, strict=True))
         self._run(self._common, values)
         return self._results(values)
+
+
+def _staged(eqns: list[Any], cut: _Cut) -> list[list[Any]]:
+    """The operations before an exchange, up to where each of its stages can be sent."""
+    made = {var: place + 1 for place, eqn in enumerate(eqns) for var in eqn.outvars}
+    stages: list[list[Any]] = []
+    start = 0
+    for stage in cut.stages[:-1]:
+        stop = max([start, *(made.get(var, 0) for var in Programs.used_by([], [cut.sent[place] for place in stage]))])
+        stages.append(eqns[start:stop])
+        start = stop
+    return [*stages, eqns[start:]]
 
 
 def _read(atom: Any, values: dict[Any, Any]) -> Any:

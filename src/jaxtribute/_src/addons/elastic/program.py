@@ -152,7 +152,8 @@ class _Compiled:
         self._compile(apart)
 
     def _compile(self, apart: bool) -> None:
-        pieces = Pieces.of(self._capture.closed, self._mesh.islands.sum, self._exchanged, apart=apart)
+        islands = self._mesh.islands
+        pieces = Pieces.of(self._capture.closed, islands.begin_sum, islands.move, self._exchanged, apart=apart)
         run: Any = pieces or Programs.as_function(self._capture.closed)
 
         def program(leaves: list[Any], inputs: list[Any]) -> list[Any]:
@@ -237,7 +238,7 @@ class _OfReplicas(_Compiled):
 
     def _compile(self, apart: bool) -> None:
         capture = self._capture
-        pieces = ReplicaPieces.of(capture.closed, self._mesh.islands.sum, apart=apart)
+        pieces = ReplicaPieces.of(capture.closed, self._mesh.islands.begin_sum, apart=apart)
         if pieces is None:
             raise TraceError(
                 "a step sums between replicas in a loop or a condition, and islands have several replicas. HINT: sum "

@@ -1,4 +1,4 @@
-"""`ElasticStrategy`: islands of one device each, any of which may die at any moment, while the others go on."""
+"""`ElasticStrategy`: islands of a device or several, any of which may die at any moment, while the others go on."""
 
 from __future__ import annotations
 
@@ -195,9 +195,9 @@ class _Run(Step[Any]):
 class ElasticStrategy(Strategy):
     """Trains on islands, of which any may die at any moment: the others go on within about a second, and lose nothing.
 
-    An island is a process with one device. Each runs the same program, reads all batches, and takes its rows of each.
-    Sums between islands lie outside of the compiled program; a step is committed by all of them or by none. If an
-    island dies, the step is done again by the others, who share its examples. No island is special.
+    An island is a process with one device or several. Each runs the same program, reads all batches, and takes its rows
+    of each. Sums between islands lie outside of the compiled program; a step is committed by all of them or by none. If
+    an island dies, the step is done again by the others, who share its examples. No island is special.
 
     A step is a `jd.function` that calls `run`, or a `run` outside of one. Its Python code may be run again.
 
@@ -226,8 +226,8 @@ class ElasticStrategy(Strategy):
       communication_options: with `sync_every`, `wire` names the type in which changes of parameters travel.
 
     Raises:
-      ArgumentError: an inner strategy of several devices; addresses that other machines can reach, without
-        certificates.
+      ArgumentError: more islands than virtual replicas; addresses that other machines can reach, without certificates.
+      ArgumentTypeError: an inner strategy of another kind.
       DeadlineError: islands did not come in time; it names them.
 
     Examples:

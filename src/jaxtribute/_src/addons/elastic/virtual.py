@@ -13,8 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxtribute._src.addons.elastic.membership import Island, View
-from jaxtribute._src.addons.elastic.packing import empty
+from jaxtribute._src.addons.elastic.packing import Parcel, empty
 from jaxtribute.typing import Device, HostArray
+
+Exchange = Callable[[dict[Island, Parcel], Sequence[Island]], dict[Island, memoryview] | None]
+"""Sends other islands their parcels, and waits for those of some; None if it has failed."""
 
 
 class Span(NamedTuple):
@@ -78,6 +81,36 @@ def added(span: Span, parts: Mapping[Span, Sequence[HostArray]]) -> Sequence[Hos
 def _sum(one: HostArray, other: HostArray) -> HostArray:
     total = empty(one.nbytes).view(one.dtype).reshape(one.shape)
     return np.add(one, other, out=total)
+
+
+def summed(
+    me: Island, view: View, replicas: Sequence[Sequence[HostArray]], count: int, what: str, exchange: Exchange
+) -> Sequence[HostArray] | None:
+    """The sums over the replicas of all islands; None if an exchange has failed.
+
+    Args:
+      me: this island.
+      view: the islands.
+      replicas: the arrays of each of this island's replicas.
+      count: the number of all replicas.
+      what: names the exchange.
+      exchange: sends other islands their parcels, and waits for those of some; None if it has failed.
+    """
+    whole, owned = Span(0, count), shares(view, count)
+    spans = {island: subtrees(own, whole) for island, own in owned.items()}
+    others = [island for island in view.members if island != me]
+    first = owned[me].start
+    single = {Span(first + place, first + place + 1): arrays for place, arrays in enumerate(replicas)}
+    parts = {span: added(span, single) for span in spans[me]}
+    like = Parcel(next(iter(parts.values())), what)
+    for number in range(max(map(len, spans.values()))):
+        mine = spans[me][number : number + 1]
+        senders = [other for other in others if number < len(spans[other])]
+        got = exchange(dict.fromkeys(others, Parcel(parts[mine[0]], what)) if mine else {}, senders)
+        if got is None:
+            return None
+        parts |= {spans[other][number]: like.opened(other, me, got[other]) for other in senders}
+    return added(whole, parts)
 
 
 Brought = Generator[tuple[Sequence[Any], str], Sequence[HostArray]]

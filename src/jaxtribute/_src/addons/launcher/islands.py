@@ -156,7 +156,7 @@ class IslandsLauncher:
         with contextlib.closing(node), contextlib.closing(Folder()) as folder, Family() as family:
             addresses = self._fixed_addresses() or node.reserve()
             self._certificates = self._made_certificates(addresses, Path(folder.path))
-            self._spares = Spares(self._options.spares, lambda: self._spare(node, addresses))
+            self._spares = Spares(self._options.spares, lambda: self._spare(addresses))
             with Kinds.ATTEMPT.during(self, "0", len(addresses), 1) as attempt:
                 attempt.result = outcome = await self._all(family, node, addresses)
         if outcome.kind is Kind.STOPPED:
@@ -183,10 +183,10 @@ class IslandsLauncher:
             )
         return write_certificates(secret_of_islands(key, addresses), folder)
 
-    def _spare(self, node: LocalNode, addresses: list[str]) -> Program:
-        """The program of a process that is no island yet."""
+    def _spare(self, addresses: list[str]) -> Program:
+        """The program of a process that is no island yet, and has no log file."""
+        node = LocalNode(replace(self._options, log_dir=None), LOOPBACK)
         program = node.program(Start(addresses, self._first, len(self._lives), 0), 0, self._certificates)
-        program.output.close()
         return replace(program, output=waiting_output(shown=not self._options.split), terminal=False)
 
     async def _all(self, family: Family, node: LocalNode, addresses: list[str]) -> Outcome:

@@ -24,7 +24,7 @@ class _Spare:
 
     Args:
       family: where it belongs.
-      environment: what an island is told, some of which it is told later.
+      program: an island's, of whose environment it is told a part later.
     """
 
     def __init__(self, family: Family, program: Program) -> None:
@@ -101,5 +101,5 @@ class Spares:
 
 
 def waiting_output(*, shown: bool) -> RankOutput:
-    """Where the lines of a process go that has no rank yet."""
+    """The output of a process that has no rank yet."""
     return RankOutput(b"[spare] ", shown=shown, log=None)
