@@ -152,11 +152,15 @@ class IslandsLauncher:
         Raises:
           ArgumentError: the program cannot be run, or a log file cannot be written.
         """
-        node = LocalNode(self._options, LOOPBACK)
+        options = self._options
+        node = LocalNode(options, options.hosts[options.node_rank] if options.hosts else LOOPBACK)
         with contextlib.closing(node), contextlib.closing(Folder()) as folder, Family() as family:
-            addresses = self._fixed_addresses() or node.reserve()
+            own = node.reserve(options.port if options.hosts else 0)
+            addresses = self._fixed_addresses() or own
             self._certificates = self._made_certificates(addresses, Path(folder.path))
-            self._spares = Spares(self._options.spares, lambda: self._spare(node, addresses))
+            # A place's log file is its island's.
+            unlogged = LocalNode(replace(options, log_dir=None), node.host)
+            self._spares = Spares(options.spares, lambda: self._spare(unlogged, addresses))
             with Kinds.ATTEMPT.during(self, "0", len(addresses), 1) as attempt:
                 attempt.result = outcome = await self._all(family, node, addresses)
         if outcome.kind is Kind.STOPPED:
