@@ -21,11 +21,12 @@ from tests.addons.elastic.test_exchange import islands, summing, together
 from tests.addons.elastic.test_strategy import Job, Killed
 
 import jaxtribute as jd
-from jaxtribute._src.addons.elastic.joining import ASKS
+from jaxtribute._src.addons.elastic.exchange import Islands
+from jaxtribute._src.addons.elastic.joining import ASKS, STATE
 from jaxtribute._src.addons.elastic.journal import Entry, Journal, entries_in, rebuilt
 from jaxtribute._src.addons.elastic.links import Lane, Links
 from jaxtribute._src.addons.elastic.membership import Island, View
-from jaxtribute.errors import ClusterError
+from jaxtribute.errors import ClusterError, DeadlineError
 from replicas import here
 
 DEADLINE_S = 60.0
@@ -162,9 +163,9 @@ def test_islands_that_come_back_go_on_where_the_others_are(seed: int, compiled: 
         np.testing.assert_array_equal(weights, first[2])
 
 
-def joining(body: Callable[[jd.Strategy], Any], steps: Callable[[jd.Strategy], Any]) -> Any:
+def joining(body: Callable[[jd.Strategy], Any], steps: Callable[[jd.Strategy], Any], **settings: Any) -> Any:
     """What `body` gives an island that comes to a job which has run `steps`, and waits at their end."""
-    job = Job(2)
+    job = Job(2, **settings)
     ready, done, both = threading.Event(), threading.Event(), threading.Barrier(2, timeout=DEADLINE_S)
 
     def stays() -> None:
@@ -315,6 +316,43 @@ def test_an_island_that_ends_before_the_others_have_met_it_joins_them(monkeypatc
         with contextlib.closing(job.strategy(1, 1)) as strategy:
             assert body(strategy) == 1.0
             assert futures[0].result(timeout=DEADLINE_S) == 1.0
+
+
+def test_a_state_that_could_not_be_sent_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History(2, 0, [(1, 2)], [4] * 6, [0.0] * 9)
+    data, failed = history.data(), list[object]()
+
+    def send(links: Links, rank: int, lane: Lane, head: Any, *rest: Any) -> bool:
+        if lane is Lane.JOURNAL and head[2] == STATE and not failed:
+            failed.append(head)
+            return False
+        return sends(links, rank, lane, head, *rest)
+
+    sends = Links.send
+    monkeypatch.setattr(Links, "send", send)
+    results = played(history, lambda strategy, each: training(strategy, data, compiled=False, each=each), timeout_s=8.0)
+    assert failed
+    assert [incarnation for _, incarnation in results] == [0, 1]
+    assert results[0][0][:2] == results[1][0][:2]
+
+
+def test_a_newcomer_that_waits_asks_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks: list[int] = []
+
+    def later(islands: Islands, rank: int, *rest: Any) -> None:
+        asks.append(rank)
+        asked(islands, rank, *rest)
+
+    def body(strategy: jd.Strategy) -> None:
+        _, step = counter(strategy)
+        step()
+        with pytest.raises(DeadlineError, match="has waited 1 s for the others to take this island in at step"):
+            step()  # which the other one never takes
+
+    asked = Islands.later
+    monkeypatch.setattr(Islands, "later", later)
+    joining(body, lambda strategy: counter(strategy)[1](), timeout_s=1.0)
+    assert 10 < len(asks) < 100
 
 
 class Slow:

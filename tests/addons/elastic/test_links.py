@@ -54,6 +54,30 @@ def test_a_process_is_dead_when_all_that_it_has_said_is_heard() -> None:
         own.close()
 
 
+def test_an_island_whose_machine_has_lost_its_power_is_reached_when_it_is_back() -> None:
+    """Its old process has closed nothing: what was sent there now would be taken by nobody."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    greeted, heard = list[Island](), list[tuple[Head, bytes]]()
+    silent = socket.create_server(("127.0.0.1", int(addresses[1].rpartition(":")[2])))
+    own = Links(Island(0), addresses, lambda island, *_: greeted.append(island), lambda *_: None)
+    own.begin()
+    assert own.send(1, Lane.JOURNAL, (1, 0, 0), [b"before"], 1.0)
+    old, _ = silent.accept()
+    silent.close()
+    back = Links(Island(1, 1), addresses, lambda _, __, head, data: heard.append((head, bytes(data))), lambda *_: None)
+    back.begin()
+    try:
+        assert back.send(0, Lane.CONTROL, (0, 0, 0), [b"here"], 1.0)
+        until(lambda: bool(greeted))
+        assert own.send(1, Lane.JOURNAL, (2, 0, 0), [b"after"], 1.0)
+        until(lambda: bool(heard))
+        assert heard == [((2, 0, 0), b"after")]
+    finally:
+        own.close()
+        back.close()
+        old.close()
+
+
 def test_what_is_left_for_an_island_that_was_left_out_is_never_sent_to_it() -> None:
     """A machine comes back: what it was given before must not go there under a new connection."""
     listener = socket.create_server(("127.0.0.1", 0))

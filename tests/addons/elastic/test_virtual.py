@@ -163,6 +163,16 @@ def test_islands_with_other_numbers_of_replicas_are_told() -> None:
     LocalJob([1, 2], virtual_replicas=None).run(body)
 
 
+@pytest.mark.parametrize("rows", [3, 1])
+def test_arrays_of_other_shapes_are_never_added(rows: int) -> None:
+    """One has as many rows as the replica's share of a batch that they do not divide: NumPy would broadcast it."""
+    with contextlib.closing(jd.experimental.ElasticStrategy(virtual_replicas=2)) as strategy:
+        (batch,) = strategy.experimental_distribute_dataset([np.ones((rows, 1), np.float32)])
+        step = jd.function(lambda x: strategy.run(lambda x: here().all_reduce("SUM", x), (x,)))
+        with pytest.raises(ClusterError, match=r"one shape on all replicas"):
+            step(batch)
+
+
 @pytest.mark.parametrize("seed", range(20) if ALL_CASES else [0])
 def test_islands_that_come_back_come_to_the_same_bits(seed: int) -> None:
     history = History.drawn(seed)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,9 @@ from jaxtribute._src.addons.cli.main import main
 from jaxtribute._src.addons.launcher.attempt import Kind, Outcome
 from jaxtribute._src.addons.launcher.escalation import Signal
 from jaxtribute._src.addons.launcher.islands import Budget, IslandsLauncher, Life
+from jaxtribute._src.addons.launcher.node import ReservedPorts
 from jaxtribute._src.addons.launcher.options import Options
+from jaxtribute.errors import ArgumentError
 
 # Each start of each island leaves a line: island, incarnation, process.
 RECORD = """
@@ -177,6 +180,34 @@ def test_a_spare_takes_the_place_of_an_island_that_dies(capsys: pytest.CaptureFi
     assert environment["JAXTRIBUTE_INCARNATION"] == "1"
     assert starts() == [(0, 0), (1, 0)]
     assert "starts island 1 again, alone (1 of 1 restarts)" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_spare_leaves_the_log_of_an_island_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one is started while island 0 has long said something."""
+    monkeypatch.setattr("jaxtribute._src.addons.launcher.spares._AGAIN_S", 0.0)
+    spare = 'if test -n "$JAXTRIBUTE_SPARE"; then echo >> waiting; cat /dev/fd/$JAXTRIBUTE_SPARE; exit 0; fi'
+    script = """
+    echo "said by $index"
+    until test -s logs/rank-0.log; do sleep 0.02; done
+    test $index = 1 && kill -9 $$
+    until test $(wc -l < waiting) -ge 2; do sleep 0.02; done
+    """
+    assert go(spare + RECORD + script, bare=True, max_restarts=1, spares=1, log_dir=Path("logs")) == 0
+    assert Path("logs/rank-0.log").read_text() == "said by 0\n"
+
+
+@pytest.mark.slow
+def test_two_jobs_never_listen_on_one_port() -> None:
+    """Nobody listens yet, or no more: the port is the first job's nevertheless."""
+    with ReservedPorts(1) as first:
+        (port,) = first.numbers
+        for host in ("127.0.0.1", "192.0.2.1"):  # which no machine has
+            with pytest.raises(ArgumentError, match=rf"nothing can listen at {host}:{port}: .*another --port"):
+                go("exit 3", workers=1, hosts=(host, "127.0.0.2"), port=port)
+    # It is free again, and those who are told so can listen there.
+    with ReservedPorts(1, first=port), socket.create_server(("127.0.0.1", port), reuse_port=True):
+        pass
 
 
 @pytest.mark.slow

@@ -187,10 +187,10 @@ class Islands:
             newcomers = [member for member, status in told.items() if status.committed < 0]
         self._progress.fed = attempt.view
         if newcomers and self.me == min(set(attempt.view.members) - set(newcomers)):
-            state = [self.state()]
-            for newcomer in newcomers:
-                head = attempt.step, attempt.view.number, STATE
-                self._links.send(newcomer.rank, Lane.JOURNAL, head, state, _JOIN_LIMIT_S)
+            state, head = [self.state()], (attempt.step, attempt.view.number, STATE)
+            wanted = lambda: self.view is attempt.view  # noqa: E731
+            for newcomer in newcomers:  # which would be waited for in vain without it
+                self._links.deliver(newcomer.rank, Lane.JOURNAL, head, state, _JOIN_LIMIT_S, wanted)
 
     # For a newcomer.
 

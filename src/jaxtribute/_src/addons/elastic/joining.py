@@ -163,7 +163,7 @@ class Newcomer:
     def _until(self, ready: Callable[[], bool], what: str) -> None:
         """Waits until `ready()`, and asks the others meanwhile for what comes next."""
         islands = self._islands
-        end = time.monotonic() + islands.timeout_s
+        end, asked = time.monotonic() + islands.timeout_s, 0.0
         while not ready():
             islands.check_part()
             if len(self._refusals) == islands.others:
@@ -177,7 +177,10 @@ class Newcomer:
                     f"island {islands.me.rank}, which was started again, has waited {islands.timeout_s:g} s for the "
                     f"others to {what}. HINT: look at what they print; give more time with timeout_s=."
                 )
-            self._ask()
+            # An answer ends the wait: to ask again at once, though nothing is new, would keep the other one busy.
+            if len(islands.journal) < self._end or time.monotonic() - asked > _ASK_S:
+                asked = time.monotonic()
+                self._ask()
             islands.lock.wait(_ASK_S)
 
     def _ask(self) -> None:

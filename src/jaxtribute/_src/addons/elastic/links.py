@@ -97,6 +97,9 @@ class Links:
         self._tls = Tls.needed_for(self._addresses)
         self._outgoing: dict[tuple[int, Lane], socket.socket] = {}
         self._incoming: dict[tuple[Island, Lane], socket.socket] = {}
+        self._newest = [0] * len(addresses)
+        """The latest process of each island that has made a connection, by its number."""
+        self._newest_lock = threading.Lock()
         self._locks = {(rank, lane): threading.Lock() for rank in range(len(addresses)) for lane in Lane}
         self._closed = False
         self.traffic = Traffic(lambda rank: self._connection(rank, Lane.DATA), received, may_look(len(addresses)))
@@ -136,6 +139,20 @@ class Links:
             return True
         finally:
             lock.release()
+
+    def deliver(
+        self,
+        rank: int,
+        lane: Lane,
+        head: Head,
+        parts: Sequence[bytes | memoryview],
+        wait_s: float,
+        wanted: Callable[[], bool],
+    ) -> None:
+        """Sends a message, again if it could not be sent, for as long as it is wanted, and `wait_s` at most."""
+        end = time.monotonic() + wait_s
+        while not self.send(rank, lane, head, parts, wait_s) and wanted() and time.monotonic() < end:
+            time.sleep(RETRY_S)
 
     def await_all(self, timeout_s: float) -> None:
         """Waits until each island has been reached and has reached this one.
@@ -229,6 +246,7 @@ class Links:
         except (OSError, ValueError):
             connection.close()
             return
+        self._meet(island)
         if lane is Lane.DATA:
             self.traffic.add(island, connection)
             return
@@ -269,6 +287,13 @@ class Links:
         except (OSError, ValueError):
             connection.close()
             raise
+
+    def _meet(self, island: Island) -> None:
+        """Drops what leads to an earlier process of an island: a machine that loses its power closes nothing."""
+        with self._newest_lock:
+            if island.incarnation > self._newest[island.rank]:
+                self._newest[island.rank] = island.incarnation
+                self._forget(island.rank)
 
     def _forget(self, rank: int) -> None:
         """Drops the connections to a process that is gone: another may listen there soon."""

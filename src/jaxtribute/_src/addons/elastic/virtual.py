@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxtribute._src.addons.elastic.membership import Island, View
 from jaxtribute._src.addons.elastic.packing import Parcel, empty
+from jaxtribute.errors import ClusterError
 from jaxtribute.typing import Device, HostArray
 
 Exchange = Callable[[dict[Island, Parcel], Sequence[Island]], dict[Island, memoryview] | None]
@@ -120,15 +121,33 @@ Brought = Generator[tuple[Sequence[Any], str], Sequence[HostArray]]
 def together(
     runs: Sequence[Brought], exchange: Callable[[list[list[HostArray]], str], Sequence[HostArray]]
 ) -> list[Sequence[HostArray]]:
-    """Runs an island's replicas, all to an exchange, and then on; returns the sums of each."""
+    """Runs an island's replicas, all to an exchange, and then on; returns the sums of each.
+
+    Raises:
+      ClusterError: they bring different values.
+    """
     sums: list[Sequence[HostArray]] = []
     brought = [next(run, None) for run in runs]
-    while brought[0] is not None:
+    while any(brought):
         # All of them are being computed by now.
-        arrays = [list(map(np.asarray, each[0])) for each in brought if each is not None]
-        sums.append(exchange(arrays, brought[0][1]))
+        arrays = [list(map(np.asarray, each[0])) if each else [] for each in brought]
+        whats = [each[1] if each else "" for each in brought]
+        _check_alike(
+            [(what, [(a.dtype.name, a.shape) for a in each]) for what, each in zip(whats, arrays, strict=True)]
+        )
+        sums.append(exchange(arrays, whats[0]))
         brought = [_next(run, sums[-1]) for run in runs]
     return sums
+
+
+def _check_alike(kinds: Sequence[object]) -> None:
+    # NumPy would broadcast one to the other. Replicas of other islands are compared by the parcels' seals.
+    other = next((each for each in kinds if each != kinds[0]), None)
+    if other is not None:
+        raise ClusterError(
+            f"a replica brings {other} to a sum, and another one of the same island {kinds[0]}. HINT: what is summed "
+            "must have one shape on all replicas, whatever their share of the batch; all_gather takes rows."
+        )
 
 
 def _next(run: Brought, sums: Sequence[HostArray]) -> tuple[Sequence[Any], str] | None:

@@ -152,11 +152,15 @@ class IslandsLauncher:
         Raises:
           ArgumentError: the program cannot be run, or a log file cannot be written.
         """
-        node = LocalNode(self._options, LOOPBACK)
+        options = self._options
+        node = LocalNode(options, options.hosts[options.node_rank] if options.hosts else LOOPBACK)
         with contextlib.closing(node), contextlib.closing(Folder()) as folder, Family() as family:
-            addresses = self._fixed_addresses() or node.reserve()
+            own = node.reserve(options.port if options.hosts else 0)
+            addresses = self._fixed_addresses() or own
             self._certificates = self._made_certificates(addresses, Path(folder.path))
-            self._spares = Spares(self._options.spares, lambda: self._spare(addresses))
+            # A place's log file is its island's.
+            unlogged = LocalNode(replace(options, log_dir=None), node.host)
+            self._spares = Spares(options.spares, lambda: self._spare(unlogged, addresses))
             with Kinds.ATTEMPT.during(self, "0", len(addresses), 1) as attempt:
                 attempt.result = outcome = await self._all(family, node, addresses)
         if outcome.kind is Kind.STOPPED:
@@ -183,9 +187,8 @@ class IslandsLauncher:
             )
         return write_certificates(secret_of_islands(key, addresses), folder)
 
-    def _spare(self, addresses: list[str]) -> Program:
+    def _spare(self, node: LocalNode, addresses: list[str]) -> Program:
         """The program of a process that is no island yet, and has no log file."""
-        node = LocalNode(replace(self._options, log_dir=None), LOOPBACK)
         program = node.program(Start(addresses, self._first, len(self._lives), 0), 0, self._certificates)
         return replace(program, output=waiting_output(shown=not self._options.split), terminal=False)
 

@@ -37,16 +37,23 @@ class ReservedPorts:
     Args:
       count: how many.
       host: the address of this machine that they are reserved on.
+      first: the first of them, if they are given; 0 lets the kernel choose.
+
+    Raises:
+      ArgumentError: another process has one that is given, or this machine has no such address.
     """
 
-    def __init__(self, count: int, host: str = LOOPBACK) -> None:
+    def __init__(self, count: int, host: str = LOOPBACK, first: int = 0) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        given = range(first, first + count) if first else ()
+        for port in given:
+            _check_free(family, host, port)
         with ExitStack() as stack:
             sockets = [stack.enter_context(socket.socket(family)) for _ in range(count)]
             # Bound at once, all of them: closed one by one, the kernel would give the same port again.
-            for one in sockets:
+            for one, port in zip(sockets, given or [0] * count, strict=True):
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                one.bind((host, 0))
+                one.bind((host, port))
             self.numbers: tuple[int, ...] = tuple([one.getsockname()[1] for one in sockets])
             self._stack = stack.pop_all()
 
@@ -59,6 +66,20 @@ class ReservedPorts:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _check_free(family: socket.AddressFamily, host: str, port: int) -> None:
+    # Under SO_REUSEPORT two jobs of a user could listen on one port, each given some of the other's connections.
+    with socket.socket(family) as alone:
+        alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what has ended a while ago is no matter
+        try:
+            alone.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise ArgumentError(
+                f"nothing can listen at {Address(host, port)}: {error}. HINT: each job needs ports of its own: give "
+                "another --port, the same on all machines; and --hosts must name, at --node-rank, an address of this "
+                "machine."
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -103,10 +124,17 @@ class LocalNode:
         self._ports: ReservedPorts | None = None
         self._attempt: Attempt | None = None
 
-    def reserve(self) -> list[str]:
-        """Addresses for the ranks of the next start, with ports that stay theirs until it has ended."""
+    def reserve(self, first: int = 0) -> list[str]:
+        """Addresses for the ranks of the next start, with ports that stay theirs until it has ended.
+
+        Args:
+          first: see `ReservedPorts`.
+
+        Raises:
+          ArgumentError: likewise.
+        """
         self.close()
-        self._ports = ReservedPorts(self.workers, self.host)
+        self._ports = ReservedPorts(self.workers, self.host, first)
         return [str(Address(self.host, port)) for port in self._ports.numbers]
 
     async def run(self, start: Start) -> Outcome:
