@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from jaxtribute._src.addons.fitting.candidates import MIRRORED, SHARDED, Candidate, Outcome
+from jaxtribute._src.addons.fitting.candidates import MIRRORED, SHARDED, TOO_LARGE, Candidate, Outcome
 
 MOST = 25
 """Programs that are compiled at most."""
@@ -128,7 +128,7 @@ class FitSearch:
         if candidate.strategy == MIRRORED and whole is not None and whole.held > candidate.per_replica * self._memory:
             return None  # the state alone, divided among all devices of a replica, is too large
         outcome = self._try(candidate)
-        if outcome is None or outcome.fits:
+        if outcome is None or not outcome.refusal.startswith(TOO_LARGE):
             return outcome
         for variant in self._smaller(outcome):
             tried = self._try(variant)
