@@ -15,9 +15,7 @@ WORD = r"-\w+|\\?'[^'\n]+'|\\?\"[^\"\n]+\"|\.(?=\s|$)|\w[\w-]*(?:\[[\w,-]+\])?"
 COMMAND = re.compile(rf"pip install((?:[ \t]+(?:{WORD}))+)")
 # Words of the sentence around a command.
 PROSE = {"in", "a", "clone", "or", "of", "with", "jaxtribute"}
-ONCE_PUBLISHED = {
-    "README.md": "pip install jaxtribute   # not yet: unpublished, and the name on the index is not ours"
-}
+ONCE_PUBLISHED = {"README.md": "pip install jaxtribute   # not yet: unpublished, and the name on the index is not ours"}
 """The only line that names the package itself, with what it says beside it."""
 
 
