@@ -60,8 +60,8 @@ def main() -> None:
         users = jd.nn.ShardedTable(options.rows, WIDTH, partial(first_rows, seed=0), name="users")
         items = jd.nn.ShardedTable(options.rows, WIDTH, partial(first_rows, seed=1), name="items")
         layers = [matrix(3 * WIDTH + 3, 64), matrix(64, 1)]
-        towers = jd.Optimizer(optax.adagrad(0.3), [users, items])
-        clicks = jd.Optimizer(optax.adagrad(0.1), [users, items, *layers])
+        towers = jd.Optimizer(optax.adagrad(0.5), [users, items])
+        clicks = jd.Optimizer(optax.adagrad(0.2), [users, items, *layers])
 
     def rows(batch: dict[str, Any]) -> tuple[Any, Any, Any]:
         user = jd.nn.embedding_lookup(users, batch["user"])
