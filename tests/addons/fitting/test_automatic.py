@@ -34,7 +34,8 @@ def test_a_choice_is_applied(tmp_path: Path) -> None:
     strategy: Any = jd.experimental.Automatic(saved(tmp_path, Outcome(candidate, layout={"^w$": [None, "model"]})))
     assert type(strategy) is jd.FullyShardedStrategy
     assert strategy.num_replicas_in_sync == len(jax.devices()) // 2
-    assert strategy.extended.layouts["^w$"] == (None, "model")
+    layouts: Any = strategy.extended.layouts
+    assert layouts["^w$"] == (None, "model")
     own: Any = jd.experimental.Automatic(saved(tmp_path, Outcome(candidate)), layout={"w": ("model",)})
     assert own.extended.layouts["w"] == ("model",)
 

@@ -29,7 +29,7 @@ def test_the_table_has_a_line_for_each_number_of_devices() -> None:
     here = cluster(4, 2)
     curve = [predict(EXCHANGING, here.with_size(count), batch=90) for count in (1, 2, 8, 128)]
     lines = [" ".join(line.split()) for line in shown(report.table(here, curve)).splitlines()]
-    assert lines[0] == "4 host(s) of 2 device, inner within, outer between"
+    assert lines[0] == "4 host(s) of 2 device, inner within, outer between: predicted, not run"
     assert lines[1] == "devices batch on each compute collectives step examples/s efficiency memory each"
     assert lines[2] == "1 90 90 90.00 s 0.0 us 90.00 s 1 100% 1.0 KB"
     assert lines[4].startswith("> 8 90 12 ")  # the cluster that was asked for
@@ -95,3 +95,8 @@ def test_drawing_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingLibraryError, match=r"HINT: pip install -e '\.\[plot\]'"):
         report.plot([], cluster(1, 1), tmp_path / "curve.svg")
+
+
+def test_collectives_of_a_loop_count_as_often_as_it_turns() -> None:
+    looped = replace(COST, replicas=2, collectives=(Collective("all-gather", (1000,), times=8),))
+    assert "exchanges 8.0 KB in 8 collective(s)" in report.cost_text(looped)

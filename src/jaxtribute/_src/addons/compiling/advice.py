@@ -56,7 +56,7 @@ class _Product:
 
 
 def advice(step: Step, chip: Device, timing: Timing, seconds: float) -> tuple[str, ...]:
-    """What would make a step faster, a line each.
+    """Tells what would make a step faster, a line each.
 
     Args:
       step: the step.

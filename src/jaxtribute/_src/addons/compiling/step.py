@@ -125,7 +125,7 @@ class CompiledStep:
 
     @cached_property
     def advice(self) -> tuple[str, ...]:
-        """What would make the step faster, and by how much at most, a line each."""
+        """Changes that would make the step faster, and by how much at most, a line each."""
         from jaxtribute._src.addons.compiling.advice import advice  # which traces the step once more
 
         return advice(self.step, self.topology.chip, self.timing, self.seconds)

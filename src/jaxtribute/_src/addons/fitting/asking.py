@@ -26,7 +26,7 @@ _LAST_S = 900.0
 
 @dataclass(frozen=True)
 class Fit:
-    """What a search has found.
+    """The results of a search.
 
     Attributes:
       answer: its answer, as the process gave it.
@@ -80,16 +80,8 @@ def fit(
         raise ArgumentError(f"there is no script {str(script)!r}. HINT: give the path of a Python program.")
     topology = topology.strip().lower()
     analytic = missing_compiler(topology)
-    settings = {
-        "topology": topology,
-        "analytic": analytic,
-        "budget": budget,
-        "batch": batch,
-        "most_batch": most_batch,
-        "seconds": seconds,
-        "most": most,
-        "calls": calls,
-    }
+    settings = {"topology": topology, "analytic": analytic, "budget": budget, "batch": batch, "most_batch": most_batch}
+    settings |= {"seconds": seconds, "most": most, "calls": calls}
     answer = run_module(
         "jaxtribute._src.addons.fitting.script",
         [json.dumps(settings), str(script), *arguments],

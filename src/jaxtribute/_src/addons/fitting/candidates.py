@@ -12,7 +12,7 @@ from jaxtribute.errors import ArgumentError
 MIRRORED, SHARDED = "MirroredStrategy", "FullyShardedStrategy"
 """The strategies, by their names in `jaxtribute`."""
 TOO_LARGE = "does not fit"
-"""How refusals for lack of memory begin."""
+"""Begins every refusal for lack of memory."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the compiler says of a candidate; nothing has run.
+    """The compiler's answer on a candidate; nothing has run.
 
     Attributes:
       candidate: the way of training.
@@ -91,7 +91,7 @@ class Outcome:
 
     @property
     def limit(self) -> str:
-        """What takes the time."""
+        """The largest parts of the time."""
         parts = {"computing": self.compute, **self.waits}
         shares = {name: seconds / self.seconds for name, seconds in parts.items()}
         largest = sorted(shares, key=shares.__getitem__, reverse=True)

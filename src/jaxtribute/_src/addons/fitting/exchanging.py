@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from inspect import signature
 from typing import Any
@@ -17,7 +17,7 @@ _KEPT = ("layout", "min_bytes", "regather", "communication_options")
 
 
 class Exchanged:
-    """What a script has made of what it was given.
+    """The objects that a script has made in the place of its own.
 
     Attributes:
       strategies: those that stand in the place of the script's own.
@@ -37,28 +37,36 @@ STRATEGIES = "MirroredStrategy", "MultiWorkerMirroredStrategy", "FullyShardedStr
 
 
 def _classes() -> list[type[jd.Strategy]]:
-    """The classes of those that are there: TPUs' is an add-on's."""
-    return list(filter(None, (getattr(jd, name, None) for name in STRATEGIES)))
+    """The classes of those that are there."""
+    found: list[type[jd.Strategy]] = []
+    for name in STRATEGIES:
+        with suppress(ImportError):  # that of TPUs is an add-on's
+            found.append(getattr(jd, name))
+    return found
 
 
-def _named(begin: Any, args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by their names, those that stand in their places too."""
-    return dict(signature(begin).bind(None, *args, **given).arguments)
+def _kept(of: Any, args: tuple[Any, ...], given: dict[str, Any], wanted: Any) -> dict[str, Any]:
+    """Arguments of the initializer `of`, those in their places too, as far as that of `wanted` takes them."""
+    named, takes = signature(of).bind(None, *args, **given).arguments, signature(wanted).parameters
+    return {name: named[name] for name in _KEPT if named.get(name) is not None and name in takes}
 
 
-def _in_place(begin: Any, wanted: type[jd.Strategy]) -> Callable[..., jd.Strategy]:
-    """Makes a strategy of another class from arguments of one that `begin` makes."""
-
-    def make(_: type, *args: Any, **given: Any) -> jd.Strategy:
-        named = _named(begin, args, given)
-        return wanted(**{name: named[name] for name in _KEPT if name in named and name in takes})
-
-    takes = signature(wanted.__init__).parameters
-    return make
+def _in_place(of: Any, wanted: type[jd.Strategy]) -> Callable[..., jd.Strategy]:
+    """Makes a strategy of another class from arguments of the initializer `of`."""
+    return lambda _, *args, **given: wanted(**_kept(of, args, given, wanted.__init__))
 
 
 def _plainly_made(cls: type, *_: Any, **__: Any) -> Any:
     return object.__new__(cls)
+
+
+def _settings(given: dict[str, Any], candidate: Candidate, layout: Any, tries: int) -> dict[str, Any]:
+    """Arguments of the candidate's strategy, where `given` is kept of the script's own; see `exchanging`."""
+    if candidate.per_replica == 1:
+        return given
+    if given.get("layout") in (None, "auto"):
+        given = given | {"layout": layout if layout is not None else AutomaticLayout(tries=max(tries, 1))}
+    return given | {"devices_per_replica": candidate.per_replica}
 
 
 @contextmanager
@@ -76,18 +84,6 @@ def exchanging(candidate: Candidate, layout: Any, tries: int) -> Generator[Excha
     made, undo = Exchanged(), list[Callable[[], None]]()
     wanted: type[jd.Strategy] = getattr(jd, candidate.strategy)
     begin: Any = wanted.__init__
-    takes = signature(begin).parameters
-
-    def settings(given: dict[str, Any]) -> dict[str, Any]:
-        kept = {name: given[name] for name in _KEPT if given.get(name) is not None and name in takes}
-        if candidate.per_replica == 1:
-            kept.pop("layout", None)
-        made.own = {name: value if isinstance(value, int) else None for name, value in kept.items()}
-        if candidate.per_replica == 1:
-            return kept
-        if kept.get("layout") in (None, "auto"):
-            kept["layout"] = layout if layout is not None else AutomaticLayout(tries=max(tries, 1))
-        return kept | {"devices_per_replica": candidate.per_replica}
 
     def replace(of: type, name: str, value: Any) -> None:
         # A class whose own `__new__` was taken away no longer takes arguments: it keeps a plain one.
@@ -101,7 +97,11 @@ def exchanging(candidate: Candidate, layout: Any, tries: int) -> Generator[Excha
 
     @wraps(begin)
     def begun(self: Any, *args: Any, **given: Any) -> None:
-        begin(self, **settings(_named(begin, args, given)))
+        kept = _kept(begin, args, given, begin)
+        if candidate.per_replica == 1:
+            kept.pop("layout", None)
+        begin(self, **_settings(kept, candidate, layout, tries))
+        made.own = {name: value if isinstance(value, int) else None for name, value in kept.items()}
         made.strategies.append(self)
 
     replace(wanted, "__init__", begun)

@@ -55,7 +55,7 @@ def lines_text(best: Outcome, asked: int, saved: str = "") -> str:
 
 
 def end_text(answer: Mapping[str, Any], found: Sequence[Outcome]) -> str:
-    """How much was compiled, by what, and what did not fit or could not be."""
+    """Tells how much was compiled, by what, and what did not fit or could not be."""
     text = f"{answer['compiled']} program(s) compiled in {answer['seconds']:.0f} s, "
     text += f"by {'its own compiler' if not answer['analytic'] else 'the compiler of this machine'}."
     if answer["analytic"]:

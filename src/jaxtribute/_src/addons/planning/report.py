@@ -22,16 +22,16 @@ def cost_text(cost: StepCost) -> str:
     rows, exchanged = -(-cost.batch // cost.replicas), cost.exchanged()
     computed = f"{cost.flops.at(rows) / 1e9:,.3g} GFLOP"
     touched, held = bytes_text(cost.traffic.at(rows)), bytes_text(cost.memory.at(rows))
-    sent = bytes_text(sum(one.nbytes for one in exchanged))
+    sent, times = bytes_text(sum(one.times * one.nbytes for one in exchanged)), sum(one.times for one in exchanged)
     groups = f" of {cost.per_replica} devices" if cost.per_replica > 1 else ""
     each = "Each device" if groups else "Each"
     text = (
         f"{cost.name}: batch {cost.batch:,} on {cost.replicas} replica(s){groups}. {each} computes {computed}, touches "
-        f"{touched},\nholds {held} and exchanges {sent} in {len(exchanged)} collective(s)."
+        f"{touched},\nholds {held} and exchanges {sent} in {times} collective(s)."
     )
     if cost.within:
         inner = bytes_text(sum(one.times * one.nbytes for one in cost.within))
-        text += f" Within its replica it exchanges {inner} in {len(cost.within)} more."
+        text += f" Within its replica it exchanges {inner} in {sum(one.times for one in cost.within)} more."
     if not cost.exact:
         text += "\nIt was seen at this batch size only, so all of it is taken to grow with the examples."
     text += f"\n{cost.budget}" if cost.budget else ""
@@ -47,7 +47,7 @@ def table(cluster: Cluster, curve: Sequence[Prediction]) -> Table:
     """A line for each number of devices; that of the cluster itself is marked."""
     title = (
         f"{cluster.hosts} host(s) of {cluster.devices} {cluster.device.name}, {cluster.device.link.name} within, "
-        f"{cluster.link.name} between"
+        f"{cluster.link.name} between: predicted, not run"
     )
     headings = "devices,batch,on each,compute,collectives,step,examples/s,efficiency,memory each,"
     result = tables.table(title, headings.split(","))
@@ -163,5 +163,5 @@ def plot(curve: Sequence[Prediction], cluster: Cluster, path: Path) -> None:
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.grid(alpha=0.3)
         axes.axvline(cluster.size, color="tab:red", linewidth=0.8)
-    figure.suptitle(f"{cluster.device.name}, {cluster.devices} a host, {cluster.link.name} between")
+    figure.suptitle(f"{cluster.device.name}, {cluster.devices} a host, {cluster.link.name} between: predicted, not run")
     figure.savefig(path, dpi=150)

@@ -27,7 +27,7 @@ _TARGET = re.compile(r'custom_call_target="(?P<name>[^"]+)"')
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What an accelerator does in a second, in the opinion of whoever asks.
+    """Rates of an accelerator, in the opinion of whoever asks.
 
     Attributes:
       clock: cycles of a compiler that tells them; None if it tells none.
@@ -114,7 +114,7 @@ def timing(text: str, devices: int, rates: Rates, *, shortest: bool = False) -> 
 
 
 class _Lane:
-    """What goes on beside computing: one thing after the other, each awaited or not."""
+    """A lane beside computing: one thing after the other, each awaited or not."""
 
     def __init__(self) -> None:
         self._free = 0.0
