@@ -145,6 +145,9 @@ def run_module(
             raise DeadlineError(
                 f"{module} on {devices} devices has not ended in {deadline_s:.0f} s. HINT: plan a smaller step."
             ) from None
+        finally:
+            for stream in filter(None, (process.stdout, process.stderr)):
+                stream.close()
     if process.returncode == -signal.SIGKILL:
         raise ProcessFailedError(
             f"{module} was killed on {devices} devices, most likely because this "
