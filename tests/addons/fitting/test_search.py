@@ -111,6 +111,17 @@ def test_no_more_is_begun_than_there_are_tries_and_time() -> None:
     assert late.asked == [Candidate(MIRRORED, BATCH)]
 
 
+def test_what_a_program_refuses_for_another_reason_is_not_tried_with_less_memory() -> None:
+    asked: list[Candidate] = []
+
+    def refuses(one: Candidate, _: int) -> Outcome:
+        asked.append(one)
+        return Outcome(one, 1, "ValueError: no data", held=1)
+
+    assert FitSearch(refuses, 4, 1000, BATCH).best() == []
+    assert {(one.memory, one.accumulate) for one in asked} == {(None, 1)}
+
+
 def test_updates_of_one_call_where_nobody_could_apply_others() -> None:
     machine = Machine(activations=400)
     searched(machine, calls=False)

@@ -61,6 +61,9 @@ def test_a_budget_holds_and_what_is_too_large_is_told(tmp_path: Path) -> None:
     assert bounded.memory < whole.memory
     small = place("cpu:1", whole.memory - 1, asked=False)
     assert Trials(write(tmp_path), (), small)(Candidate(MIRRORED, BATCH), 9).refusal.startswith(TOO_LARGE)
+    tiny = Trials(write(tmp_path), (), place("cpu:2", 1000, asked=False))
+    refused = [tiny(Candidate(MIRRORED, BATCH, per_replica=2), 9) for _ in range(2)]
+    assert [one.compiled for one in refused] == [4, 1]  # the layout is chosen once, from three programs
 
 
 def test_scripts_that_cannot_be_searched_say_why(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ class Trials:
         self._script, self._target = script, target
         self._arguments = with_devices(arguments, len(target.devices))
         self._layouts: dict[tuple[str, int], dict[str, Any]] = {}
+        self._tried = 0  # programs that were compiled for the last candidate
 
     def batch(self) -> int:
         """Examples in the script's own global batch.
@@ -61,7 +62,7 @@ class Trials:
           candidate: the way of training.
           most: programs that may be compiled for it.
         """
-        rows, held = candidate.rows(len(self._target.devices)), 0
+        rows, held, self._tried = candidate.rows(len(self._target.devices)), 0, 1
 
         def look(step: Step) -> CompiledStep:
             nonlocal held
@@ -71,14 +72,18 @@ class Trials:
         try:
             made, found = self._run(candidate, min(most - 1, _LAYOUTS), look)
         except DoesNotFitError as error:
-            return Outcome(candidate, rows, f"{TOO_LARGE}: {_first(error)}", held=held)
+            return self._refused(candidate, rows, f"{TOO_LARGE}: {_first(error)}", held)
         except JaxtributeError as error:
-            return Outcome(candidate, rows, _first(error), held=held)
+            return self._refused(candidate, rows, _first(error), held)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # a user's program, under a strategy not its own
-            return Outcome(candidate, rows, f"{type(error).__name__}: {_first(error)}", held=held)
+            return self._refused(candidate, rows, f"{type(error).__name__}: {_first(error)}", held)
         if candidate.accumulate > 1 and not made.optimizers:
-            return Outcome(candidate, rows, "the script has no jd.Optimizer, whose gradients could be added up")
+            reason = "the script has no jd.Optimizer, whose gradients could be added up"
+            return self._refused(candidate, rows, reason, held)
         return self._outcome(candidate, rows, held, made, found)
+
+    def _refused(self, candidate: Candidate, rows: int, refusal: str, held: int) -> Outcome:
+        return Outcome(candidate, rows, refusal, held=held, compiled=self._tried)
 
     def _outcome(self, one: Candidate, rows: int, held: int, made: Exchanged, found: CompiledStep) -> Outcome:
         timing = Timing()
@@ -88,12 +93,6 @@ class Trials:
         waits: dict[str, float] = {}
         for (kind, among), seconds in timing.waits.items():
             waits[f"{kind} among {among}"] = seconds
-        compiled = 1
-        layouts = [strategy.extended.layouts for strategy in made.strategies]
-        for layout in layouts:
-            if isinstance(layout, AutomaticLayout) and one.per_replica > 1:
-                compiled += len(layout.tried)
-                self._layouts[one.strategy, one.per_replica] = {key: list(axes) for key, axes in layout.items()}
         return Outcome(
             candidate=one,
             rows=rows,
@@ -102,7 +101,7 @@ class Trials:
             seconds=timing.step,
             compute=timing.compute,
             waits=waits,
-            compiled=compiled,
+            compiled=self._tried,
             layout=self._layouts.get((one.strategy, one.per_replica), {}),
             own=made.own,
             calls=made.calls,
@@ -114,9 +113,20 @@ class Trials:
         before = set(sys.modules)
         try:
             with described_devices(self._target.devices), exchanging(candidate, layout, tries) as made:
-                return made, look_at_script(self._script, self._arguments, look)
+                try:
+                    return made, look_at_script(self._script, self._arguments, look)
+                finally:
+                    self._remember(candidate, made)
         finally:
             self._forget(before)
+
+    def _remember(self, one: Candidate, made: Exchanged) -> None:
+        """Keeps a layout that was chosen, also for what then did not fit: a choice takes several programs."""
+        for strategy in made.strategies:
+            layout = strategy.extended.layouts
+            if isinstance(layout, AutomaticLayout) and layout.tried:
+                self._tried += len(layout.tried)
+                self._layouts[one.strategy, one.per_replica] = {key: list(axes) for key, axes in layout.items()}
 
     def _forget(self, before: set[str]) -> None:
         """Takes back what one run of the script leaves for the next: its own modules, names, and programs."""
