@@ -1,9 +1,9 @@
 """Scripts that are watched, and those that measure in a process of their own, or fail."""
 
-import subprocess
 import sys
+import time
 from pathlib import Path
-from subprocess import CompletedProcess
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.addons.launcher.family import Family
 from jaxtribute._src.addons.tools.user_scripts import STEPS_AND_INPUT, Finished, run_module, run_script, training_step
 from jaxtribute._src.core.observers import Event, Observer, observe
 from jaxtribute.errors import DeadlineError, ProcessFailedError
@@ -20,6 +21,8 @@ import os, sys, time
 if sys.argv[1] == "fail":
     print("before"); raise ValueError("mine")
 if sys.argv[1] == "hang":
+    import subprocess
+    print(subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL).pid, file=open(sys.argv[2], "w"), flush=True)
     time.sleep(60)
 print("noise")
 print('{"devices": "%s", "pool": "%s"}' % (os.environ["JAXTRIBUTE_CPU_DEVICES"], os.environ.get("PJRT_NPROC")))
@@ -127,16 +130,24 @@ def test_a_process_gets_its_devices_and_a_pool_that_fits(module: str) -> None:
     assert run_module(module, ["run"], 3) == {"devices": "3", "pool": "None"}
 
 
+def played(monkeypatch: pytest.MonkeyPatch, returncode: int, output: bytes) -> list[list[str]]:
+    """Answers in the place of processes; returns the commands that are to start them."""
+    commands: list[list[str]] = []
+
+    def start(_: Family, command: list[str], *__: object) -> SimpleNamespace:
+        commands.append(command[1:])
+        return SimpleNamespace(
+            returncode=returncode, stdout=None, stderr=None, communicate=lambda timeout: (output, b"")
+        )
+
+    monkeypatch.setattr(Family, "start", start)
+    return commands
+
+
 @pytest.mark.slow
 def test_processes_that_form_a_cluster(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher is played by a module that prints what each of two workers would."""
-    commands: list[list[str]] = []
-
-    def run(command: list[str], **options: object) -> CompletedProcess[str]:
-        commands.append(command[1:])
-        return CompletedProcess(command, 0, '[1] {"rank": 1}\n[0] noise\n[0] {"rank": 0}\n[1] the end\n', "")
-
-    monkeypatch.setattr(subprocess, "run", run)
+    commands = played(monkeypatch, 0, b'[1] {"rank": 1}\n[0] noise\n[0] {"rank": 0}\n[1] the end\n')
     answer = run_module(module, ["run"], 1, workers=2)
     assert commands == [["-m", "jaxtribute.cli", "launch", "--workers", "2", "-m", module, "run"]]
     assert answer == {"rank": 0}
@@ -149,12 +160,23 @@ def test_a_process_that_fails_shows_what_it_printed(module: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_hangs(module: str) -> None:
-    with pytest.raises(DeadlineError, match=r"has not ended in 0 s|has not ended in 1 s"):
-        run_module(module, ["hang"], 2, deadline_s=0.5)
+def test_a_process_that_hangs_ends_with_all_that_it_started(module: str, tmp_path: Path) -> None:
+    with pytest.raises(DeadlineError, match="has not ended in 5 s"):
+        run_module(module, ["hang", str(tmp_path / "pid")], 2, deadline_s=5.0)
+    started, end = int((tmp_path / "pid").read_text()), time.monotonic() + 10
+    while is_running(started) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not is_running(started)
 
 
+def is_running(pid: int) -> bool:
+    """Whether there is such a process; one that has ended and that nobody has asked for does not count."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.slow
 def test_a_process_that_the_system_kills(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: CompletedProcess(command, -9, "", ""))
+    played(monkeypatch, -9, b"")
     with pytest.raises(ProcessFailedError, match=r"was killed on 2 devices, .*too little memory.*HINT: .*--shapes"):
         run_module(module, [], 2)

@@ -45,37 +45,28 @@ def _classes() -> list[type[jd.Strategy]]:
     return found
 
 
-def _named(begin: Any, args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by their names, those that stand in their places too."""
-    return dict(signature(begin).bind(None, *args, **given).arguments)
+def _kept(of: Any, args: tuple[Any, ...], given: dict[str, Any], wanted: Any) -> dict[str, Any]:
+    """Arguments of the initializer `of`, those in their places too, as far as that of `wanted` takes them."""
+    named, takes = signature(of).bind(None, *args, **given).arguments, signature(wanted).parameters
+    return {name: named[name] for name in _KEPT if named.get(name) is not None and name in takes}
 
 
-def _kept(given: dict[str, Any], begin: Any) -> dict[str, Any]:
-    """Those of a script's own arguments that the strategy which `begin` makes takes over."""
-    takes = signature(begin).parameters
-    return {name: given[name] for name in _KEPT if given.get(name) is not None and name in takes}
-
-
-def _in_place(begin: Any, wanted: type[jd.Strategy]) -> Callable[..., jd.Strategy]:
-    """Makes a strategy of another class from arguments of one that `begin` makes."""
-
-    def make(_: type, *args: Any, **given: Any) -> jd.Strategy:
-        return wanted(**_kept(_named(begin, args, given), wanted.__init__))
-
-    return make
+def _in_place(of: Any, wanted: type[jd.Strategy]) -> Callable[..., jd.Strategy]:
+    """Makes a strategy of another class from arguments of the initializer `of`."""
+    return lambda _, *args, **given: wanted(**_kept(of, args, given, wanted.__init__))
 
 
 def _plainly_made(cls: type, *_: Any, **__: Any) -> Any:
     return object.__new__(cls)
 
 
-def _settings(kept: dict[str, Any], candidate: Candidate, layout: Any, tries: int) -> dict[str, Any]:
-    """Arguments of the candidate's strategy, of those that are kept; see `exchanging`."""
+def _settings(given: dict[str, Any], candidate: Candidate, layout: Any, tries: int) -> dict[str, Any]:
+    """Arguments of the candidate's strategy, where `given` is kept of the script's own; see `exchanging`."""
     if candidate.per_replica == 1:
-        return kept
-    if kept.get("layout") in (None, "auto"):
-        kept = kept | {"layout": layout if layout is not None else AutomaticLayout(tries=max(tries, 1))}
-    return kept | {"devices_per_replica": candidate.per_replica}
+        return given
+    if given.get("layout") in (None, "auto"):
+        given = given | {"layout": layout if layout is not None else AutomaticLayout(tries=max(tries, 1))}
+    return given | {"devices_per_replica": candidate.per_replica}
 
 
 @contextmanager
@@ -106,11 +97,11 @@ def exchanging(candidate: Candidate, layout: Any, tries: int) -> Generator[Excha
 
     @wraps(begin)
     def begun(self: Any, *args: Any, **given: Any) -> None:
-        kept = _kept(_named(begin, args, given), begin)
+        kept = _kept(begin, args, given, begin)
         if candidate.per_replica == 1:
             kept.pop("layout", None)
-        made.own = {name: value if isinstance(value, int) else None for name, value in kept.items()}
         begin(self, **_settings(kept, candidate, layout, tries))
+        made.own = {name: value if isinstance(value, int) else None for name, value in kept.items()}
         made.strategies.append(self)
 
     replace(wanted, "__init__", begun)

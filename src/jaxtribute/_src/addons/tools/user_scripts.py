@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxtribute._src.addons.launcher.family import Family
 from jaxtribute.errors import ArgumentError, DeadlineError, ProcessFailedError
 from jaxtribute.experimental import Event
 from jaxtribute.extending import Kinds, Program
@@ -135,32 +136,29 @@ def run_module(
         environment.pop(name, None)
     launcher = ["jaxtribute.cli", "launch", "--workers", str(workers), "-m"] if workers > 1 else []
     command = [sys.executable, "-m", *launcher, module, *arguments]
-    try:
-        # A script that asks its user something is to fail, and not to wait for whoever has asked for a plan.
-        done = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=deadline_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise DeadlineError(
-            f"{module} on {devices} devices has not ended in {deadline_s:.0f} s. HINT: plan a smaller step."
-        ) from None
-    if done.returncode == -signal.SIGKILL:
+    # Nothing that the script starts outlives this, nor this process, and nothing waits for an answer of the user's.
+    with Family() as family:
+        process = family.start(command, environment, subprocess.PIPE, subprocess.PIPE)
+        try:
+            output, errors = (each.decode(errors="replace") for each in process.communicate(timeout=deadline_s))
+        except subprocess.TimeoutExpired:
+            raise DeadlineError(
+                f"{module} on {devices} devices has not ended in {deadline_s:.0f} s. HINT: plan a smaller step."
+            ) from None
+        finally:
+            for stream in filter(None, (process.stdout, process.stderr)):
+                stream.close()
+    if process.returncode == -signal.SIGKILL:
         raise ProcessFailedError(
             f"{module} was killed on {devices} devices, most likely because this "
             "machine has too little memory for it. HINT: jaxtribute plan --shapes gives variables no memory; the other "
             "commands need a smaller model."
         )
-    if done.returncode:
+    if process.returncode:
         raise ProcessFailedError(
-            f"{module} on {devices} devices ended with {done.returncode}. HINT: run the script by itself first. It "
-            f"printed:\n{done.stdout}{done.stderr}"
+            f"{module} on {devices} devices ended with {process.returncode}. HINT: run the script by itself first. It "
+            f"printed:\n{output}{errors}"
         )
     # The script prints what it likes; the answer comes last. The launcher marks the lines of rank 0.
-    lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines()]
+    lines = [line.removeprefix("[0] ") for line in output.splitlines()]
     return json.loads([line for line in lines if line.startswith("{")][-1])
