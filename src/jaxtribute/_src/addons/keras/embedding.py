@@ -107,11 +107,11 @@ class DistributedEmbedding(keras.layers.Layer):
             shape=(config.vocabulary_size, config.embedding_dim), initializer=config.initializer, name=config.name
         )
 
-    def build(self, input_shapes: Any) -> None:
+    def build(self, input_shape: Any) -> None:
         """Checks the inputs' shapes, which those of the features must fit."""
-        if not _is_preprocessed(input_shapes):
-            keras.tree.map_structure_up_to(self._feature_configs, _check_shape, self._feature_configs, input_shapes)
-        super().build(input_shapes)
+        if not _is_preprocessed(input_shape):
+            keras.tree.map_structure_up_to(self._feature_configs, _check_shape, self._feature_configs, input_shape)
+        super().build(input_shape)
 
     def preprocess(self, inputs: Nest, weights: Nest = None, training: bool = False) -> Any:
         """Returns ids and weights as one nest that the layer takes, with rows of several lengths filled up.
