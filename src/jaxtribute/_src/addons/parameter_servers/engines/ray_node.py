@@ -193,8 +193,8 @@ def _resolved(address: str) -> tuple[str, int]:
         return socket.gethostbyname(host), int(port)
     except OSError as error:
         raise ClusterError(
-            f"the address {address!r} of the cluster names a host that this machine does not know: {error}. HINT: correct "
-            "the cluster spec or TF_CONFIG, or wait until the name is known."
+            f"the address {address!r} of the cluster names a host that this machine does not know: {error}. HINT: "
+            "correct the cluster spec or TF_CONFIG, or wait until the name is known."
         ) from error
 
 
