@@ -79,7 +79,7 @@ def available(trained: int) -> int | None:
 
 
 def memory_stats(device: Any) -> dict[str, int]:
-    """The statistics that a device has of its memory; empty if it has none."""
+    """A device's own figures of its memory; empty if it has none."""
     try:
         return device.memory_stats() or {}
     except Exception:  # noqa: BLE001  # a device that is only described has none, and says so in its own way
