@@ -48,6 +48,7 @@ class Culprit:
       what: the operation.
       alone: its value on one device.
       others: its value on each replica.
+      backwards: True if the operation belongs to the derivative of the line.
     """
 
     pattern: Pattern
@@ -56,6 +57,7 @@ class Culprit:
     what: str = ""
     alone: Any = None
     others: list[Any] = field(default_factory=list)
+    backwards: bool = False
 
     @property
     def mistake(self) -> tuple[str, str]:
@@ -465,6 +467,7 @@ class Suspects:
             record.name,
             record.results[0] if record.results else None,
             [one.results[0] for one in others if one is not None and one.results],
+            record.backwards,
         )
 
 

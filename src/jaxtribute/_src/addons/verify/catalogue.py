@@ -25,23 +25,24 @@ _PATTERNS = (
         "local-mean",
         "the mean over this replica's rows is taken for the mean over the batch: the sum over the replicas is too "
         "large by their number",
-        "jd.nn.compute_average_loss(per_example_losses, global_batch_size=the rows of the whole batch), whose sum over "
-        "the replicas is the mean of the batch; or, if all batches divide by the replicas, reduce with 'MEAN': "
-        "optimizer.apply_gradients(gradients, 'MEAN')",
+        "count = jd.get_replica_context().all_reduce('SUM', x.shape[0]), which holds for a smaller last batch too, and "
+        "jd.nn.compute_average_loss(per_example_losses, global_batch_size=count), a part of the mean of the batch: "
+        "reduce the loss that is returned with 'SUM'. Or, if all batches divide by the replicas, leave the mean and "
+        "reduce with 'MEAN': optimizer.apply_gradients(gradients, 'MEAN')",
     ),
     Pattern(
         "mean-of-means",
         "the mean over this replica's rows counts as much as that of a replica with more rows: right for batches that "
         "divide, wrong for others",
-        "jd.nn.compute_average_loss(per_example_losses, global_batch_size=the rows of the whole batch) with reduction "
-        "'SUM'; for a metric strategy.reduce('MEAN', per_example_values, axis=0); with statistics of layers batches "
+        "count = jd.get_replica_context().all_reduce('SUM', x.shape[0]), and jd.nn.compute_average_loss("
+        "per_example_losses, global_batch_size=count) with 'SUM' in place of each 'MEAN'; for a metric strategy.reduce('MEAN', per_example_values, axis=0); with statistics of layers batches "
         "that divide (drop_remainder=True)",
     ),
     Pattern(
         "local-count",
-        "this replica's sum is divided by this replica's own count (of tokens, weights or examples)",
-        "divide by the count of all replicas: count = jd.get_replica_context().all_reduce('SUM', mask.sum()), and "
-        "reduce the quotients with 'SUM'; nothing else may divide by the number of replicas then",
+        "this replica's sum is divided by this replica's own count (of tokens, sample weights or examples)",
+        "divide by the count of all replicas, jd.get_replica_context().all_reduce('SUM', what this line divides by), "
+        "and reduce with 'SUM' in place of 'MEAN', the gradients (apply_gradients) and the loss that is returned",
     ),
     Pattern(
         "local-total",
@@ -57,11 +58,11 @@ _PATTERNS = (
     ),
     Pattern(
         "gradient-before-reduction",
-        "this replica's gradients are not those of the batch yet: a norm, a clip or another function of them comes "
-        "before the sum",
-        "clip after the sum: jd.Optimizer(optax.chain(optax.clip_by_global_norm(...), ...), variables), or reduce "
-        "first, gradients = jd.get_replica_context().all_reduce('SUM', gradients), and compute the norm from these (a "
-        "jd.Optimizer then applies them with reduce_op=None)",
+        "this replica's gradients are not those of the batch yet: a norm, a clip or something else that is not "
+        "linear comes before the sum",
+        "clip after the sum: leave it out here, and make jd.Optimizer(optax.chain(optax.clip_by_global_norm(...), "
+        "...), variables). Or reduce first, gradients = jd.get_replica_context().all_reduce('SUM', gradients), clip "
+        "these, and optimizer.apply_gradients(gradients, reduce_op=None)",
     ),
     Pattern(
         "counted-on-each-replica",

@@ -33,7 +33,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     elif count and verdict.outputs:
         yield (
             f"{verdict.name}: as on one device, {verdict.outputs} variables and results "
-            f"({', '.join(one.short for one in verdict.tried)})"
+            f"(rows on the replicas: {', '.join(one.short for one in verdict.tried)})"
         )
     else:
         yield f"{verdict.name}: NOT VERIFIED"
@@ -77,7 +77,7 @@ def _of_finding(number: int, finding: Finding) -> Iterator[str]:
     if culprit.elsewhere is not None:
         yield f"   with {culprit.elsewhere}: {culprit.elsewhere.text}"
     if culprit.others and not is_key(culprit.alone):
-        yield f"   here one device has {_value(culprit.alone)}"
+        yield f"   {'in its derivative' if culprit.backwards else 'here'} one device has {_value(culprit.alone)}"
         for replica, value in list(enumerate(culprit.others))[:4]:
             yield f"        replica {replica} has {_value(value)}"
     if finding.differences:
@@ -101,9 +101,10 @@ def _kinds(arrangements: Sequence[Arrangement]) -> str:
 
 
 def _percent(error: float) -> str:
-    return (
-        "all of it" if not np.isfinite(error) else f"by {error:.2g} of its size" if error < 10 else f"{error:.1g}-fold"
-    )
+    """A difference as a part of the change: of a variable that of the step, of a result the result itself."""
+    if not np.isfinite(error):
+        return "all of it"
+    return f"by {float(f'{100 * error:.2g}'):g} %" if error < 10 else f"{error:.1g}-fold"
 
 
 def _value(value: Any) -> str:

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     from jaxtribute._src.addons.verify.watching import ScriptError, verify_script
 
     def report(verdict: Verdict) -> None:
-        sys.stdout.write(f"\n{text(verdict)}\n   ({verdict.seconds:.1f} s)\n")
+        sys.stdout.write(f"\n{text(verdict)}\n   (verified in {verdict.seconds:.1f} s)\n\n")
         sys.stdout.flush()
 
     try:
