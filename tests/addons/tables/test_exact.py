@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,54 @@ def test_a_save_in_between_is_of_the_present_step(tmp_path: Path) -> None:
 def test_what_cannot_be_made_up_for_is_refused_by_name(transform: Any, why: str) -> None:
     with pytest.raises(ArgumentError, match=rf"cannot update items:0 exactly: .*{why}.*HINT"):
         jd.Optimizer(transform, [jd.nn.ShardedTable(5, 2, name="items", updates="exact")])
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_next_optimizer_is_that_of_lookups_before_and_after(replicas: int) -> None:
+    """Rows that lag are what its moments make of them: in compiled functions and in eager code of replicas."""
+    strategy = jd.MirroredStrategy(replicas)
+    with strategy.scope():
+        table = jd.nn.ShardedTable(4, 2, np.ones((4, 2), "float32"), name="items", updates="exact")
+
+    def replica(ids: Any) -> Any:
+        return jd.nn.embedding_lookup(table, ids)
+
+    def looked_up() -> Any:
+        return strategy.run(replica, (jnp.array([0]),))
+
+    def trained(rate: float) -> Any:
+        optimizer = jd.Optimizer(optax.adam(rate), [table])
+
+        def step(ids: Any) -> None:
+            gradients = jd.grad(lambda: jd.nn.embedding_lookup(table, ids).sum(), [table])()
+            optimizer.apply_gradients(gradients, "MEAN")
+
+        for ids in ([0], [1], [1], [1]):
+            strategy.run(step, (jnp.array(ids),))
+        return optimizer
+
+    compiled = jd.function(looked_up)
+    compiled()
+    for rate in (0.001, 0.1):
+        optimizer = trained(rate)
+        found = [strategy.experimental_local_results(look())[-1] for look in (looked_up, compiled)]
+        expected = table.numpy()[:1]
+        np.testing.assert_allclose(found[0], expected, rtol=1e-6)
+        np.testing.assert_allclose(found[1], expected, rtol=1e-6)
+        del optimizer
+
+
+def test_tables_that_nobody_has_any_more_are_gone() -> None:
+    """No cache of programs keeps one, with all its rows."""
+    with jd.MirroredStrategy(2).scope():
+        table = jd.nn.ShardedTable(4, 2, updates="exact")
+        optimizer = jd.Optimizer(optax.adam(0.1), [table])
+    table.numpy()
+    jd.nn.embedding_lookup(table, jnp.array([0]))
+    gone = weakref.ref(table)
+    del table, optimizer
+    gc.collect()
+    assert gone() is None
 
 
 def test_what_else_is_refused() -> None:

@@ -78,6 +78,8 @@ class CatchUp:
         self._own = [slots.variables[one] for one in own]
         self._shared = [slots.variables[one] for one in shared]
         self._settled = 0
+        # Not one for all tables, which would keep them and their programs for ever.
+        self._whole = jax.jit(partial(self._all_caught_up))
 
     @property
     def pending(self) -> bool:
@@ -121,8 +123,7 @@ class CatchUp:
         for variable, array in zip((self._table, *self._own, self.last), new, strict=True):
             executor.set(variable, array)
 
-    @partial(jax.jit, static_argnums=0)
-    def _whole(self, arrays: Sequence[Any]) -> list[Any]:
+    def _all_caught_up(self, arrays: Sequence[Any]) -> list[Any]:
         beside = 2 + len(self._own)
         *found, last = arrays[:beside]
         new = self._caught_up(found, last, arrays[beside], arrays[beside + 1 :])
