@@ -18,6 +18,8 @@ from jaxtribute.errors import ArgumentError, ContextError
 from samples import ALL_CASES
 
 ROWS, WIDTH = 40, 2
+WINDOW = optax.join_schedules([optax.constant_schedule(rate) for rate in (0.0, 0.1, 0.0)], [11, 900])
+"""A learning rate that is 0 at steps by which one might want to judge."""
 TRANSFORMS = {
     "adam": lambda: optax.chain(optax.clip_by_global_norm(0.2), optax.adam(optax.exponential_decay(0.05, 50, 0.8))),
     "momentum": lambda: optax.sgd(0.02, momentum=0.9),
@@ -96,6 +98,12 @@ def test_exact_updates_are_dense_ones(name: str) -> None:
         training.check()
 
 
+def test_a_learning_rate_of_zero_at_first_and_at_last() -> None:
+    training = Training(optax.adam(WINDOW), jd.OneDeviceStrategy("cpu:0"))
+    training.run([np.arange(8, dtype=np.int32) % 3, *[np.zeros(8, np.int32)] * 20])
+    training.check()
+
+
 def test_eager_steps_do_the_same() -> None:
     training = Training(TRANSFORMS["adam"](), jd.MirroredStrategy(2), compiled=False)
     training.run(batches(4))
@@ -129,17 +137,18 @@ def test_a_save_in_between_is_of_the_present_step(tmp_path: Path) -> None:
         (optax.amsgrad(0.1), "constant factors"),
         (optax.inject_hyperparams(optax.adam)(learning_rate=0.1), "no count"),
         (optax.sgd(0.1, momentum=0.999), "too slowly"),
+        (optax.adam(0.0), "change nothing at any step"),
+        (optax.adamw(WINDOW, weight_decay=0.1), "weight decay"),
     ],
-    ids=["adamw", "lion", "amsgrad", "hyperparams", "slow"],
+    ids=["adamw", "lion", "amsgrad", "hyperparams", "slow", "nothing", "window"],
 )
 def test_what_cannot_be_made_up_for_is_refused_by_name(transform: Any, why: str) -> None:
     with pytest.raises(ArgumentError, match=rf"cannot update items:0 exactly: .*{why}.*HINT"):
         jd.Optimizer(transform, [jd.nn.ShardedTable(5, 2, name="items", updates="exact")])
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_the_next_optimizer_is_that_of_lookups_before_and_after(replicas: int) -> None:
-    """Rows that lag are what its moments make of them: in compiled functions and in eager code of replicas."""
+def _of_two_optimizers(replicas: int) -> weakref.ref[Any]:
+    """Trains a table by one after the other, and checks lookups."""
     strategy = jd.MirroredStrategy(replicas)
     with strategy.scope():
         table = jd.nn.ShardedTable(4, 2, np.ones((4, 2), "float32"), name="items", updates="exact")
@@ -170,19 +179,15 @@ def test_the_next_optimizer_is_that_of_lookups_before_and_after(replicas: int) -
         np.testing.assert_allclose(found[0], expected, rtol=1e-6)
         np.testing.assert_allclose(found[1], expected, rtol=1e-6)
         del optimizer
+    return weakref.ref(table)
 
 
-def test_tables_that_nobody_has_any_more_are_gone() -> None:
-    """No cache of programs keeps one, with all its rows."""
-    with jd.MirroredStrategy(2).scope():
-        table = jd.nn.ShardedTable(4, 2, updates="exact")
-        optimizer = jd.Optimizer(optax.adam(0.1), [table])
-    table.numpy()
-    jd.nn.embedding_lookup(table, jnp.array([0]))
-    gone = weakref.ref(table)
-    del table, optimizer
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_next_optimizer_is_that_of_lookups_before_and_after(replicas: int) -> None:
+    """Rows that lag are what its moments make of them: in compiled functions and in eager code of replicas."""
+    table = _of_two_optimizers(replicas)
     gc.collect()
-    assert gone() is None
+    assert table() is None, "a cache of programs keeps the table, with all its rows"
 
 
 def test_what_else_is_refused() -> None:
