@@ -15,6 +15,7 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ContextError
+from jaxtribute.integrations import safetensors
 from samples import ALL_CASES
 
 ROWS, WIDTH = 40, 2
@@ -166,8 +167,9 @@ def _of_two_optimizers(replicas: int) -> weakref.ref[Any]:
             gradients = jd.grad(lambda: jd.nn.embedding_lookup(table, ids).sum(), [table])()
             optimizer.apply_gradients(gradients, "MEAN")
 
+        compiled = jd.function(lambda ids: strategy.run(step, (ids,)))
         for ids in ([0], [1], [1], [1]):
-            strategy.run(step, (jnp.array(ids),))
+            compiled(jnp.array(ids))
         return optimizer
 
     compiled = jd.function(looked_up)
@@ -188,6 +190,43 @@ def test_the_next_optimizer_is_that_of_lookups_before_and_after(replicas: int) -
     table = _of_two_optimizers(replicas)
     gc.collect()
     assert table() is None, "a cache of programs keeps the table, with all its rows"
+
+
+def _lagging() -> tuple[Any, Any]:
+    """A table whose row 0 has steps to make up for, and its optimizer."""
+    table = jd.nn.ShardedTable(4, 2, np.ones((4, 2), "float32"), name="items", updates="exact")
+    optimizer = jd.Optimizer(optax.adam(0.1), [table])
+    step = jd.function(
+        lambda ids: optimizer.apply_gradients(jd.grad(lambda: jd.nn.embedding_lookup(table, ids).sum(), [table])())
+    )
+    for ids in ([0], [1], [1], [1]):
+        step(jnp.array(ids))
+    return table, optimizer
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "safetensors"])
+def test_what_is_restored_is_not_moved_on_by_moments_of_before(way: str, tmp_path: Path) -> None:
+    """The table by itself: the optimizer goes on with its moments, as it does after a plain variable's restoration."""
+    first = jd.nn.ShardedTable(4, 2, np.ones((4, 2), "float32"), updates="exact")
+    table, optimizer = _lagging()
+    if way == "checkpoint":
+        path = jd.Checkpoint(table=first).save(tmp_path / "c")
+        jd.Checkpoint(table=table).restore(path)
+    else:
+        safetensors.save({"table": first}, tmp_path / "c.safetensors")
+        safetensors.load({"table": table}, tmp_path / "c.safetensors")
+    np.testing.assert_array_equal(jd.nn.embedding_lookup(table, jnp.arange(4)), 1)
+    np.testing.assert_array_equal(table.numpy(), 1)
+    np.testing.assert_allclose(optimizer.variables[1].numpy()[0], 0.1 * 0.9**3, rtol=1e-5)
+
+
+def test_the_state_is_that_of_the_present_step() -> None:
+    table, optimizer = _lagging()
+    np.testing.assert_allclose(optimizer.state[0].mu[0].numpy()[0], 0.1 * 0.9**3, rtol=1e-5)
+    table, optimizer = _lagging()
+    expected, same = _lagging()[0].numpy(), optimizer._slots  # pyright: ignore[reportPrivateUsage]
+    optimizer.state = jax.tree.map(np.zeros_like, same.state([np.asarray(slot.stored) for slot in same.variables]))
+    np.testing.assert_allclose(table.numpy(), expected, rtol=1e-6)
 
 
 def test_what_else_is_refused() -> None:

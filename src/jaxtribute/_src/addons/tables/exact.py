@@ -27,7 +27,7 @@ Still = Callable[[Any, list[Any], list[Any]], tuple[Any, list[Any], list[Any]]]
 _COUNTS = (0, 1, 10, 1_000, 100_000)
 """Numbers of steps at which a transformation is tried."""
 _MORE_COUNTS = np.unique(np.concatenate([np.arange(1_024), 1.02 ** np.arange(350, 930)]).astype(np.int32))
-"""Further ones, for learning rates that are 0 at all of these: every one at first, then each 2 % more, to 98 million."""
+"""Further ones, for learning rates that are 0 at all of these: each one at first, then 2 % more, to 98 million."""
 _SCALES = (1.0, 1e-3, 1e-4)
 """Magnitudes of the first slot in trials; the others' are powers of it, as second moments are squares."""
 _LEFT = 1e-10
