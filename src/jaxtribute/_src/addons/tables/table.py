@@ -167,7 +167,8 @@ class ShardedTable(Variable):
     def settle(self) -> None:
         """Brings all rows and their slots up to the present step, of a table with `updates="exact"`.
 
-        Reading the table as a whole, saving and restoring it, and looking at its optimizer's `variables` or `state`, do so; all workers must.
+        Reading the table as a whole, saving and restoring it, and looking at its optimizer's `variables` or `state`, do
+        so; all workers must.
         """
         if self.policy.catch_up is not None:
             self.policy.catch_up.settle(self._context().executor)
