@@ -195,6 +195,19 @@ def test_floating_ids_are_not_rounded(scoped: bool) -> None:
         large(np.zeros(2, "float16"))
 
 
+def test_a_learning_rate_that_is_changed_later_is_refused_by_name() -> None:
+    optimizer = keras.optimizers.SGD(0.1)
+    with jd.MirroredStrategy(1).scope():
+        table = TableConfig("t", 4, 2, first, optimizer)
+        model: Any = keras.Sequential([DistributedEmbedding(FeatureConfig("a", table, (None,), (None, 2)))])
+        model.compile("sgd", "mse")
+    data = np.arange(4, dtype="int32"), np.zeros((4, 2), "float32")
+    model.fit(*data, verbose=0)
+    optimizer.learning_rate = 0.01
+    with pytest.raises(ArgumentError, match=r"table t's optimizer is 0\.0\d+, and was 0\.1.*HINT"):
+        model.fit(*data, verbose=0)
+
+
 def test_ragged_ids_and_weights() -> None:
     table = TableConfig("t", 5, 2, initializer=first, combiner="mean")
     layer = DistributedEmbedding({"a": FeatureConfig("a", table, (None, 3), (None, 2))})

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtribute import Optimizer, Strategy, VariableSynchronization
 from jaxtribute._src.addons.keras.share import current
 from jaxtribute._src.addons.keras.table_configs import FeatureConfig, TableConfig, first_rows
-from jaxtribute._src.addons.keras.table_optimizers import transform_of
+from jaxtribute._src.addons.keras.table_optimizers import fixed_rate, transform_of
 from jaxtribute._src.addons.keras.variables import StrategyVariable
 from jaxtribute.errors import ArgumentError, ShapeError
 from jaxtribute.extending import Context
@@ -102,6 +102,8 @@ class DistributedEmbedding(keras.layers.Layer):
             ]
         object.__setattr__(self, "_tables", tables)
         object.__setattr__(self, "_optimizers", optimizers)
+        ruled = [config for config in configs.values() if config.name in optimizers]
+        object.__setattr__(self, "_rates", [(config, fixed_rate(config.optimizer)) for config in ruled])
         object.__setattr__(self, "_kept", kept)
         self._others = [one for some in kept.values() for one in some if isinstance(one, TableVariable)]
 
@@ -131,9 +133,7 @@ class DistributedEmbedding(keras.layers.Layer):
                     continue
                 value = np.asarray(store[key]) if key in present else None
                 if value is None or value.shape != tuple(variable.shape):
-                    was = (
-                        f"saved with shape {value.shape}" if value is not None else f"not saved: {sorted(present)} were"
-                    )
+                    was = "not saved" if value is None else f"saved with shape {value.shape}"
                     raise ArgumentError(
                         f"{key} of the layer {self.name} has shape {tuple(variable.shape)}, and was {was}. HINT: load "
                         "what a layer of the same tables and optimizers has saved."
@@ -307,6 +307,23 @@ def _filled(config: FeatureConfig, given: Any, fill: float = -1) -> Any:
     for place, row in enumerate(given):
         filled[place, : min(len(row), length)] = row[:length]
     return filled
+
+
+def check_rates(layers: Sequence[Any]) -> None:
+    """Checks that tables are trained with the learning rates that their optimizers have.
+
+    Raises:
+      ArgumentError: one was changed since its layer was made.
+    """
+    for layer in layers:
+        for config, made in layer._rates if isinstance(layer, DistributedEmbedding) and layer.trainable else ():  # pyright: ignore[reportPrivateUsage]
+            now = fixed_rate(config.optimizer)
+            if now != made:
+                raise ArgumentError(
+                    f"the learning rate of the table {config.name}'s optimizer is {now}, and was {made} when the layer "
+                    "was made, which trains with that. HINT: give TableConfig an optimizer of its own with a schedule, "
+                    "such as keras.optimizers.schedules.ExponentialDecay; callbacks do not reach tables."
+                )
 
 
 def tables_of(layers: Sequence[Any]) -> list[tuple[Any, Optimizer]]:
