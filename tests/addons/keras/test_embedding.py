@@ -147,11 +147,75 @@ def test_saved_models_go_on(scoped: bool, tmp_path: Path) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("scoped", [True, False])
+def test_weights_go_into_a_scope_and_out_of_it(scoped: bool, tmp_path: Path) -> None:
+    """By the names of the tables: Keras numbers weights, and of those that train and do not apart."""
+
+    def model(inside: bool, rows: int = 5) -> Any:
+        with jd.MirroredStrategy(2).scope() if inside else nullcontext():
+            one = TableConfig("one", rows, 2, "uniform", "adagrad", placement="default_device")
+            two = TableConfig("two", 5, 2, "uniform", "adagrad")
+            features = [FeatureConfig(name, table, (None,), (None, 2)) for name, table in (("b", two), ("a", one))]
+            inputs = [keras.Input((), dtype="int32", name=name) for name in "ba"]
+            return keras.Model(inputs, DistributedEmbedding(features, name="tables")(inputs))
+
+    saved = model(scoped)
+    saved.save_weights(tmp_path / "m.weights.h5")
+    again = model(not scoped)
+    again.load_weights(tmp_path / "m.weights.h5")
+    expected, found = (one.get_layer("tables").get_embedding_tables() for one in (saved, again))
+    for name in ("one", "two"):
+        np.testing.assert_array_equal(found[name], expected[name])
+    with pytest.raises(ArgumentError, match=r"one of the layer tables has shape \(7, 2\), and was saved"):
+        model(scoped, 7).get_layer("tables").load_own_variables({"two": expected["two"], "one": expected["one"]})
+    with pytest.raises(ArgumentError, match=r"two of the layer tables .* not saved"):
+        again.get_layer("tables").load_own_variables({"one": expected["one"]})
+
+
+def test_weights_of_single_ids_count() -> None:
+    """A weight of 0 gives zeros, whatever the combiner; a mean over one other is the row."""
+    for combiner, factors in (("sum", [2, 0, -1]), ("mean", [1, 0, 1]), ("sqrtn", [1, 0, -1])):
+        table = TableConfig("t", 5, 2, initializer=first, combiner=combiner)
+        layer = DistributedEmbedding(FeatureConfig("a", table, (None,), (None, 2)))
+        found = layer(np.arange(3), np.asarray([2.0, 0.0, -1.0], "float32"))
+        np.testing.assert_allclose(found, first((5, 2))[:3] * np.asarray(factors)[:, None], rtol=1e-6)
+
+
+@pytest.mark.parametrize("scoped", [True, False])
+def test_floating_ids_are_not_rounded(scoped: bool) -> None:
+    """Under mixed precision, too, whose outputs have its dtype; those that could be wrong are refused by name."""
+    table = TableConfig("t", 400, 2, initializer=first)
+    with jd.MirroredStrategy(1).scope() if scoped else nullcontext():
+        layer = DistributedEmbedding(FeatureConfig("a", table, (None,), (None, 2)), dtype="mixed_bfloat16")
+        found = layer(np.asarray([257.0, 301.0], "float32"))
+    assert found.dtype == layer.compute_dtype == "bfloat16"
+    np.testing.assert_allclose(np.asarray(found, "float32"), first((400, 2))[[257, 301]], rtol=1e-2)
+    large = DistributedEmbedding(FeatureConfig("a", TableConfig("t", 4_000, 2, first), (None,), (None, 2)))
+    with pytest.raises(ArgumentError, match=r"feature a have dtype float16.* 4,000 rows .*HINT"):
+        large(np.zeros(2, "float16"))
+
+
+def test_a_learning_rate_that_is_changed_later_is_refused_by_name() -> None:
+    optimizer = keras.optimizers.SGD(0.1)
+    with jd.MirroredStrategy(1).scope():
+        table = TableConfig("t", 4, 2, first, optimizer)
+        model: Any = keras.Sequential([DistributedEmbedding(FeatureConfig("a", table, (None,), (None, 2)))])
+        model.compile("sgd", "mse")
+    data = np.arange(4, dtype="int32"), np.zeros((4, 2), "float32")
+    model.fit(*data, verbose=0)
+    optimizer.learning_rate = 0.01
+    with pytest.raises(ArgumentError, match=r"table t's optimizer is 0\.0\d+, and was 0\.1.*HINT"):
+        model.fit(*data, verbose=0)
+
+
 def test_ragged_ids_and_weights() -> None:
     table = TableConfig("t", 5, 2, initializer=first, combiner="mean")
     layer = DistributedEmbedding({"a": FeatureConfig("a", table, (None, 3), (None, 2))})
     ids = np.empty(2, object)
     ids[:] = [np.array([1, 2, 3, 4]), np.array([0])]
+    empty_first = np.empty(2, object)
+    empty_first[:] = [[], [1]]
+    assert layer.preprocess({"a": empty_first})["preprocessed_inputs"]["inputs"]["a"].dtype == np.int32
     weights = np.empty(2, object)
     weights[:] = [np.array([1.0, 2.0, 1.0, 9.0], "float32"), np.array([0.5], "float32")]
     rows = first((5, 2))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,12 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ContextError
+from jaxtribute.integrations import safetensors
 from samples import ALL_CASES
 
 ROWS, WIDTH = 40, 2
+WINDOW = optax.join_schedules([optax.constant_schedule(rate) for rate in (0.0, 0.1, 0.0)], [11, 900])
+"""A learning rate that is 0 at steps by which one might want to judge."""
 TRANSFORMS = {
     "adam": lambda: optax.chain(optax.clip_by_global_norm(0.2), optax.adam(optax.exponential_decay(0.05, 50, 0.8))),
     "momentum": lambda: optax.sgd(0.02, momentum=0.9),
@@ -94,6 +99,12 @@ def test_exact_updates_are_dense_ones(name: str) -> None:
         training.check()
 
 
+def test_a_learning_rate_of_zero_at_first_and_at_last() -> None:
+    training = Training(optax.adam(WINDOW), jd.OneDeviceStrategy("cpu:0"))
+    training.run([np.arange(8, dtype=np.int32) % 3, *[np.zeros(8, np.int32)] * 20])
+    training.check()
+
+
 def test_eager_steps_do_the_same() -> None:
     training = Training(TRANSFORMS["adam"](), jd.MirroredStrategy(2), compiled=False)
     training.run(batches(4))
@@ -127,12 +138,95 @@ def test_a_save_in_between_is_of_the_present_step(tmp_path: Path) -> None:
         (optax.amsgrad(0.1), "constant factors"),
         (optax.inject_hyperparams(optax.adam)(learning_rate=0.1), "no count"),
         (optax.sgd(0.1, momentum=0.999), "too slowly"),
+        (optax.adam(0.0), "change nothing at any step"),
+        (optax.adamw(WINDOW, weight_decay=0.1), "weight decay"),
     ],
-    ids=["adamw", "lion", "amsgrad", "hyperparams", "slow"],
+    ids=["adamw", "lion", "amsgrad", "hyperparams", "slow", "nothing", "window"],
 )
 def test_what_cannot_be_made_up_for_is_refused_by_name(transform: Any, why: str) -> None:
     with pytest.raises(ArgumentError, match=rf"cannot update items:0 exactly: .*{why}.*HINT"):
         jd.Optimizer(transform, [jd.nn.ShardedTable(5, 2, name="items", updates="exact")])
+
+
+def _of_two_optimizers(replicas: int) -> weakref.ref[Any]:
+    """Trains a table by one after the other, and checks lookups."""
+    strategy = jd.MirroredStrategy(replicas)
+    with strategy.scope():
+        table = jd.nn.ShardedTable(4, 2, np.ones((4, 2), "float32"), name="items", updates="exact")
+
+    def replica(ids: Any) -> Any:
+        return jd.nn.embedding_lookup(table, ids)
+
+    def looked_up() -> Any:
+        return strategy.run(replica, (jnp.array([0]),))
+
+    def trained(rate: float) -> Any:
+        optimizer = jd.Optimizer(optax.adam(rate), [table])
+
+        def step(ids: Any) -> None:
+            gradients = jd.grad(lambda: jd.nn.embedding_lookup(table, ids).sum(), [table])()
+            optimizer.apply_gradients(gradients, "MEAN")
+
+        compiled = jd.function(lambda ids: strategy.run(step, (ids,)))
+        for ids in ([0], [1], [1], [1]):
+            compiled(jnp.array(ids))
+        return optimizer
+
+    compiled = jd.function(looked_up)
+    compiled()
+    for rate in (0.001, 0.1):
+        optimizer = trained(rate)
+        found = [strategy.experimental_local_results(look())[-1] for look in (looked_up, compiled)]
+        expected = table.numpy()[:1]
+        np.testing.assert_allclose(found[0], expected, rtol=1e-6)
+        np.testing.assert_allclose(found[1], expected, rtol=1e-6)
+        del optimizer
+    return weakref.ref(table)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_next_optimizer_is_that_of_lookups_before_and_after(replicas: int) -> None:
+    """Rows that lag are what its moments make of them: in compiled functions and in eager code of replicas."""
+    table = _of_two_optimizers(replicas)
+    gc.collect()
+    assert table() is None, "a cache of programs keeps the table, with all its rows"
+
+
+def _lagging() -> tuple[Any, Any]:
+    """A table whose row 0 has steps to make up for, and its optimizer."""
+    table = jd.nn.ShardedTable(4, 2, np.ones((4, 2), "float32"), name="items", updates="exact")
+    optimizer = jd.Optimizer(optax.adam(0.1), [table])
+    step = jd.function(
+        lambda ids: optimizer.apply_gradients(jd.grad(lambda: jd.nn.embedding_lookup(table, ids).sum(), [table])())
+    )
+    for ids in ([0], [1], [1], [1]):
+        step(jnp.array(ids))
+    return table, optimizer
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "safetensors"])
+def test_what_is_restored_is_not_moved_on_by_moments_of_before(way: str, tmp_path: Path) -> None:
+    """The table by itself: the optimizer goes on with its moments, as it does after a plain variable's restoration."""
+    first = jd.nn.ShardedTable(4, 2, np.ones((4, 2), "float32"), updates="exact")
+    table, optimizer = _lagging()
+    if way == "checkpoint":
+        path = jd.Checkpoint(table=first).save(tmp_path / "c")
+        jd.Checkpoint(table=table).restore(path)
+    else:
+        safetensors.save({"table": first}, tmp_path / "c.safetensors")
+        safetensors.load({"table": table}, tmp_path / "c.safetensors")
+    np.testing.assert_array_equal(jd.nn.embedding_lookup(table, jnp.arange(4)), 1)
+    np.testing.assert_array_equal(table.numpy(), 1)
+    np.testing.assert_allclose(optimizer.variables[1].numpy()[0], 0.1 * 0.9**3, rtol=1e-5)
+
+
+def test_the_state_is_that_of_the_present_step() -> None:
+    table, optimizer = _lagging()
+    np.testing.assert_allclose(optimizer.state[0].mu[0].numpy()[0], 0.1 * 0.9**3, rtol=1e-5)
+    table, optimizer = _lagging()
+    expected, same = _lagging()[0].numpy(), optimizer._slots  # pyright: ignore[reportPrivateUsage]
+    optimizer.state = jax.tree.map(np.zeros_like, same.state([np.asarray(slot.stored) for slot in same.variables]))
+    np.testing.assert_allclose(table.numpy(), expected, rtol=1e-6)
 
 
 def test_what_else_is_refused() -> None:

@@ -202,6 +202,20 @@ def test_a_combiner_of_a_plain_variable_is_that_of_a_table() -> None:
         np.testing.assert_array_equal(plain[1], 0)
 
 
+def test_a_mean_over_weights_that_sum_up_to_nothing_is_zeros() -> None:
+    """As TensorFlow's `div_no_nan` has it; and its gradients are numbers."""
+    weights = jnp.asarray([[1.0, -1.0], [0.0, 0.0]])
+
+    def mean(rows: Any, weights: Any, combiner: Any = "mean") -> Any:
+        return jd.nn.embedding_lookup(rows, np.asarray([[0, 1], [2, 1]]), weights, combiner)
+
+    rows = jnp.arange(6.0).reshape(3, 2)
+    np.testing.assert_array_equal(mean(rows, weights), 0)
+    np.testing.assert_array_equal(mean(rows, weights, "sqrtn")[1], 0)
+    gradients = jax.grad(lambda rows, weights: mean(rows, weights).sum(), (0, 1))(rows, weights)
+    assert all(np.isfinite(one).all() for one in gradients)
+
+
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("combiner", [None, "mean"])

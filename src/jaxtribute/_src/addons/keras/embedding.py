@@ -12,7 +12,7 @@ import numpy as np
 from jaxtribute import Optimizer, Strategy, VariableSynchronization
 from jaxtribute._src.addons.keras.share import current
 from jaxtribute._src.addons.keras.table_configs import FeatureConfig, TableConfig, first_rows
-from jaxtribute._src.addons.keras.table_optimizers import transform_of
+from jaxtribute._src.addons.keras.table_optimizers import fixed_rate, transform_of
 from jaxtribute._src.addons.keras.variables import StrategyVariable
 from jaxtribute.errors import ArgumentError, ShapeError
 from jaxtribute.extending import Context
@@ -70,6 +70,7 @@ class DistributedEmbedding(keras.layers.Layer):
         self, feature_configs: Nest, *, table_stacking: Any = "auto", update_stats: bool = False, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
+        self.autocast = False  # ids may be floating, and are not to be rounded
         self._table_stacking, self._update_stats = table_stacking, update_stats
         # Past Keras's own `__setattr__`, which would make other containers of these.
         object.__setattr__(self, "_feature_configs", feature_configs)
@@ -86,26 +87,60 @@ class DistributedEmbedding(keras.layers.Layer):
         strategy = Context.current().strategy
         tables: dict[str, Any] = {}
         optimizers: dict[str, Optimizer] = {}
-        kept: list[TableVariable] = []
+        kept: dict[str, list[Any]] = {}
         for config in configs.values():
             if config.placement == "default_device" or not has_rows(strategy):
                 tables[config.name] = self._weight(config)
+                kept[config.name] = [tables[config.name]]
                 continue
             table = ShardedTable(config.vocabulary_size, config.embedding_dim, first_rows(config), name=config.name)
             optimizer = Optimizer(transform_of(config.optimizer, config.name), [table])
             tables[config.name], optimizers[config.name] = table, optimizer
-            kept += [
+            kept[config.name] = [
                 TableVariable(one, one.name.removesuffix(":0").replace("/", "_"))
                 for one in (table, *optimizer.variables)
             ]
         object.__setattr__(self, "_tables", tables)
         object.__setattr__(self, "_optimizers", optimizers)
-        self._kept = kept
+        ruled = [config for config in configs.values() if config.name in optimizers]
+        object.__setattr__(self, "_rates", [(config, fixed_rate(config.optimizer)) for config in ruled])
+        object.__setattr__(self, "_kept", kept)
+        self._others = [one for some in kept.values() for one in some if isinstance(one, TableVariable)]
 
     def _weight(self, config: TableConfig) -> Any:
         return self.add_weight(
             shape=(config.vocabulary_size, config.embedding_dim), initializer=config.initializer, name=config.name
         )
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves tables by their names, `users`, and the state of their optimizers beside them, `users:1`."""
+        for name, variables in self._kept.items():
+            for place, variable in enumerate(variables):
+                store[_key(name, place)] = variable
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads tables by their names, wherever their rows were; of their optimizers' state what was saved and is here.
+
+        Raises:
+          ArgumentError: a table was not saved, or something has another shape; nothing has changed then.
+        """
+        found: list[tuple[Any, Any]] = []
+        present = set(store.keys())
+        for name, variables in self._kept.items():
+            for place, variable in enumerate(variables):
+                key = _key(name, place)
+                if place and key not in present:
+                    continue
+                value = np.asarray(store[key]) if key in present else None
+                if value is None or value.shape != tuple(variable.shape):
+                    was = "not saved" if value is None else f"saved with shape {value.shape}"
+                    raise ArgumentError(
+                        f"{key} of the layer {self.name} has shape {tuple(variable.shape)}, and was {was}. HINT: load "
+                        "what a layer of the same tables and optimizers has saved."
+                    )
+                found.append((variable, value))
+        for variable, value in found:
+            variable.assign(value)
 
     def build(self, input_shape: Any) -> None:
         """Checks the inputs' shapes, which those of the features must fit."""
@@ -164,16 +199,22 @@ class DistributedEmbedding(keras.layers.Layer):
         config = feature.table
         table = self._tables[config.name]
         if len(ids.shape) == 1:
-            # One row for each example: means of it are the row itself.
-            weights = weights if config.combiner == "sum" else None
-            ids, weights = ids[:, None], None if weights is None else weights.reshape(-1, 1)
+            ids, weights = ids[:, None], None if weights is None else jnp.asarray(weights).reshape(-1, 1)
         if not jnp.issubdtype(ids.dtype, jnp.integer):
-            ids = jnp.asarray(ids, jnp.int32)  # as Keras's inputs are floating unless their dtype is said
+            # Keras's inputs are floating unless their dtype is said.
+            if config.vocabulary_size > 2 / jnp.finfo(ids.dtype).eps:
+                raise ArgumentError(
+                    f"the ids of feature {feature.name} have dtype {ids.dtype}, which does not tell {config.name}'s "
+                    f"{config.vocabulary_size:,} rows from each other. HINT: pass integers, keras.Input(..., "
+                    "dtype='int32')."
+                )
+            ids = jnp.asarray(ids, jnp.int32)
         if config.name in self._optimizers:
             ids = _own(ids)
         else:
             table = table.value
-        return embedding_lookup(table, ids, weights, config.combiner)  # pyright: ignore[reportArgumentType]
+        found = embedding_lookup(table, ids, weights, config.combiner)  # pyright: ignore[reportArgumentType]
+        return found.astype(self.compute_dtype)
 
     def compute_output_spec(self, inputs: Nest, weights: Nest = None, training: bool = False) -> Any:
         """The outputs' shapes: those of the inputs' batch."""
@@ -235,6 +276,11 @@ def _own(ids: Any) -> Any:
     return jnp.where(counts[:, None] > 0, ids, jnp.full_like(ids, -1))
 
 
+def _key(table: str, place: int) -> str:
+    """The name in a file of a table, or of a variable of its optimizer. To HDF5 a slash is a folder."""
+    return table.replace("/", ".") + (f":{place}" if place else "")
+
+
 def _is_preprocessed(inputs: Nest) -> bool:
     return isinstance(inputs, dict) and _PREPROCESSED in inputs
 
@@ -257,10 +303,27 @@ def _filled(config: FeatureConfig, given: Any, fill: float = -1) -> Any:
         return given
     length = config.input_shape[1] if len(config.input_shape) > 1 else None
     length = max(map(len, given)) if length is None else length
-    filled = np.full((len(given), length), fill, np.asarray(given[0]).dtype if fill == -1 else np.float32)
+    filled = np.full((len(given), length), fill, np.int32 if fill == -1 else np.float32)
     for place, row in enumerate(given):
         filled[place, : min(len(row), length)] = row[:length]
     return filled
+
+
+def check_rates(layers: Sequence[Any]) -> None:
+    """Checks that tables are trained with the learning rates that their optimizers have.
+
+    Raises:
+      ArgumentError: one was changed since its layer was made.
+    """
+    for layer in layers:
+        for config, made in layer._rates if isinstance(layer, DistributedEmbedding) and layer.trainable else ():  # pyright: ignore[reportPrivateUsage]
+            now = fixed_rate(config.optimizer)
+            if now != made:
+                raise ArgumentError(
+                    f"the learning rate of the table {config.name}'s optimizer is {now}, and was {made} when the layer "
+                    "was made, which trains with that. HINT: give TableConfig an optimizer of its own with a schedule, "
+                    "such as keras.optimizers.schedules.ExponentialDecay; callbacks do not reach tables."
+                )
 
 
 def tables_of(layers: Sequence[Any]) -> list[tuple[Any, Optimizer]]:

@@ -42,8 +42,8 @@ def transform_of(optimizer: KerasOptimizer, table: str) -> optax.GradientTransfo
         raise ArgumentError(
             f"the optimizer of the table {table} has {shown}, which is not for rows. HINT: leave it out."
         )
-    rate = internals.learning_rate(optimizer)
-    rate = _schedule(rate) if callable(rate) else float(optimizer.learning_rate)
+    fixed = fixed_rate(optimizer)
+    rate = _schedule(internals.learning_rate(optimizer)) if fixed is None else fixed
     if type(optimizer) is keras.optimizers.SGD:
         moved = optax.scale_by_learning_rate(rate)
         if not optimizer.momentum:
@@ -58,6 +58,11 @@ def transform_of(optimizer: KerasOptimizer, table: str) -> optax.GradientTransfo
         f"the optimizer of the table {table} is {type(optimizer).__name__}, whose update of rows is unknown. HINT: "
         "use keras.optimizers.SGD, Adagrad or Adam; or placement='default_device', a weight of the model's optimizer."
     )
+
+
+def fixed_rate(optimizer: KerasOptimizer) -> float | None:
+    """The learning rate that an optimizer has now; None if it is a schedule."""
+    return None if callable(internals.learning_rate(optimizer)) else float(optimizer.learning_rate)
 
 
 def _schedule(rate: Any) -> Any:

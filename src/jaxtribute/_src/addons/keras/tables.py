@@ -49,6 +49,19 @@ class Tables:
             )
         return tables
 
+    @staticmethod
+    def checked(model: KerasModel, step: Callable[..., Any]) -> Callable[..., Any]:
+        """A step of a model, before which the learning rates of its tables are checked, if it has some."""
+        embedding, layers = sys.modules.get("jaxtribute._src.addons.keras.embedding"), internals.parts_of(model)
+        if embedding is None or not embedding.tables_of(layers):
+            return step
+
+        def checked(*args: Any) -> Any:
+            embedding.check_rates(layers)
+            return step(*args)
+
+        return checked
+
     def differentiated(
         self, loss: Callable[[], tuple[Any, Any]], trainable: Sequence[KerasVariable], share: Share
     ) -> tuple[Any, list[Any]]:

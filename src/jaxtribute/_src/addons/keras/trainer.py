@@ -20,6 +20,7 @@ from jaxtribute._src.addons.keras.row_wise import Kind
 from jaxtribute._src.addons.keras.share import Share
 from jaxtribute._src.addons.keras.stateful import with_part
 from jaxtribute._src.addons.keras.steps import Lists, Step, predict_step, rows_of, test_step, train_step
+from jaxtribute._src.addons.keras.tables import Tables
 from jaxtribute._src.addons.keras.variables import StrategyVariable, adopt, on_servers
 from jaxtribute.extending import Context
 from jaxtribute.typing import Leaf, Nest
@@ -84,7 +85,7 @@ def make_train_function(model: KerasModel, strategy: Strategy) -> Function:
         )
     if internals.takes_data_alone(model, "train"):
         return _repeated(model, _stateful(model, strategy, model.train_step))
-    return _repeated(model, _step(model, strategy, train_step))
+    return _repeated(model, Tables.checked(model, _step(model, strategy, train_step)))
 
 
 def make_test_function(model: KerasModel, strategy: Strategy) -> Function:

@@ -249,7 +249,7 @@ def _read(variable: Variable, tensor: _Tensor) -> None:
     stored = variable.stored
     if variable.policy.form != "flat":
         value = tensor.run(0, variable.size).reshape(variable.shape).astype(variable.dtype, copy=False)
-        if variable.policy.form != "value":
+        if variable.policy.form != "value" or variable.policy.by_rows:
             variable.assign(value)
             return
         with updating:

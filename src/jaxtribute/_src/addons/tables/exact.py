@@ -26,6 +26,8 @@ Still = Callable[[Any, list[Any], list[Any]], tuple[Any, list[Any], list[Any]]]
 
 _COUNTS = (0, 1, 10, 1_000, 100_000)
 """Numbers of steps at which a transformation is tried."""
+_MORE_COUNTS = np.unique(np.concatenate([np.arange(1_024), 1.02 ** np.arange(350, 930)]).astype(np.int32))
+"""Further ones, for learning rates that are 0 at all of these: each one at first, then 2 % more, to 98 million."""
 _SCALES = (1.0, 1e-3, 1e-4)
 """Magnitudes of the first slot in trials; the others' are powers of it, as second moments are squares."""
 _LEFT = 1e-10
@@ -66,7 +68,8 @@ class CatchUp:
         shared = [one for one, owner in enumerate(slots.owners) if owner is None]
         own = [one for one, owner in enumerate(slots.owners) if owner == place]
         self._still = _stills(update, variables, slots, place)
-        self._decay = _decay(self._still, self._table, [slots.variables[one] for one in shared], len(own))
+        moved = _stills(update, variables, slots, place, gradient=1.0)
+        self._decay = _decay(self._still, moved, self._table, [slots.variables[one] for one in shared], len(own))
         policy: Any = self._table.policy
         plain = self._table.distribute_strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
         named = partial(Variable.with_policy, strategy=self._table.distribute_strategy)
@@ -78,6 +81,8 @@ class CatchUp:
         self._own = [slots.variables[one] for one in own]
         self._shared = [slots.variables[one] for one in shared]
         self._settled = 0
+        # Not one for all tables, which would keep them and their programs for ever.
+        self._whole = jax.jit(partial(self._all_caught_up))
 
     @property
     def pending(self) -> bool:
@@ -121,8 +126,7 @@ class CatchUp:
         for variable, array in zip((self._table, *self._own, self.last), new, strict=True):
             executor.set(variable, array)
 
-    @partial(jax.jit, static_argnums=0)
-    def _whole(self, arrays: Sequence[Any]) -> list[Any]:
+    def _all_caught_up(self, arrays: Sequence[Any]) -> list[Any]:
         beside = 2 + len(self._own)
         *found, last = arrays[:beside]
         new = self._caught_up(found, last, arrays[beside], arrays[beside + 1 :])
@@ -153,13 +157,15 @@ class CatchUp:
         return [row, *slots]
 
 
-def _stills(update: Callable[..., list[Any]], variables: Sequence[Variable], slots: Slots, place: int) -> Still:
-    """The update of one row of a table by a gradient of zero, at a step's counts."""
+def _stills(
+    update: Callable[..., list[Any]], variables: Sequence[Variable], slots: Slots, place: int, gradient: float = 0.0
+) -> Still:
+    """The update of one row of a table by a gradient, which is zero if not said, at a step's counts."""
 
     def still(row: Any, beside: list[Any], counts: list[Any]) -> tuple[Any, list[Any], list[Any]]:
         params = [jnp.zeros(one.shape, one.dtype) for one in variables]
         grads = list(params)
-        params[place], grads[place] = row[None], jnp.zeros_like(row)[None]
+        params[place], grads[place] = row[None], jnp.full_like(row, gradient)[None]
         own, shared, state = iter(beside), iter(counts), list[Any]()
         for slot, owner in zip(slots.variables, slots.owners, strict=True):
             if owner is None:
@@ -180,6 +186,7 @@ class _Trials:
 
     Args:
       still: the update.
+      moved: the same by a gradient that is not zero.
       table: the table.
       shared: the state that belongs to no variable.
       slots: the number of the row's slots.
@@ -188,7 +195,8 @@ class _Trials:
       ArgumentError: there is state other than counts of steps.
     """
 
-    def __init__(self, still: Still, table: Variable, shared: Sequence[Variable], slots: int) -> None:
+    def __init__(self, still: Still, moved: Still, table: Variable, shared: Sequence[Variable], slots: int) -> None:
+        self._moved = moved
         self._still, self.table, self._shared = jax.jit(still), table, shared
         for leaf in shared:
             if leaf.shape or not jnp.issubdtype(leaf.dtype, jnp.integer):
@@ -223,6 +231,24 @@ class _Trials:
             if not np.allclose(self.after(self.ones, draw, count)[0] - 1, change, rtol=1e-5, atol=1e-6):
                 raise _refused(self.table, "a row's change depends on the row")
 
+    def live(self) -> list[int]:
+        """Some counts at which a gradient changes a row, so that a trial tells something: the learning rate is not 0.
+
+        Raises:
+          ArgumentError: there are none.
+        """
+        zeros, dtype = jnp.zeros(self.table.shape[1]), self.table.dtype
+
+        def moves(count: Any) -> Any:
+            counts = [jnp.asarray(count, leaf.dtype) for leaf in self._shared]
+            new, *_ = self._moved(zeros.astype(dtype), [zeros.astype(dtype)] * len(self.factors), counts)
+            return (new != 0).any()
+
+        counts = _MORE_COUNTS[np.asarray(jax.jit(jax.vmap(moves))(_MORE_COUNTS))]
+        if not counts.size:
+            raise _refused(self.table, "its gradients change nothing at any step, so that nothing is known of moments")
+        return [int(counts[0]), int(counts[counts.size // 2])]
+
     def slowest(self, count: int) -> float:
         """The largest factor by which what moments do to a row becomes less in a step; 0 if they do nothing."""
         found = 0.0
@@ -234,16 +260,18 @@ class _Trials:
         return found
 
 
-def _decay(still: Still, table: Variable, shared: Sequence[Variable], slots: int) -> _Decay:
+def _decay(still: Still, moved: Still, table: Variable, shared: Sequence[Variable], slots: int) -> _Decay:
     """Finds out what becomes of a row without a gradient.
 
     Raises:
       ArgumentError: it cannot be made up for.
     """
-    trials = _Trials(still, table, shared, slots)
-    for count in _COUNTS:
+    trials, counts = _Trials(still, moved, table, shared, slots), list(_COUNTS)
+    if not max(map(trials.slowest, counts)):
+        counts += trials.live()
+    for count in counts:
         trials.check(count)
-    slowest = max(map(trials.slowest, _COUNTS))
+    slowest = max(map(trials.slowest, counts))
     if not slowest:
         return _Decay(trials.factors, 0)
     if not slowest < _SLOWEST:

@@ -34,8 +34,8 @@ def embedding_lookup(
         variables. With a `combiner`, -1 is no row: lists of several lengths are filled up with it.
       weights: a floating array that broadcasts against `ids`: the rows are multiplied by it before they are combined.
       combiner: the way in which the rows along the last axis of `ids` become one: their weighted `"sum"`, the sum
-        divided by that of the weights (`"mean"`) or by the root of the sum of their squares (`"sqrtn"`). Of no rows
-        they are zeros. None keeps the rows.
+        divided by that of the weights (`"mean"`) or by the root of the sum of their squares (`"sqrtn"`). Of no rows,
+        and where that is 0, they are zeros. None keeps the rows.
 
     Returns:
       An array of shape `(*ids.shape, ...)`, with a combiner `(*ids.shape[:-1], ...)`. Ids that name no row, as they are
@@ -91,10 +91,11 @@ def _combined(params: Any, ids: Numeric, weights: ArrayLike | None, combiner: Co
     if combiner == "sum":
         return total
     by = each.sum(-1) if combiner == "mean" else jnp.square(each).sum(-1)
-    # Of no rows: divided by 1, and the root is not taken of 0, where its gradient would be infinite.
-    by = jnp.where(by == 0, jnp.ones_like(by), by)
-    by = by if combiner == "mean" else jnp.sqrt(by)
-    return total / by.reshape(*by.shape, *[1] * (total.ndim - by.ndim))
+    # The root is not taken of 0, nor divided by it, where gradients would not be finite.
+    by = by.reshape(*by.shape, *[1] * len(row))
+    nothing, by = by == 0, jnp.where(by == 0, jnp.ones_like(by), by)
+    found = total / (by if combiner == "mean" else jnp.sqrt(by))
+    return jnp.where(nothing, jnp.zeros_like(found), found)
 
 
 def _rows(params: Any, ids: Numeric, present: Any) -> jax.Array:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
 import jaxtribute as jd
 from jaxtribute._src.addons.tables.exchange import Exchange, summed
@@ -126,6 +128,38 @@ class TablePolicy(Policy):
         if self.catch_up is None:
             return arrays[0].at[places].get(mode="fill", fill_value=0)
         return self.catch_up.rows(arrays, places)[0]
+
+    def follow(self, catch_up: CatchUp | None) -> None:
+        """Catches rows up in this way from now on, and forgets the programs that look them up in another."""
+        self.catch_up = catch_up
+        for name in ("rows_for_all", "exchanged"):
+            vars(self).pop(name, None)
+
+    @cached_property
+    def rows_for_all(self) -> Callable[..., jax.Array]:
+        """`rows` as a program of all replicas, for code that has the rows of all."""
+        assert self._mesh is not None
+        # Not `self.rows`: JAX takes what is equal for the same, and this method reads `catch_up` when it is traced.
+        return jax.jit(partial(self.rows), out_shardings=self._mesh.replicated)
+
+    @cached_property
+    def exchanged(self) -> Callable[..., jax.Array]:
+        """The program that gives the rows of all replicas, behind each other, for the places of each."""
+
+        def exchanged(arrays: Sequence[Any], places: jax.Array) -> jax.Array:
+            assert self._mesh is not None
+            spec = PartitionSpec(jd.REPLICA_AXIS)
+            # Counts of steps, scalars, are the same for all.
+            parts = [spec if array.ndim else PartitionSpec() for array in arrays]
+            fetch = self._mesh.map_replicas(self.rows_from_all, in_specs=(parts, spec), out_specs=spec)
+            return fetch(list(arrays), places)
+
+        return jax.jit(exchanged)
+
+    def rows_from_all(self, arrays: Sequence[Any], places: jax.Array) -> jax.Array:
+        """The rows for one replica's places, in its program."""
+        row = jax.ShapeDtypeStruct(arrays[0].shape[1:], arrays[0].dtype)
+        return Exchange(self.places, places).fetched(partial(self.rows, arrays), row)
 
     def touched(self, rows: IndexedSlices, variable: Variable, reduction: Reduction) -> tuple[Any, Any]:
         """The rows of this replica's part that a step changes.

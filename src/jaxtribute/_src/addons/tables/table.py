@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -14,12 +15,15 @@ from jax.sharding import PartitionSpec
 
 import jaxtribute as jd
 from jaxtribute import Variable, VariableAggregation, VariableSynchronization
-from jaxtribute._src.addons.tables.exchange import Exchange, unique
+from jaxtribute._src.addons.tables.exchange import unique
 from jaxtribute._src.addons.tables.policy import TablePolicy
 from jaxtribute._src.addons.tables.rows import MOST_STRIPES, Places
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, StrategyMixError
 from jaxtribute.extending import Context, Overlay, overlaid_rows, own, row_ids, settings
 from jaxtribute.typing import ArrayLike, DType
+
+if TYPE_CHECKING:
+    from jaxtribute._src.addons.tables.exact import CatchUp
 
 _CHUNK = 1 << 16
 """Rows that are initialized at a time: what is needed beside them stays small."""
@@ -97,6 +101,7 @@ class ShardedTable(Variable):
         self._shape, self._dtype = (rows, width), np.dtype(jax.dtypes.canonicalize_dtype(dtype))
         if not jnp.issubdtype(self._dtype, jnp.inexact):
             raise ArgumentError(f"dtype is {self._dtype}. HINT: a table is trained; pass a floating dtype.")
+        self.followers = weakref.WeakSet()
         with jax.ensure_compile_time_eval():
             self._data = self._first(initializer, policy, seed)
 
@@ -122,6 +127,7 @@ class ShardedTable(Variable):
         made = super().__deepcopy__(memo)
         # The optimizer of this table is none of the copy's.
         made._policy = TablePolicy(self.policy.mesh, self.policy.places, exact=self.policy.exact)
+        made.followers = weakref.WeakSet()
         return made
 
     @property
@@ -161,10 +167,18 @@ class ShardedTable(Variable):
     def settle(self) -> None:
         """Brings all rows and their slots up to the present step, of a table with `updates="exact"`.
 
-        Reading the table as a whole, saving it and looking at its optimizer's `variables` do so; all workers must.
+        Reading the table as a whole, saving and restoring it, and looking at its optimizer's `variables` or `state`, do
+        so; all workers must.
         """
         if self.policy.catch_up is not None:
             self.policy.catch_up.settle(self._context().executor)
+
+    def follow(self, catch_up: CatchUp | None) -> None:
+        """Catches rows up in this way from now on, in functions that are compiled already, too."""
+        self.settle()  # as the optimizer that it had before
+        self.policy.follow(catch_up)
+        for function in list(self.followers or ()):
+            function.turn(object())
 
     def read_value(self) -> jax.Array:
         """Returns the whole table, on every replica."""
@@ -229,10 +243,9 @@ class ShardedTable(Variable):
         if not policy.split:
             return policy.rows(arrays, places)
         if executor.local:
-            return _from_all(policy, arrays, places)
+            return policy.rows_from_all(arrays, places)
         # Code of all replicas, which has the rows of all.
-        assert policy.mesh is not None
-        return jax.jit(policy.rows, out_shardings=policy.mesh.replicated)(arrays, places)
+        return policy.rows_for_all(arrays, places)
 
     def _met(self, executor: Any, places: jax.Array) -> jax.Array:
         """The rows for one of the replicas that run as Python: they meet, and the exchange is a program of them all."""
@@ -244,7 +257,7 @@ class ShardedTable(Variable):
             del strategy
             mesh = self.policy.mesh
             assert mesh is not None
-            rows = _exchanged(self.policy, self.policy.arrays(Context.current().executor, self), places.data)
+            rows = self.policy.exchanged(self.policy.arrays(Context.current().executor, self), places.data)
             return jd.PerReplica(rows, mesh)
 
         return executor.merge(fetch, (padded,), {})[:count]
@@ -339,23 +352,6 @@ def _dealt_out(rows: jax.Array, wanted: _Wanted, left_out: jax.Array | None) -> 
     if left_out is not None:
         rows = jnp.where(left_out[:, None], jnp.zeros_like(rows), rows)
     return jnp.where(wanted.missing[:, None], jnp.full_like(rows, jnp.nan), rows)
-
-
-def _from_all(policy: TablePolicy, arrays: Sequence[Any], places: jax.Array) -> jax.Array:
-    """The rows for one replica's places, in its program."""
-    row = jax.ShapeDtypeStruct(arrays[0].shape[1:], arrays[0].dtype)
-    return Exchange(policy.places, places).fetched(partial(policy.rows, arrays), row)
-
-
-@partial(jax.jit, static_argnums=0)
-def _exchanged(policy: TablePolicy, arrays: Sequence[Any], places: jax.Array) -> jax.Array:
-    """The rows of all replicas, behind each other, for the places of each."""
-    assert policy.mesh is not None
-    spec = PartitionSpec(jd.REPLICA_AXIS)
-    # Counts of steps, scalars, are the same for all.
-    parts = [spec if array.ndim else PartitionSpec() for array in arrays]
-    fetch = policy.mesh.map_replicas(partial(_from_all, policy), in_specs=(parts, spec), out_specs=spec)
-    return fetch(list(arrays), places)
 
 
 def _part(make: Initializer, places: Places, dtype: Any, replica: Any) -> jax.Array:

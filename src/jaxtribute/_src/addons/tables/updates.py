@@ -92,9 +92,9 @@ class RowUpdates:
                 f"{table.name} is updated exactly by another optimizer, which would miss this one's steps. HINT: "
                 "delete it and the functions that use it, or make the table with updates='lazy'."
             )
-        table.settle()  # by the optimizer that it had before
         catch_up = CatchUp(update, self._variables, slots, place)
-        policy.updater, policy.catch_up = weakref.ref(self), catch_up if catch_up.pending else None
+        table.follow(catch_up if catch_up.pending else None)
+        policy.updater = weakref.ref(self)
         if catch_up.pending:
             self._exact[place] = catch_up
 

@@ -52,6 +52,8 @@ class VariableLeaf:
     def spec(self) -> Spec:
         """Its shape, dtype and form."""
         variable = self._variable
+        if variable.policy.by_rows:
+            variable.lease().give_back()  # brings a table's rows up to the present step, before other values change
         spec = Spec(variable.shape, str(variable.dtype), variable.policy.form)
         if spec.form == STRIPED:
             return replace(spec, rows=variable.policy.stripes)

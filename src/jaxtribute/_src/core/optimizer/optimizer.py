@@ -190,11 +190,12 @@ class Optimizer:
         Raises:
           ShapeError: (when assigned) another structure or shape.
         """
-        return settable(self._slots.tree.unflatten(self._slots.variables))
+        # By way of `variables`, which brings tables' rows up to the present step.
+        return settable(self._slots.tree.unflatten(self.variables[: len(self._slots.variables)]))
 
     @state.setter
     def state(self, value: Nest) -> None:
-        for variable, new in zip(self._slots.variables, self._slots.values_in(plain(value)), strict=True):
+        for variable, new in zip(self.variables, self._slots.values_in(plain(value)), strict=False):
             if new is not variable:
                 variable.assign(new)
 
