@@ -35,8 +35,9 @@ _PATTERNS = (
         "the mean over this replica's rows counts as much as that of a replica with more rows: right for batches that "
         "divide, wrong for others",
         "count = jd.get_replica_context().all_reduce('SUM', x.shape[0]), and jd.nn.compute_average_loss("
-        "per_example_losses, global_batch_size=count) with 'SUM' in place of each 'MEAN'; for a metric strategy.reduce('MEAN', per_example_values, axis=0); with statistics of layers batches "
-        "that divide (drop_remainder=True)",
+        "per_example_losses, global_batch_size=count) with 'SUM' in place of each 'MEAN'; for a metric "
+        "strategy.reduce('MEAN', per_example_values, axis=0); with statistics of layers batches that divide "
+        "(drop_remainder=True)",
     ),
     Pattern(
         "local-count",
