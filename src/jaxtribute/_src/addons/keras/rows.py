@@ -147,6 +147,8 @@ class Rows:
             return [_SAME] * len(one.outvars)
         if name == "jd_mean":
             return [Part(Kind.TOTAL)]
+        if not one.outvars:  # what only shows something
+            return []
         scaled = [_scaled(*pair) for pair in zip(one.outvars, other.outvars, strict=True)]
         if name in _FOLDED and scaled == [()] and all(part.numbers for part in parts):
             folded = _folded(one, other, parts)
