@@ -67,7 +67,8 @@ def placed(one: JaxprEqn, axis: int, numbers: Numbers) -> str | None:
         dims, known = one.params["dimension_numbers"].scatter_dims_to_operand_dims, numbers[1]
         pair = None if known is None or axis not in dims else known
     elif one.primitive.name == "dynamic_update_slice":
-        pair = numbers[2 + axis]
+        whole = Programs.aval(one.invars[0]).shape[axis] == Programs.aval(one.invars[1]).shape[axis]
+        pair = None if whole else numbers[2 + axis]
     else:
         return None
     return None if pair is None or not np.array_equal(*pair) else "some rows to write to, by their numbers"
