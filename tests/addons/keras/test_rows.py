@@ -185,8 +185,7 @@ APART: dict[str, Callable[[Any], Any]] = {
     "gradient for each": jax.vmap(jax.grad(lambda row: row[0] * row[1])),
     "a cache along time": lambda x: lax.dynamic_update_slice(x, 2 * x[:, 1:2], (0, 1)),
     "by labels of all": lambda x: (
-        (x @ gathered(x).T)
-        * jax.nn.one_hot(jnp.arange(x.shape[0]) + lax.axis_index(AXIS) * x.shape[0], 2 * x.shape[0])
+        (x @ gathered(x).T) * jax.nn.one_hot(jnp.arange(x.shape[0]) + lax.axis_index(AXIS) * x.shape[0], 2 * x.shape[0])
     ),
     "flat places": lambda x: jnp.take(x.reshape(-1), jnp.argmax(x, 1) + 3 * jnp.arange(x.shape[0])),
     "several flat places": lambda x: jnp.take(x.reshape(-1), _places(x).reshape(-1), axis=0),

@@ -119,7 +119,7 @@ def test_a_collective_of_ones_own_that_would_end_the_process_is_refused(collecti
 def test_a_file_named_after_bfloat16_is_not_refused() -> None:
     strategy = jd.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2", "CPU:3"], devices_per_replica=2)
     own: dict[str, Any] = {"jax": jax, "axis": jd.REPLICA_AXIS}
-    exec(compile("def fn(x):\n    return jax.lax.psum(x, axis)", "/models/bfloat16.py", "exec"), own)  # noqa: S102
+    exec(compile("def fn(x):\n    return jax.lax.psum(x, axis)", "/models/bfloat16.py", "exec"), own)
     total = jd.function(lambda x: strategy.run(own["fn"], (x,)))(strategy.place(jnp.ones(4)))
     np.testing.assert_array_equal(strategy.experimental_local_results(total)[0], np.full(4, 2))
 

@@ -19,10 +19,10 @@ from jax import lax
 
 from jaxtribute import REPLICA_AXIS as AXIS
 from jaxtribute import ReplicaContext
-from jaxtribute._src.addons.keras import internals
+from jaxtribute._src.addons.keras import internals, row_meetings
 from jaxtribute._src.addons.keras.internals import KerasModel
 from jaxtribute._src.addons.keras.meeting import entered, share_of
-from jaxtribute._src.addons.keras.rows import FACTOR, Different, Kind, Part, Rows
+from jaxtribute._src.addons.keras.rows import FACTOR, Kind, Part, Rows
 from jaxtribute._src.addons.keras.share import EXACT, Share
 from jaxtribute.errors import InputError, VariableError
 from jaxtribute.extending import Context, Programs, ReplicaMesh, TracedReplica
@@ -223,11 +223,12 @@ class PartsOfSteps:
                 told.setdefault(line, what)
         if not told:
             return ""
+        unless = ", unless it is of a mean over all parts" if row_meetings.PARTS in told.values() else ""
         listed = ", ".join(f"{what} ({line})" for line, what in list(told.items())[:_TOLD])
         _say(
             f"the step of {self._model.name!r} uses {listed}: each replica does so with its own rows, where one device "
-            "would with those of the whole batch, so that the training is another one. HINT: let steps treat all rows "
-            "alike; get_replica_context().all_gather(x, axis=0) has the rows of all replicas, and all_reduce their "
+            f"would with those of the whole batch, so that the training is another one{unless}. HINT: let "
+            "steps treat all rows alike; get_replica_context().all_gather(x, axis=0) has the rows of all replicas, and all_reduce their "
             "sums. If the first axis is no batch, as in x[0] for anchors and x[1] for positives, give a tuple of "
             "arrays, whose first axes are batches."
         )

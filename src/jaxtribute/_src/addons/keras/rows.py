@@ -141,10 +141,9 @@ class Rows:
             self._caller = outer
             return results
         if Programs.names_axis(one, self._axis):
-            if Programs.equalises(one, self._axis):
-                self._note_gathered(one, other)
-                return [_SAME] * len(one.outvars)
-            return [OTHER] * len(one.outvars)
+            same = Programs.equalises(one, self._axis)
+            self._note_gathered(one, other) if same else None
+            return [_SAME if same else OTHER] * len(one.outvars)
         if name in ("jd_equal", "jd_alike"):
             return [_SAME] * len(one.outvars)
         if name == "jd_mean":
@@ -164,14 +163,14 @@ class Rows:
             return [_of_loop(parts, bool(axes)) for axes in scaled]
         results = [_part(one, other, parts, axes, self._gathered) for axes in scaled]
         self._note(one, other, parts, results)
-        if self._counts_rows(one, other, parts, scaled[0]):
-            # Of integers, such as places in rows that lie one behind the other, their use tells. With the replica's own
-            # number they are the numbers of rows in the whole batch.
-            unknown = any(part.kind is Kind.OTHER for part in parts)
-            deferred = name in _NUMBERED and not unknown and not _is_inexact(one)
-            kinds = (Kind.ALIKE, Kind.ROWS) if deferred else (Kind.ALIKE,)
-            results = [replace(part, counts=part.kind in kinds) for part in results]
-        return results
+        if not self._counts_rows(one, other, parts, scaled[0]):
+            return results
+        # Of integers, such as places in rows that lie one behind the other, their use tells. With the replica's own
+        # number they are the numbers of rows in the whole batch.
+        unknown = any(part.kind is Kind.OTHER for part in parts)
+        deferred = name in _NUMBERED and not unknown and not _is_inexact(one)
+        kinds = (Kind.ALIKE, Kind.ROWS) if deferred else (Kind.ALIKE,)
+        return [replace(part, counts=part.kind in kinds) for part in results]
 
     def _counts_rows(self, one: JaxprEqn, other: JaxprEqn, parts: list[Part], along: tuple[int, ...]) -> bool:
         """True if a result, whose axes `along` lie along the rows, has another number for each of them."""

@@ -158,18 +158,9 @@ def _stateful(model: KerasModel, strategy: Strategy, method: Callable[[Any], Any
             with with_part(own, rows, told.powers):
                 return told.weighted(share, method(batch))
 
-        def tell(index: int, batch: Nest) -> None:
-            """Analyses the step for a replica, where it may make variables for all of them."""
-            own = jax.tree.map(
-                lambda leaf: strategy.experimental_local_results(leaf)[index], batch, is_leaf=_is_distributed
-            )
-            parts.tell(share_of(ReplicaContext(strategy, index), rows_of(own), rows), own)
-
         def step(batch: Nest) -> Any:
             if not compiled and not joins:
-                leaves = jax.tree.leaves(batch, is_leaf=_is_distributed)
-                for index in range(len(strategy.experimental_local_results(leaves[0])) if leaves else 0):
-                    tell(index, batch)
+                _tell_all(parts, strategy, batch, rows)
             result = strategy.run(replica, (batch,))
             return result if joins else jax.tree.map(shown, result, is_leaf=_is_distributed)
 
@@ -180,6 +171,13 @@ def _stateful(model: KerasModel, strategy: Strategy, method: Callable[[Any], Any
         return step_of(rows)(placed)
 
     return on_batch
+
+
+def _tell_all(parts: PartsOfSteps, strategy: Strategy, batch: Nest, rows: int) -> None:
+    """Analyses a step that runs as Python where it may make variables: before replicas run, and for all of them."""
+    leaves, tree = jax.tree.flatten(batch, is_leaf=_is_distributed)
+    for index, own in enumerate(zip(*map(strategy.experimental_local_results, leaves), strict=True)):
+        parts.tell(share_of(ReplicaContext(strategy, index), rows_of(own), rows), tree.unflatten(own))
 
 
 def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], Step]) -> OnBatch:
