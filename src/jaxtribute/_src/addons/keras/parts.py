@@ -229,8 +229,8 @@ class PartsOfSteps:
             f"the step of {self._model.name!r} uses {listed}: each replica does so with its own rows, where one device "
             f"would with those of the whole batch, so that the training is another one{unless}. HINT: let "
             "steps treat all rows alike; get_replica_context().all_gather(x, axis=0) has the rows of all replicas, and "
-            "all_reduce their sums. If the first axis is no batch, as in x[0] for anchors and x[1] for positives, give a tuple of "
-            "arrays, whose first axes are batches."
+            "all_reduce their sums. If the first axis is no batch, as in x[0] for anchors and x[1] for positives, give "
+            "a tuple of arrays, whose first axes are batches."
         )
         return listed
 
