@@ -191,7 +191,7 @@ APART: dict[str, Callable[[Any], Any]] = {
     "several flat places": lambda x: jnp.take(x.reshape(-1), _places(x).reshape(-1), axis=0),
     "flat places to write to": lambda x: jnp.zeros(x.size).at[_places(x)[:, 0]].set(1.0).reshape(x.shape),
     "labels of two views": lambda x: (
-        jnp.concatenate([x, 2 * x]) * np.repeat(np.float32([[1], [0]]), x.shape[0], axis=0)
+        jnp.concatenate([x, 2 * x]) * np.repeat(np.array([[1], [0]], np.float32), x.shape[0], axis=0)
     ),
     "noise of NumPy": lambda x: x + np.random.RandomState(x.shape[0]).normal(size=x.shape).astype(np.float32),
     "keys by numbers": lambda x: jax.vmap(lambda i, row: row + _noise(i))(jnp.arange(x.shape[0]), x),

@@ -118,7 +118,7 @@ class Rows:
             raise Different("they have different operations")
         known: dict[Any, Part] = dict(zip(a.invars, given, strict=True))
         values = zip(a.constvars, Programs.constants(one), Programs.constants(other), strict=True)
-        known.update({var: _of_numbers(*pair, self._counts) for var, *pair in values})
+        known.update({var: _of_numbers(first, second, self._counts) for var, first, second in values})
 
         def read(atoms: tuple[Any, Any]) -> Part:
             first, second = atoms
