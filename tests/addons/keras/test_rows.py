@@ -34,6 +34,11 @@ def gathered(x: Any) -> Any:
     return lax.all_gather(x, AXIS, axis=0, tiled=True)
 
 
+def shown(value: Any) -> Any:
+    jax.debug.print("{}", value)
+    return value
+
+
 SUMS: dict[str, Callable[[Any], Any]] = {
     "sum": lambda x: x.sum(),
     "of each column": lambda x: x.sum(0),
@@ -61,6 +66,8 @@ MEANS: dict[str, Callable[[Any], Any]] = {
         -(jax.nn.log_softmax(x @ gathered(x).T) * jnp.eye(x.shape[0], 2 * x.shape[0], dtype=x.dtype)).sum(1)
     ),
     "inside jit": jax.jit(mean_loss),
+    "shown": lambda x: shown(mean_loss(x)),
+    "of labels": lambda x: -jnp.mean(jax.nn.log_softmax(x)[jnp.arange(x.shape[0]), jnp.argmax(x, 1)]),
     "a chosen mean": lambda x: jnp.where(jnp.float32(1) > 0, mean_loss(x), 0.0),
 }
 UNKNOWN: dict[str, Callable[[Any], Any]] = {
@@ -117,6 +124,14 @@ def test_rows_that_are_taken_by_their_numbers(fn: Callable[[Any], Any], row: int
     assert analysed(fn)[1].picked == row
 
 
+def _places(x: Any) -> Any:
+    return x[:, :2].astype(int) + 3 * jnp.arange(x.shape[0])[:, None]
+
+
+def _noise(number: Any) -> Any:
+    return jax.random.normal(jax.random.fold_in(jax.random.key(0), number), (3,))
+
+
 MEETINGS: dict[str, Callable[[Any], Any]] = {
     "first": lambda x: x[0],
     "last": lambda x: x[-1],
@@ -136,7 +151,14 @@ MEETINGS: dict[str, Callable[[Any], Any]] = {
     "written to in a slice": lambda x: lax.dynamic_update_slice(x, jnp.ones((1, 3)), (1, 0)),
     "weighted by numbers": lambda x: x * jnp.arange(1.0, x.shape[0] + 1)[:, None],
     "weighted by a constant": lambda x: x * np.arange(1.0, x.shape[0] + 1, dtype=np.float32)[:, None],
+    "weighted by a ramp": lambda x: x * np.linspace(0, 1, x.shape[0], dtype=np.float32)[:, None],
+    "views weighted by a constant": lambda x: (
+        jnp.concatenate([x, x]) * np.tile(np.arange(1.0, x.shape[0] + 1, dtype=np.float32), 2)[:, None]
+    ),
     "chosen by numbers": lambda x: jnp.where(jnp.arange(x.shape[0])[:, None] == 0, x, 0.0),
+    "integers chosen by numbers": lambda x: jnp.where(jnp.arange(x.shape[0]) == 0, x[:, 0].astype(int), 0),
+    "compared with numbers": lambda x: x[:, 0].astype(int) > jnp.arange(x.shape[0]),
+    "weighted by integers": lambda x: (x.astype(int) * jnp.arange(x.shape[0])[:, None]).astype(float),
     "halves": lambda x: x.reshape(2, -1)[0],
     "pairs of neighbours": lambda x: x.reshape(-1, 2, 3),
     "carried": lambda x: lax.scan(lambda total, row: (total + row, total), jnp.zeros(3), x)[1],
@@ -161,6 +183,18 @@ APART: dict[str, Callable[[Any], Any]] = {
     "synchronized": lambda x: x - lax.pmean(x.mean(0, keepdims=True), AXIS),
     "for each row": lambda x: lax.map(lambda row: row[:1] * row, x),
     "gradient for each": jax.vmap(jax.grad(lambda row: row[0] * row[1])),
+    "a cache along time": lambda x: lax.dynamic_update_slice(x, 2 * x[:, 1:2], (0, 1)),
+    "by labels of all": lambda x: (
+        (x @ gathered(x).T) * jax.nn.one_hot(jnp.arange(x.shape[0]) + lax.axis_index(AXIS) * x.shape[0], 2 * x.shape[0])
+    ),
+    "flat places": lambda x: jnp.take(x.reshape(-1), jnp.argmax(x, 1) + 3 * jnp.arange(x.shape[0])),
+    "several flat places": lambda x: jnp.take(x.reshape(-1), _places(x).reshape(-1), axis=0),
+    "flat places to write to": lambda x: jnp.zeros(x.size).at[_places(x)[:, 0]].set(1.0).reshape(x.shape),
+    "labels of two views": lambda x: (
+        jnp.concatenate([x, 2 * x]) * np.repeat(np.array([[1], [0]], np.float32), x.shape[0], axis=0)
+    ),
+    "noise of NumPy": lambda x: x + np.random.RandomState(x.shape[0]).normal(size=x.shape).astype(np.float32),
+    "keys by numbers": lambda x: jax.vmap(lambda i, row: row + _noise(i))(jnp.arange(x.shape[0]), x),
     "flipped rows": lambda x: x[:, ::-1],
 }
 

@@ -74,6 +74,35 @@ def test_a_train_step_of_data_alone(replicas: int, eager: bool) -> None:
     np.testing.assert_allclose(got, np.mean(X.astype(np.float64) @ a), rtol=1e-4, atol=1e-5)
 
 
+class Counting(Gan):
+    """Writes to attributes of its own."""
+
+    seen_losses: Any
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        logs = super().train_step(data)
+        self.steps = getattr(self, "steps", 0) + 1
+        self.seen_losses.append(logs["two"])
+        return logs
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_optimizers_that_are_not_built_yet(eager: bool) -> None:
+    weights: list[Any] = []
+    for replicas in (1, 2):
+        with jd.MirroredStrategy(devices(replicas)).scope():
+            model = Counting(replicas)
+            model.other, model.seen_losses = keras.optimizers.Adam(0.1), []
+            model.compile(keras.optimizers.Adam(0.1), run_eagerly=eager)
+        model.fit(tf.data.Dataset.from_tensor_slices(X).batch(4), epochs=1, verbose=0)
+        weights.append(model.get_weights())
+        if eager:
+            assert model.steps == len(model.seen_losses) == 3 * replicas
+            assert np.isfinite([float(loss) for loss in model.seen_losses]).all()
+    for one, two in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+
+
 class Regression(keras.Model):
     """A step as Keras's guides have it for TensorFlow, with the loss of `compile`."""
 
@@ -169,6 +198,35 @@ def test_rows_by_their_numbers_are_refused_and_what_is_no_mean_is_told(fits: boo
     for number in (tf.reduce_max, lambda x: tf.reduce_mean(x**2) ** 0.5):
         with pytest.warns(UserWarning, match=r"one number for each replica which is no sum and no mean.*HINT"):
             of_rows(two, number, 5, eager, fits)
+
+
+class Shown(OfRows):
+    """Logs of the model's own, and one that is no array."""
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        logs = {"sum": tf.reduce_sum(data), "mean": tf.reduce_mean(data), "rows": data.shape[0], "three": 3}
+        return {**super().test_step(data), **logs}
+
+
+@pytest.mark.parametrize(("replicas", "eager"), [(2, False), (4, False), (2, True)])
+@pytest.mark.parametrize("rows", [3, 5])
+def test_logs_of_the_models_own_are_those_of_one_device(replicas: int, eager: bool, rows: int) -> None:
+    with jd.MirroredStrategy(devices(replicas)).scope():
+        model = Shown(tf.reduce_mean)
+        model.compile(run_eagerly=eager)
+    logs = model.evaluate(X[:rows] + 3, batch_size=rows, verbose=0, return_dict=True)
+    expected = {"loss": np.mean(X[:rows] + 3), "mean": np.mean(X[:rows] + 3), "sum": np.sum(X[:rows] + 3)}
+    assert {name: float(value) for name, value in logs.items()} == pytest.approx(
+        {**expected, "rows": rows, "three": 3}, rel=1e-5
+    )
+
+
+def test_a_step_of_data_alone_that_cannot_be_traced_for_other_batches_is_told() -> None:
+    def number(x: Any) -> Any:
+        return tf.reduce_sum(x * np.ones((8, 3), np.float32)[: x.shape[0]])
+
+    with pytest.warns(UserWarning, match=r"could not be traced for other numbers of examples.*HINT"):
+        of_rows(jd.MirroredStrategy(devices(2)), number, 5, eager=False, fits=False)
 
 
 def test_class_weights_of_a_dataset_are_those_of_arrays() -> None:

@@ -60,3 +60,17 @@ def test_at_the_end_all_saves_are_waited_for_and_by_a_reader_those_to_its_path(p
     assert not saves.busy
     saves.wait()
     idle.settle()
+
+
+def test_a_save_that_is_being_started_can_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    saves = Background()
+
+    class Polled(threading.Thread):
+        def start(self) -> None:
+            saves.settle()  # as another thread may at this moment
+            super().start()
+
+    monkeypatch.setattr(threading, "Thread", Polled)
+    saves.start(lambda: None)
+    saves.settle()
+    assert not saves.busy

@@ -116,6 +116,14 @@ def test_a_collective_of_ones_own_that_would_end_the_process_is_refused(collecti
         jd.function(lambda x: strategy.run(collective, (x,)))(x)
 
 
+def test_a_file_named_after_bfloat16_is_not_refused() -> None:
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2", "CPU:3"], devices_per_replica=2)
+    own: dict[str, Any] = {"jax": jax, "axis": jd.REPLICA_AXIS}
+    exec(compile("def fn(x):\n    return jax.lax.psum(x, axis)", "/models/bfloat16.py", "exec"), own)
+    total = jd.function(lambda x: strategy.run(own["fn"], (x,)))(strategy.place(jnp.ones(4)))
+    np.testing.assert_array_equal(strategy.experimental_local_results(total)[0], np.full(4, 2))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int8"])
 def test_sums_of_every_kind_of_number(dtype: str, kind: Any) -> None:
@@ -135,13 +143,15 @@ def test_sums_of_every_kind_of_number(dtype: str, kind: Any) -> None:
         if dtype != "int8":  # gradients of integers there are none
             optimizer.apply_gradients([jnp.ones((4, 8), dtype) * part[0]])
         context = here()
-        return context.all_reduce("SUM", part), context.all_gather(part, axis=0)
+        total_of_w = jnp.sum(w.read_value().astype(np.float32))
+        return context.all_reduce("SUM", part), context.all_gather(part, axis=0), total_of_w
 
     def step() -> Any:
         return strategy.run(replica, (parts,))
 
-    for run in (step, jd.function(step)):
-        added, gathered = run()
+    for number, run in enumerate((step, jd.function(step))):
+        added, gathered, weights = run()
+        assert float(strategy.reduce("MEAN", weights, axis=None)) == (0 if dtype == "int8" else -96 * (number + 1))
         for own, rows in zip(*map(strategy.experimental_local_results, (added, gathered)), strict=True):
             np.testing.assert_array_equal(np.asarray(own, np.float32), np.full(4, 3))
             np.testing.assert_array_equal(np.asarray(rows, np.float32), [1, 1, 1, 1, 2, 2, 2, 2])

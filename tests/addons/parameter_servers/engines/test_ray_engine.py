@@ -223,6 +223,7 @@ def test_a_cluster_needs_servers_and_workers() -> None:
         tasks_of({"worker": 1})
 
 
-def test_a_host_that_nobody_knows_is_named() -> None:
-    with pytest.raises(ClusterError, match=r"the address 'nobody\.invalid:1' .*does not know.*HINT"):
-        ray_node.start_head("nobody.invalid:1")
+@pytest.mark.parametrize("address", ["nobody.invalid:1", "nobody..invalid:1", f"{'a' * 64}.invalid:1", "127.0.0.1:"])
+def test_a_host_that_nobody_knows_is_named(address: str) -> None:
+    with pytest.raises(ClusterError, match=rf"the address '{address}' .*does not know.*HINT"):
+        ray_node.start_head(address)

@@ -19,19 +19,23 @@ from jax import lax
 
 from jaxtribute import REPLICA_AXIS as AXIS
 from jaxtribute import ReplicaContext
-from jaxtribute._src.addons.keras import internals
+from jaxtribute._src.addons.keras import internals, row_meetings
 from jaxtribute._src.addons.keras.internals import KerasModel
-from jaxtribute._src.addons.keras.meeting import share_of
-from jaxtribute._src.addons.keras.rows import FACTOR, Different, Kind, Part, Rows
-from jaxtribute._src.addons.keras.share import Share
+from jaxtribute._src.addons.keras.meeting import entered, share_of
+from jaxtribute._src.addons.keras.rows import FACTOR, Kind, Part, Rows
+from jaxtribute._src.addons.keras.share import EXACT, Share
 from jaxtribute.errors import InputError, VariableError
 from jaxtribute.extending import Context, Programs, ReplicaMesh, TracedReplica
-from jaxtribute.typing import DType, Nest
+from jaxtribute.typing import DType, Leaf, Nest
 
 _ROWS = 24
 """A number of rows that has halves, thirds and quarters, of which user code may take some."""
+_OF_REPLICAS = frozenset({Kind.ALIKE, Kind.TOTAL, Kind.OTHER})
+"""The kinds of logs that may be others on each replica."""
 _TOLD = 3
 """Number of lines that a warning lists."""
+_NO_NUMBERS = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
+"""What JAX says to Python that asks a traced value for a number."""
 Ends = tuple[Sequence[Any], Sequence[Any], dict[str, Any]]
 """A step's metrics: what their variables start from, what they come to, and the logs."""
 
@@ -51,6 +55,7 @@ class Parts:
       meetings: what takes rows by their places, or together with others, in words; empty if nothing does.
       powers: of a step in TensorFlow's form, the powers of the number of rows that the single numbers grow by which it
         updates metrics with: 1 for a sum over the rows.
+      logs: the powers of the number of rows that its logs grow by, where replicas may have different ones.
     """
 
     shared: Mapping[int, int] = field(default_factory=dict[int, int])
@@ -60,6 +65,16 @@ class Parts:
     picked: int = 0
     meetings: str = ""
     powers: tuple[int, ...] = ()
+    logs: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def weighted(self, share: Share, logs: Any) -> Any:
+        """A step's logs, as of the whole batch."""
+        powers = {name: 1 - degree for name, degree in self.logs.items() if isinstance(logs, dict) and name in logs}
+        if not powers:
+            return logs
+        own = {name: jnp.asarray(logs[name]) * share.divisor**power for name, power in powers.items()}
+        with entered(share):
+            return {**logs, **share.sum(own, EXACT)}
 
     def check(self, model: KerasModel, share: Share) -> None:
         """Checks that a replica has the rows that the step takes by their numbers.
@@ -153,7 +168,7 @@ class PartsOfSteps:
         except (InputError, VariableError):  # what the step itself would be refused for
             raise
         except Exception as error:  # noqa: BLE001 (user code may fail on other numbers of rows in any way)
-            if self._writes and not isinstance(error, Different):
+            if self._writes and self._model.run_eagerly and isinstance(error, _NO_NUMBERS):
                 return Parts()  # Python that runs as it is may ask for numbers, which a trace has none of
             _say(
                 f"the step of {self._model.name!r} could not be traced for other numbers of examples, so a metric that "
@@ -183,7 +198,9 @@ class PartsOfSteps:
         logs = (name for name, part in outputs.items() if isinstance(name, str) and _degree(part) == 1)
         summed = frozenset([*logs, *_summed_updates(outputs)])
         powers = tuple(degree or 0 for degree in numbers)
-        return Parts(self._shared(outputs), summed, loss == 1, added, rows.picked, told, powers)
+        own = {name: part for name, part in outputs.items() if isinstance(name, str) and part.kind in _OF_REPLICAS}
+        shown = {name: _degree(part) or 0 for name, part in own.items() if part.degree or part.kind is not Kind.ALIKE}
+        return Parts(self._shared(outputs), summed, loss == 1, added, rows.picked, told, powers, shown)
 
     def _analysed(self, share: Share, batch: Nest, added: frozenset[int]) -> tuple[Rows, dict[Any, Part]]:
         """The analysis of the step, and the parts of what it computes by their names."""
@@ -206,13 +223,14 @@ class PartsOfSteps:
                 told.setdefault(line, what)
         if not told:
             return ""
+        unless = ", unless it is of a mean over all parts" if row_meetings.PARTS in told.values() else ""
         listed = ", ".join(f"{what} ({line})" for line, what in list(told.items())[:_TOLD])
         _say(
             f"the step of {self._model.name!r} uses {listed}: each replica does so with its own rows, where one device "
-            "would with those of the whole batch, so that the training is another one. HINT: let steps treat all rows "
-            "alike; get_replica_context().all_gather(x, axis=0) has the rows of all replicas, and all_reduce their "
-            "sums. If the first axis is no batch, as in x[0] for anchors and x[1] for positives, give a tuple of "
-            "arrays, whose first axes are batches."
+            f"would with those of the whole batch, so that the training is another one{unless}. HINT: let "
+            "steps treat all rows alike; get_replica_context().all_gather(x, axis=0) has the rows of all replicas, and "
+            "all_reduce their sums. If the first axis is no batch, as in x[0] for anchors and x[1] for positives, give "
+            "a tuple of arrays, whose first axes are batches."
         )
         return listed
 
@@ -233,7 +251,7 @@ class PartsOfSteps:
             for variable, old, new in zip(self._variables, start, ends, strict=True):
                 if new is not None and new is not old and variable.aggregation == "sum":
                     found[id(variable)] = new
-            found.update({name: value for name, value in logs.items() if not isinstance(value, dict)})
+            found.update({name: value for name, value in logs.items() if _is_number(value)})
             if part.loss is not None:
                 found[_WHOLE] = part.loss
             found.update({_Loss(number): loss for number, loss in enumerate(part.added)})
@@ -308,6 +326,11 @@ def _has_empty(program: Any) -> bool:
         or any(map(_has_empty, Programs.programs_in(eqn)))
         for eqn in Programs.opened(program).eqns
     )
+
+
+def _is_number(value: Leaf) -> bool:
+    """True for a log that can be looked at; others are shown as they are."""
+    return hasattr(value, "dtype") or isinstance(value, (int, float))
 
 
 def _adds(name: Any, part: Part) -> bool:

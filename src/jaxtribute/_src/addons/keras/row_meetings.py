@@ -16,6 +16,7 @@ from jaxtribute.extending import JaxprEqn, Programs
 
 Numbers = Sequence[tuple[Any, Any] | None]
 """For each operand its value in both programs, if it is a small constant."""
+PARTS = "parts of the batch"
 _ORDERED = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"})
 _TAKING = frozenset({"slice", "dynamic_slice", "gather"})
 
@@ -67,7 +68,8 @@ def placed(one: JaxprEqn, axis: int, numbers: Numbers) -> str | None:
         dims, known = one.params["dimension_numbers"].scatter_dims_to_operand_dims, numbers[1]
         pair = None if known is None or axis not in dims else known
     elif one.primitive.name == "dynamic_update_slice":
-        pair = numbers[2 + axis]
+        whole = Programs.aval(one.invars[0]).shape[axis] == Programs.aval(one.invars[1]).shape[axis]
+        pair = None if whole else numbers[2 + axis]
     else:
         return None
     return None if pair is None or not np.array_equal(*pair) else "some rows to write to, by their numbers"
@@ -80,7 +82,7 @@ def divided(one: JaxprEqn, axis: int, out: int, rows: tuple[int, int]) -> str | 
     before, after = Programs.aval(one.invars[0]).shape, Programs.aval(one.outvars[0]).shape
     # Whole batches one behind the other, such as two views, may become an axis of their own.
     batches, first = before[axis] // rows[0], math.prod(after[:out]) // math.prod(before[:axis])
-    return "parts of the batch" if after[out] % rows[0] or (first > 1 and batches % first) else None
+    return PARTS if after[out] % rows[0] or (first > 1 and batches % first) else None
 
 
 Range = tuple[int, int, int]

@@ -80,6 +80,8 @@ _LINEAR = _MOVES | frozenset(
 _FOLDED = (Programs.ELEMENTWISE | _MOVES | frozenset({"reduce_prod", "reduce_max", "reduce_min"})) - {
     "optimization_barrier"
 }
+_NUMBERED = (Programs.ELEMENTWISE | _MOVES) - {"gather", "dynamic_slice"}
+"""Operations on numbers of rows that give such numbers again."""
 _LOOPS = frozenset({"scan", "while", "cond"})
 
 
@@ -116,7 +118,7 @@ class Rows:
             raise Different("they have different operations")
         known: dict[Any, Part] = dict(zip(a.invars, given, strict=True))
         values = zip(a.constvars, Programs.constants(one), Programs.constants(other), strict=True)
-        known.update({var: _of_numbers(*pair) for var, *pair in values})
+        known.update({var: _of_numbers(first, second, self._counts) for var, first, second in values})
 
         def read(atoms: tuple[Any, Any]) -> Part:
             first, second = atoms
@@ -139,14 +141,15 @@ class Rows:
             self._caller = outer
             return results
         if Programs.names_axis(one, self._axis):
-            if Programs.equalises(one, self._axis):
-                self._note_gathered(one, other)
-                return [_SAME] * len(one.outvars)
-            return [OTHER] * len(one.outvars)
+            same = Programs.equalises(one, self._axis)
+            self._note_gathered(one, other) if same else None
+            return [_SAME if same else OTHER] * len(one.outvars)
         if name in ("jd_equal", "jd_alike"):
             return [_SAME] * len(one.outvars)
         if name == "jd_mean":
             return [Part(Kind.TOTAL)]
+        if not one.outvars:  # what only shows something
+            return []
         scaled = [_scaled(*pair) for pair in zip(one.outvars, other.outvars, strict=True)]
         if name in _FOLDED and scaled == [()] and all(part.numbers for part in parts):
             folded = _folded(one, other, parts)
@@ -160,9 +163,24 @@ class Rows:
             return [_of_loop(parts, bool(axes)) for axes in scaled]
         results = [_part(one, other, parts, axes, self._gathered) for axes in scaled]
         self._note(one, other, parts, results)
-        if _counts_rows(one, parts, scaled[0]):
-            results = [replace(part, counts=part.kind is Kind.ALIKE) for part in results]
-        return results
+        if not self._counts_rows(one, other, parts, scaled[0]):
+            return results
+        # Of integers, such as places in rows that lie one behind the other, their use tells. With the replica's own
+        # number they are the numbers of rows in the whole batch.
+        unknown = any(part.kind is Kind.OTHER for part in parts)
+        deferred = name in _NUMBERED and not unknown and not _is_inexact(one)
+        kinds = (Kind.ALIKE, Kind.ROWS) if deferred else (Kind.ALIKE,)
+        return [replace(part, counts=part.kind in kinds) for part in results]
+
+    def _counts_rows(self, one: JaxprEqn, other: JaxprEqn, parts: list[Part], along: tuple[int, ...]) -> bool:
+        """True if a result, whose axes `along` lie along the rows, has another number for each of them."""
+        if one.primitive.name.startswith("random_"):
+            return False  # keys of random numbers, one for each
+        if one.primitive.name == "iota":
+            axis = one.params["dimension"]
+            lengths = tuple(Programs.aval(eqn.outvars[0]).shape[axis] for eqn in (one, other))
+            return axis in along and lengths not in self._gathered  # the rows of all have the same numbers everywhere
+        return bool(along) and any(part.counts for part in parts)
 
     def _note_gathered(self, one: JaxprEqn, other: JaxprEqn) -> None:
         """Remembers the lengths of axes that lie along the rows of all replicas."""
@@ -191,7 +209,7 @@ class Rows:
                 notes += (
                     [row_meetings.divided(one, axis, out[0], self._counts)] if len(along[0]) == len(out) == 1 else []
                 )
-        if one.primitive.name in Programs.ELEMENTWISE and any(part.counts for part in parts):
+        if _tells_numbers(one, parts):
             notes.append("the numbers of the rows")
         widest = max(len(_scaled(*pair)) for pair in zip(one.outvars, other.outvars, strict=True))
         if len(rows) > 1 and widest > max(map(len, rows)):
@@ -201,11 +219,21 @@ class Rows:
         self.meetings += [(what, self._caller or one) for what in notes if what is not None]
 
 
-def _counts_rows(eqn: JaxprEqn, parts: list[Part], along: tuple[int, ...]) -> bool:
-    """True if an operation's result, whose axes `along` lie along the rows, has another number for each of them."""
-    if eqn.primitive.name == "iota":
-        return eqn.params["dimension"] in along
-    return bool(along) and any(part.counts for part in parts)
+def _tells_numbers(eqn: JaxprEqn, parts: list[Part]) -> bool:
+    """True if an operation computes each row with its number, and not only a place where something of it lies."""
+    if eqn.primitive.name not in Programs.ELEMENTWISE or not any(part.counts for part in parts):
+        return False
+    if eqn.primitive.name == "select_n" and parts[0].counts:
+        parts = parts[:1]
+    elif _is_inexact(eqn):
+        return True
+    elif Programs.aval(eqn.outvars[0]).dtype != bool:
+        return False
+    return any(part.counts and part.kind is Kind.ALIKE for part in parts)
+
+
+def _is_inexact(eqn: JaxprEqn) -> bool:
+    return jnp.issubdtype(Programs.aval(eqn.outvars[0]).dtype, jnp.inexact)
 
 
 def _counts(one: Sequence[Any], other: Sequence[Any]) -> tuple[int, int] | None:
@@ -224,7 +252,7 @@ def _scaled(one: Any, other: Any) -> tuple[int, ...]:
     return tuple(axis for axis, pair in enumerate(zip(*shapes, strict=True)) if pair[0] != pair[1])
 
 
-def _of_numbers(one: Any, other: Any) -> Part:
+def _of_numbers(one: Any, other: Any, rows: tuple[int, int] | None = None) -> Part:
     """The part that a constant is."""
     alike, large = np.shape(one) == np.shape(other), max(np.size(one), np.size(other)) > _SMALL
     if isinstance(one, Tracer) or isinstance(other, Tracer) or (large and alike):
@@ -233,7 +261,7 @@ def _of_numbers(one: Any, other: Any) -> Part:
         return Part(Kind.ALIKE)  # a key of random numbers
     first, second = np.asarray(one), np.asarray(other)
     if not alike:
-        return Part(Kind.ALIKE, counts=first.ndim > 0 and bool((first != first[:1]).any()))
+        return Part(Kind.ALIKE, counts=rows is not None and _numbers_rows(first, second, rows))
     numbers = first, second
     if np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
         return Part(Kind.ALIKE if first.any() else Kind.ZERO, 0, numbers)
@@ -242,6 +270,28 @@ def _of_numbers(one: Any, other: Any) -> Part:
         if first.dtype.kind != "b" and np.allclose(second.astype(np.float64), wide * FACTOR**degree, rtol=1e-2, atol=0):
             return Part(Kind.ALIKE, degree, numbers)
     return Part(Kind.OTHER, 0, numbers)
+
+
+def _numbers_rows(one: np.ndarray, other: np.ndarray, rows: tuple[int, int]) -> bool:
+    """True if a constant has another number for each row of a batch; it may have several batches in a row."""
+    for axis, lengths in enumerate(zip(one.shape, other.shape, strict=False)):
+        if one.ndim != other.ndim or lengths[0] == lengths[1]:
+            continue
+        # What is no whole batch is looked at as a whole.
+        whole = rows if lengths[0] * rows[1] == lengths[1] * rows[0] and lengths[0] % rows[0] == 0 else lengths
+        first, second = (
+            np.moveaxis(value, axis, 0).reshape(-1, count, value.size // value.shape[axis])
+            for value, count in zip((one, other), whole, strict=True)
+        )
+        if (first == first[:, :1]).all():
+            continue
+        # Random numbers are others in the second program: neither the same at first, nor in order.
+        again = second[:, : first.shape[1], : first.shape[2]]
+        same = again.shape == first.shape and np.array_equal(again, first)
+        before, behind = first[:, :-1], first[:, 1:]
+        if same or (before <= behind).all() or (before >= behind).all():
+            return True
+    return False
 
 
 def _folded(one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> Part | None:
@@ -275,6 +325,8 @@ def _part(
     if Kind.OTHER in kinds:
         # What is made for each row with a number of all rows is one of these rows again, as with batch statistics.
         return Part(Kind.ROWS) if along and not _has_unknown_rows(one, other, parts) else OTHER
+    if degree is None and along and kinds <= {Kind.ZERO, Kind.ALIKE} and not _is_inexact(one):
+        degree = 0  # rows counted from the end, as what takes some by their numbers counts them
     if degree is None:
         if not along or Kind.ROWS not in kinds:
             return OTHER

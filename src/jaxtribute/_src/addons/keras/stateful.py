@@ -18,7 +18,7 @@ from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.internals import KerasModel
 from jaxtribute._src.addons.keras.meeting import with_gradient
 from jaxtribute._src.addons.keras.share import own_values
-from jaxtribute.extending import Context
+from jaxtribute.extending import Context, Tracer
 from jaxtribute.typing import DType, Nest
 
 _MEANS = frozenset(("sum_over_batch_size", "mean"))
@@ -52,6 +52,25 @@ def with_part(rows: int, total: int, powers: Sequence[int] = ()) -> Generator[li
         yield numbers
     finally:
         _running.part, _running.numbers, _running.powers = before
+
+
+@contextmanager
+def attributes_kept(model: KerasModel) -> Generator[None]:
+    """Takes back what a step that is only looked at counts and collects in the model's attributes."""
+    before = dict(vars(model))
+    lists = {id(value): list(value) for value in before.values() if isinstance(value, list)}
+    try:
+        yield
+    finally:
+        for name, value in list(vars(model).items()):
+            if isinstance(value, list) and before.get(name) is value:
+                list.__setitem__(value, slice(None), lists[id(value)])
+            # Flags may tell what is made already.
+            elif isinstance(value, (int, float, Tracer)) and not isinstance(value, bool):
+                if name in before:
+                    vars(model)[name] = before[name]
+                else:
+                    del vars(model)[name]
 
 
 def values_of_part(

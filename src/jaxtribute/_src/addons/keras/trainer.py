@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxtribute import Mirrored, PerReplica, Strategy, function, get_strategy
+from jaxtribute import Mirrored, PerReplica, ReplicaContext, Strategy, function, get_strategy
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.data import Placer, shared_by_islands
 from jaxtribute._src.addons.keras.internals import KerasModel
@@ -18,7 +18,7 @@ from jaxtribute._src.addons.keras.padding import Padding
 from jaxtribute._src.addons.keras.parts import Ends, Number, PartsOfSteps
 from jaxtribute._src.addons.keras.row_wise import Kind
 from jaxtribute._src.addons.keras.share import Share
-from jaxtribute._src.addons.keras.stateful import with_part
+from jaxtribute._src.addons.keras.stateful import attributes_kept, with_part
 from jaxtribute._src.addons.keras.steps import Lists, Step, predict_step, rows_of, test_step, train_step
 from jaxtribute._src.addons.keras.tables import Tables
 from jaxtribute._src.addons.keras.variables import StrategyVariable, adopt, on_servers
@@ -135,7 +135,7 @@ def _stateful(model: KerasModel, strategy: Strategy, method: Callable[[Any], Any
     place = Placer(strategy, compiled)
 
     def ends(share: Share, batch: Nest) -> Ends:
-        with with_part(share.rows, share.total) as numbers:
+        with with_part(share.rows, share.total) as numbers, attributes_kept(model):
             logs = method(batch)
         named: dict[Any, Any] = {Number(place): number for place, number in enumerate(numbers)}
         return (), (), {**(logs if isinstance(logs, dict) else {}), **named}
@@ -150,13 +150,18 @@ def _stateful(model: KerasModel, strategy: Strategy, method: Callable[[Any], Any
     @cache
     def step_of(rows: int) -> Callable[[Any], Any]:
         def replica(batch: Nest) -> Any:
-            own, context, powers = rows_of(batch), Context.current().replica, ()
-            if context is not None and not joins:
-                powers = parts.tell(share_of(context, own, rows), batch).powers
-            with with_part(own, rows, powers):
-                return method(batch)
+            own, context = rows_of(batch), Context.current().replica
+            if context is None or joins:
+                with with_part(own, rows):
+                    return method(batch)
+            share = share_of(context, own, rows)
+            told = parts.tell(share, batch)
+            with with_part(own, rows, told.powers):
+                return told.weighted(share, method(batch))
 
         def step(batch: Nest) -> Any:
+            if not compiled and not joins:
+                _tell_all(parts, strategy, batch, rows)
             result = strategy.run(replica, (batch,))
             return result if joins else jax.tree.map(shown, result, is_leaf=_is_distributed)
 
@@ -167,6 +172,13 @@ def _stateful(model: KerasModel, strategy: Strategy, method: Callable[[Any], Any
         return step_of(rows)(placed)
 
     return on_batch
+
+
+def _tell_all(parts: PartsOfSteps, strategy: Strategy, batch: Nest, rows: int) -> None:
+    """Analyses a step that runs as Python where it may make variables: before replicas run, and for all of them."""
+    leaves, tree = jax.tree.flatten(batch, is_leaf=_is_distributed)
+    for index, own in enumerate(zip(*map(strategy.experimental_local_results, leaves), strict=True)):
+        parts.tell(share_of(ReplicaContext(strategy, index), rows_of(own), rows), tree.unflatten(own))
 
 
 def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], Step]) -> OnBatch:

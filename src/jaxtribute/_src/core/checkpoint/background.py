@@ -50,8 +50,8 @@ class Background:
         undisturbed(self._begin, threading.Thread(target=self._run, args=(save,), name="jaxtribute-save"))
 
     def _begin(self, thread: threading.Thread) -> None:
-        self._thread = thread
         thread.start()
+        self._thread = thread  # started: others may wait for it at once
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Waits for the save that is under way.

@@ -38,7 +38,7 @@ def latest_checkpoint(directory: str | PathLike[str], checkpoint_name: str = "ck
 
     Its files are read and compared with their checksums. Of one that is damaged a warning says so, and the one before
     it is looked at, of those that its training has come through. It waits for saves into the folder that this process
-    has under way. Where workers must agree, call `CheckpointManager.restore_or_initialize` instead.
+    has under way, up to their own deadline. Where workers must agree, call `CheckpointManager.restore_or_initialize`.
 
     Args:
       directory: the folder.

@@ -191,9 +191,9 @@ def _resolved(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     try:
         return socket.gethostbyname(host), int(port)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name or a port that can be none is a ValueError
         raise ClusterError(
-            f"the address {address!r} of the cluster names a host that this machine does not know: {error}. HINT: "
+            f"the address {address!r} of the cluster is one that this machine does not know: {error}. HINT: "
             "correct the cluster spec or TF_CONFIG, or wait until the name is known."
         ) from error
 
