@@ -35,7 +35,7 @@ _OF_REPLICAS = frozenset({Kind.ALIKE, Kind.TOTAL, Kind.OTHER})
 _TOLD = 3
 """Number of lines that a warning lists."""
 _NO_NUMBERS = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
-"""What JAX says to Python that asks a traced value for a number."""
+"""Errors of JAX for Python that asks a traced value for a number."""
 Ends = tuple[Sequence[Any], Sequence[Any], dict[str, Any]]
 """A step's metrics: what their variables start from, what they come to, and the logs."""
 
