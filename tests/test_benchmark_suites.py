@@ -54,6 +54,7 @@ NAMED = {
     "keras_fit": "Keras: tests/addons/models",
     "launch": "starts of workers: tests/addons/launcher",
     "launcher_output": "readers that stall: tests/addons/launcher/test_terminal.py",
+    "embeddings": "tables of these kinds: tests/addons/tables, also on two workers",
     "elastic": "its contenders are those of `workers`; kills: tests/addons/elastic",
     "faults": "the same faults: tests/core/cluster",
     "network": "needs the rights of root; its contenders are those of `workers` and `causes`",

@@ -39,7 +39,7 @@ OWN = {"REPLICA_AXIS", "extending", "errors", "experimental", "config", "nn", "p
 
 def public(module: ModuleType) -> list[tuple[str, Any]]:
     """The names that a module offers: those of `__all__`, or those that it defines or imports as themselves."""
-    names = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
+    names = getattr(module, "__all__", None) or [name for name in dir(module) if not name.startswith("_")]
     found = [(name, getattr(module, name)) for name in names]
     home = module.__name__ if module in (jd.errors, jd.nn) else "jaxtribute"
     return [(name, value) for name, value in found if getattr(value, "__module__", home).startswith(home)]
@@ -63,6 +63,11 @@ def members(kind: type) -> Iterator[tuple[str, Any]]:
 
 def doc(value: Any) -> str:
     return inspect.getdoc(value) or ""
+
+
+def maker(kind: Any) -> Any:
+    """The method that takes a class's arguments."""
+    return kind.__new__ if "__new__" in vars(kind) and kind.__init__ is object.__init__ else kind.__init__
 
 
 def parameters(function: Any) -> list[str]:
@@ -108,7 +113,7 @@ def test_docstrings_name_all_arguments_that_they_describe(value: Any) -> None:
         if "Args:" not in text:
             continue
         section = text.split("Args:", 1)[1]
-        signature = parameters(function.__init__) if inspect.isclass(function) else parameters(function)
+        signature = parameters(maker(function) if inspect.isclass(function) else function)
         missing = [name for name in signature if f"{name}:" not in section]
         assert not missing, f"{function}: {missing}"
 
