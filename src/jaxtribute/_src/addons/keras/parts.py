@@ -165,7 +165,7 @@ class PartsOfSteps:
             added = frozenset(name.number for name, part in outputs.items() if _adds(name, part))
             if added:  # the loss is another one, now that these are known
                 rows, outputs = self._analysed(share, batch, added)
-        except (InputError, VariableError):  # what the step itself would be refused for
+        except (InputError, VariableError, NotImplementedError):  # what the step itself would be refused for
             raise
         except Exception as error:  # noqa: BLE001 (user code may fail on other numbers of rows in any way)
             if self._writes and self._model.run_eagerly and isinstance(error, _NO_NUMBERS):
