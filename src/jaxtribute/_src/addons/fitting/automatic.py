@@ -44,12 +44,6 @@ class Automatic:
     `jd.MirroredStrategy` or a `jd.FullyShardedStrategy`, whose replicas may have several devices, and a budget for what
     backward passes keep (`jd.config.set_memory_budget`), if there has to be one.
 
-    Args:
-      choice: a file that `jaxtribute plan --fit --save` wrote; None to search, or to take what was found before.
-      budget: what a step may take of each device: bytes, or a text such as `"12GiB"`; None for all.
-      layout: how variables lie on the devices of a replica; None for what was found.
-      seconds: after which the search begins no further program.
-
     Raises:
       ArgumentError: the file holds no choice, nothing of what was tried fits, or the devices have no name for `plan`.
       ConfigError: there is no script, or several processes train together.
@@ -68,7 +62,14 @@ class Automatic:
         layout: Foreign = None,
         seconds: float = SECONDS,
     ) -> jd.Strategy:
-        """Returns the strategy."""
+        """Returns the strategy.
+
+        Args:
+          choice: a file that `jaxtribute plan --fit --save` wrote; None to search, or to take what was found before.
+          budget: what a step may take of each device: bytes, or a text such as `"12GiB"`; None for all.
+          layout: how variables lie on the devices of a replica; None for what was found.
+          seconds: after which the search begins no further program.
+        """
         if os.environ.get(SEARCHING):
             return jd.MirroredStrategy(layout=layout)  # whatever a search puts in its place
         if choice is not None:
