@@ -187,3 +187,15 @@ def on_worker(seeds: list[int]) -> list[str]:
         except AssertionError as error:
             wrong.append(f"{seed}: {error}")
     return wrong
+
+
+def squares_step(strategy: jd.Strategy, table: Any, optimizer: jd.Optimizer) -> Any:
+    """A compiled step on ids, whose loss is the squares of the means of each list's rows."""
+
+    def replica(ids: Any) -> None:
+        def loss() -> Any:
+            return (jd.nn.embedding_lookup(table, ids, combiner="mean") ** 2).sum()
+
+        optimizer.apply_gradients(jd.grad(loss, [table])())
+
+    return jd.function(lambda ids: strategy.run(replica, (ids,)))

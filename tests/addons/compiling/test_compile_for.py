@@ -17,6 +17,7 @@ from compiled_programs import PROGRAMS, gpt, operations_of_gpt, planned, train
 from jaxtribute._src.addons.compiling.step import DoesNotFitError
 from jaxtribute._src.addons.tools.hlo.exchanges import bytes_moved
 from jaxtribute.errors import ArgumentError, DeviceError
+from table_programs import squares_step
 
 pytestmark = [
     pytest.mark.skipif(find_spec("libtpu") is None, reason="the TPU compiler is missing: pip install libtpu"),
@@ -174,13 +175,7 @@ def test_a_tables_step_makes_nothing_of_its_size_but_scatters() -> None:
             table = jd.nn.ShardedTable(rows, width)
             optimizer = jd.Optimizer(optax.adagrad(0.1), [table])
 
-        def replica(ids: Any) -> None:
-            def loss() -> Any:
-                return (jd.nn.embedding_lookup(table, ids, combiner="mean") ** 2).sum()
-
-            optimizer.apply_gradients(jd.grad(loss, [table])())
-
-        step = jd.function(lambda ids: strategy.run(replica, (ids,)))
+        step = squares_step(strategy, table, optimizer)
         for ids in strategy.experimental_distribute_dataset([np.zeros((1024, 26), np.int32)]):
             step(ids)
 

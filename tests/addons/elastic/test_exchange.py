@@ -93,6 +93,14 @@ class Stopped(Exception):  # noqa: N818
     """Stands for the end of a process."""
 
 
+def tried(island: Islands, body: Callable[[Islands, View], Any]) -> Any:
+    """A step of an island; None of one that has stopped in it."""
+    try:
+        return island.step(lambda view: body(island, view))
+    except Stopped:
+        return None
+
+
 @pytest.mark.parametrize("moment", ["before", "between", "after"])
 def test_a_step_is_whole_or_done_again_when_one_dies_in_it(moment: str) -> None:
     tries: list[tuple[int, View]] = []
@@ -114,14 +122,8 @@ def test_a_step_is_whole_or_done_again_when_one_dies_in_it(moment: str) -> None:
             raise Stopped
         return [int(first[0]), int(second[0])]
 
-    def run(island: Islands) -> Any:
-        try:
-            return island.step(lambda view: body(island, view))
-        except Stopped:
-            return None
-
     with islands(3) as made:
-        results = together(made, run)
+        results = together(made, lambda island: tried(island, body))
         assert results[1] == results[2]
         # What the dead island has sent may be there in time for all of them: then they need not do it again.
         assert results[1] in ([[3, 30], [2, 20]] if moment == "after" else [[2, 20]])
@@ -143,14 +145,12 @@ def test_a_step_whose_sums_are_begun_is_done_again_when_one_dies_in_it(size: int
         island.move()
         return [float(finish()[0].sum()) for finish in begun]
 
-    def run(island: Islands) -> Any:
-        try:
-            return island.step(lambda view: body(island, view))
-        except Stopped:
-            return None
-
     with islands(3) as made:
-        assert together(made, run) == [None, [2.0 * size, 20.0 * size], [2.0 * size, 20.0 * size]]
+        assert together(made, lambda island: tried(island, body)) == [
+            None,
+            [2.0 * size, 20.0 * size],
+            [2.0 * size, 20.0 * size],
+        ]
         assert [island.committed for island in made[1:]] == [1, 1]
 
 

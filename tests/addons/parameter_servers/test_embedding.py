@@ -15,6 +15,7 @@ from jaxtribute._src.addons.parameter_servers.variables.access import summed_row
 from jaxtribute.errors import ArgumentError, TraceError
 from jaxtribute.partitioners import FixedShardsPartitioner
 from parameter_servers.clusters import coordinated, float32, int32, threads
+from table_programs import squares_step
 
 ROWS, WIDTH = 40, 4
 IDS = int32([[3, 17, 3], [39, 0, 17]])
@@ -177,13 +178,7 @@ def test_a_table_is_one_of_the_servers() -> None:
             table = jd.nn.ShardedTable(ROWS, 3, name="items", seed=3)
             optimizer = jd.Optimizer(optax.adagrad(0.1), [table])
 
-        def replica(ids: Any) -> None:
-            def loss() -> Any:
-                return (jd.nn.embedding_lookup(table, ids, combiner="mean") ** 2).sum()
-
-            optimizer.apply_gradients(jd.grad(loss, [table])())
-
-        step = jd.function(lambda ids: strategy.run(replica, (ids,)))
+        step = squares_step(strategy, table, optimizer)
         before = table.numpy()
         for _ in range(3):
             run(step, ids)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from jaxtribute._src.addons.compiling.topologies import ENVIRONMENT
-from jaxtribute._src.addons.fitting.candidates import Outcome
+from jaxtribute._src.addons.fitting.candidates import Outcome, ranked
 from jaxtribute._src.addons.fitting.places import devices_in, missing_compiler
 from jaxtribute._src.addons.fitting.search import MOST
 from jaxtribute._src.addons.tools.user_scripts import run_module
@@ -39,7 +38,7 @@ class Fit:
     @property
     def ranked(self) -> list[Outcome]:
         """Those that fit, the fastest first; of equal ones the one that needs less memory."""
-        return sorted(filter(attrgetter("fits"), self.found), key=attrgetter("each", "memory"))
+        return ranked(self.found)
 
     def save(self, path: Path) -> None:
         """Writes the best one as JSON, for `jd.experimental.Automatic`."""

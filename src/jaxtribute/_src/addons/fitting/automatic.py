@@ -20,16 +20,13 @@ from jaxtribute._src.addons.fitting.asking import SEARCHING, SECONDS, fit
 from jaxtribute._src.addons.fitting.candidates import Outcome
 from jaxtribute._src.addons.launcher.compilation_cache import default_directory
 from jaxtribute._src.addons.launcher.regular_files import read_regular
-from jaxtribute._src.addons.memory.amounts import checked, memory_stats
-from jaxtribute._src.addons.planning.kinds import DEVICES
+from jaxtribute._src.addons.memory.amounts import checked, known_as, memory_stats
 from jaxtribute._src.addons.tools.user_scripts import modules_beside
 from jaxtribute.errors import ArgumentError, ConfigError
 from jaxtribute.extending import parse_json
 from jaxtribute.typing import Device, Foreign
 
 _LOG = logging.getLogger(__name__)
-_CHIPS = {"v6": "v6e", "v5 lite": "v5e", "v5e": "v5e", "v5": "v5p", "v4": "v4"}
-"""Chips of TPUs by a part of the name that JAX has for them; the first that fits counts."""
 _MATTER = "jaxtribute jax jaxlib libtpu jax-cuda12-plugin jax-cuda13-plugin optax keras flax equinox".split()
 """Packages of which other versions may come to another choice."""
 
@@ -116,18 +113,18 @@ def topology_of(devices: Sequence[Device]) -> str:
       ArgumentError: it has none.
     """
     first: Any = devices[0]
-    kind = str(first.device_kind).lower()
     if first.platform == "cpu":
         return f"cpu:{len(devices)}"
-    if first.platform == "tpu":
-        chip = next((chip for part, chip in _CHIPS.items() if part in kind), None)
+    name = known_as(first)
+    if name is not None and first.platform == "tpu":
+        chip = name.removeprefix("tpu-")
         # Chips may begin anywhere in a slice that is larger.
         axes = list(zip(*(getattr(device, "coords", ()) for device in devices), strict=True))
         lengths = [max(axis) - min(axis) + 1 for axis in axes]
         flat = lengths[:2] if chip in ("v5e", "v6e") else lengths
-        if chip is not None and lengths:
+        if lengths:
             return f"{chip}:{'x'.join(map(str, flat))}"
-    name = next((name for name in DEVICES if name in kind), None)
+        name = None  # its place in a slice is not known
     if name is None:
         raise ArgumentError(
             f"nothing is known of devices of the kind {first.device_kind!r}. HINT: Automatic('choice.json') with what "

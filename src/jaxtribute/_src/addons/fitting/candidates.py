@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from jaxtribute._src.addons.memory.budgeting import mib
@@ -143,3 +144,8 @@ class Outcome:
             return cls(**fields)
         except (KeyError, TypeError) as error:
             raise ArgumentError(f"{made!r} is no choice: {error}. HINT: write one with --save.") from error
+
+
+def ranked(found: Iterable[Outcome]) -> list[Outcome]:
+    """Those that fit, the fastest first; of equal ones the one that needs less memory."""
+    return sorted(filter(attrgetter("fits"), found), key=attrgetter("each", "memory"))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from jaxtribute._src.addons.fitting.candidates import MIRRORED, SHARDED, TOO_LARGE, Candidate, Outcome
+from jaxtribute._src.addons.fitting.candidates import MIRRORED, SHARDED, TOO_LARGE, Candidate, Outcome, ranked
 
 MOST = 25
 """Programs that are compiled at most."""
@@ -65,8 +65,7 @@ class FitSearch:
 
     def ranked(self) -> list[Outcome]:
         """Those that fit, the fastest first; of equal ones the one that needs less memory."""
-        fitting = [one for one in self.found.values() if one.fits]
-        return sorted(fitting, key=lambda one: (one.each, one.memory))
+        return ranked(self.found.values())
 
     def best(self) -> list[Outcome]:
         """Searches; returns those that fit, the fastest first."""

@@ -268,12 +268,9 @@ def has_rows(strategy: Strategy) -> bool:
 
 
 def _own(ids: Any) -> Any:
-    """The ids of a replica's own examples: those of examples that were made up or fill a batch name no row."""
+    """The ids of a replica's own examples: made-up ones name no row. Models with such layers are never padded."""
     share = current()
-    if share is None or (share.rows and share.count is None):
-        return ids
-    counts = share.mask if share.rows else jnp.zeros(ids.shape[0], jnp.float32)
-    return jnp.where(counts[:, None] > 0, ids, jnp.full_like(ids, -1))
+    return ids if share is None or share.rows else jnp.full_like(ids, -1)
 
 
 def _key(table: str, place: int) -> str:

@@ -36,7 +36,7 @@ class Tables:
         Raises:
           ArgumentError: its step cannot train them.
         """
-        embedding = sys.modules.get("jaxtribute._src.addons.keras.embedding")
+        embedding = _embedding()
         tables = cls([] if embedding is None else embedding.tables_of(internals.parts_of(model)))
         scaled = getattr(getattr(model, "optimizer", None), "inner_optimizer", None)
         if tables.trained and (own or scaled is not None):
@@ -52,7 +52,7 @@ class Tables:
     @staticmethod
     def checked(model: KerasModel, step: Callable[..., Any]) -> Callable[..., Any]:
         """A step of a model, before which the learning rates of its tables are checked, if it has some."""
-        embedding, layers = sys.modules.get("jaxtribute._src.addons.keras.embedding"), internals.parts_of(model)
+        embedding, layers = _embedding(), internals.parts_of(model)
         if embedding is None or not embedding.tables_of(layers):
             return step
 
@@ -89,3 +89,8 @@ class Tables:
         gradients, self._gradients = self._gradients, []
         for (_, optimizer), gradient in zip(self.trained, gradients, strict=False):
             optimizer.apply_gradients([gradient], None if share.alone else "SUM")
+
+
+def _embedding() -> Any:
+    """The module of layers with tables; None if nothing has loaded it, so that there are none."""
+    return sys.modules.get("jaxtribute._src.addons.keras.embedding")

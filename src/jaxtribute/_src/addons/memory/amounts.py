@@ -88,8 +88,12 @@ def memory_stats(device: Any) -> dict[str, int]:
 
 def _described(device: Any) -> float:
     """The memory of a device by its name; 0 where it is not known."""
+    name = known_as(device)
+    return 0.0 if name is None else DEVICES[name].memory
+
+
+def known_as(device: Any) -> str | None:
+    """The name under which `DEVICES` has a device, such as `tpu-v5e` or `h100`; None if it has not."""
     kind = str(getattr(device, "device_kind", "")).lower()
-    for part, name in (_NAMES if "tpu" in kind else {name: name for name in DEVICES}).items():
-        if part in kind:
-            return DEVICES[name].memory
-    return 0.0
+    names = _NAMES if "tpu" in kind else {name: name for name in DEVICES}
+    return next((name for part, name in names.items() if part in kind), None)

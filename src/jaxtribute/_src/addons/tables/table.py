@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
@@ -110,7 +111,11 @@ class ShardedTable(Variable):
         def __new__(cls, *args: Any, **options: Any) -> Any:
             """A table; under parameter servers a variable of theirs, whose rows they compute."""
             usual = Context.current().strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
-            return on_servers(*args, **options) if usual.remote and cls is ShardedTable else object.__new__(cls)
+            if not usual.remote or cls is not ShardedTable:
+                return object.__new__(cls)
+            given = signature(cls.__init__).bind(None, *args, **options)
+            given.apply_defaults()
+            return on_servers(*given.args[1:], **given.kwargs)
 
     def __repr__(self) -> str:
         replicas, kind = self.policy.places.replicas, "exact" if self.policy.exact else "lazy"
@@ -282,14 +287,14 @@ def _check(rows: Any, width: Any, name: Any, trainable: Any, partition: Any, upd
 def on_servers(
     rows: int,
     width: int,
-    initializer: Initializer | ArrayLike | None = None,
+    initializer: Initializer | ArrayLike | None,
     *,
-    name: str | None = None,
-    dtype: DType = "float32",
-    trainable: bool = True,
-    partition: str = "striped",
-    seed: int = 0,
-    updates: str = "lazy",
+    name: str | None,
+    dtype: DType,
+    trainable: bool,
+    partition: str,
+    seed: int,
+    updates: str,
 ) -> Variable:
     """Makes a table that parameter servers hold, of the arguments of `ShardedTable`; each computes its own first rows.
 

@@ -164,7 +164,7 @@ class _Walk:
                 copies.begin(one.name, found.step, min(sizes_of(one.shape)[:2]) / self._rates.traffic)
             else:
                 exchange, now = exchanges[one.name], found.step
-                found.compute_for(*self._cost(computation, one))
+                found.compute_for(*self._cost(computation, one, exchange))
                 if exchange is None:
                     continue
                 key, collective = exchange
@@ -185,7 +185,7 @@ class _Walk:
         for part in parts:
             found.add(part, self._turns.get((computation.name, one.name), 1))
 
-    def _cost(self, computation: Computation, one: Instruction) -> tuple[float, bool]:
+    def _cost(self, computation: Computation, one: Instruction, exchange: _Exchange | None) -> tuple[float, bool]:
         """Seconds of computing of an instruction, and whether its compiler has told them."""
         rates, target = self._rates, _TARGET.search(one.line)
         if one.kind in FREE or one.kind.endswith("-start") or collective_of(one, self._devices) is not None:
@@ -195,7 +195,6 @@ class _Walk:
         told = _CYCLES.search(one.line)
         if told is not None and rates.clock:
             return int(told[1]) / rates.clock, True
-        exchange = self._exchange(one)
         if exchange is not None and exchange.collective.asynchronous:
             return 0.0, True  # a fusion that only begins or ends it
         operations = operations_within(self._module, computation, one) / rates.operations
