@@ -314,3 +314,20 @@ def test_even_predictions_are_left_on_their_devices(monkeypatch: pytest.MonkeyPa
     np.testing.assert_array_equal(model.predict(X, batch_size=16, verbose=0), expected)
     np.testing.assert_allclose(model.predict(X, batch_size=8, verbose=0), expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(model.predict_on_batch(X), expected)
+
+
+@pytest.mark.parametrize("kind", [keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN])
+def test_states_of_rows_are_refused_where_replicas_share_the_rows(kind: Any) -> None:
+    def make() -> Any:
+        model = keras.Sequential([keras.Input((7, 5), batch_size=4), kind(3, stateful=True), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    x, y = np.ones((8, 7, 5), np.float32), np.ones((8, 1), np.float32)
+    with jd.OneDeviceStrategy("CPU:5").scope():
+        make().fit(x, y, batch_size=4, verbose=0)
+    with jd.MirroredStrategy(devices()).scope():
+        model = make()
+    for call in (lambda: model.fit(x, y, batch_size=4, verbose=0), lambda: model.predict(x, batch_size=4, verbose=0)):
+        with pytest.raises(VariableError, match=r"keeps a state for each row .* HINT: make it with stateful=False"):
+            call()

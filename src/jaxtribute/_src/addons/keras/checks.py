@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from keras import callbacks as keras_callbacks
 
 from jaxtribute._src.addons.keras.data import creator_of
-from jaxtribute._src.addons.keras.internals import KerasModel, is_default
+from jaxtribute._src.addons.keras.internals import KerasModel, is_default, parts_of
 from jaxtribute._src.addons.keras.variables import on_servers
 from jaxtribute.errors import ArgumentError, ContextError, VariableError
 from jaxtribute.typing import Foreign, Leaf
@@ -24,13 +24,15 @@ _NOT_FOR_CREATORS = ("y", "sample_weight", "batch_size", "class_weight")
 def check_call(
     method: Callable[..., Any], model: KerasModel, strategy: Strategy, args: Sequence[Leaf], kwargs: Mapping[str, Leaf]
 ) -> None:
-    """Checks a call of `fit`, `evaluate` or `predict`, or of one of their like, under parameter servers.
+    """Checks a call of `fit`, `evaluate` or `predict`, or of one of their like.
 
     Raises:
-      ContextError: the model runs eagerly, or its data are not made by workers.
-      ArgumentError: callbacks that want to see every batch.
+      ContextError: under parameter servers, the model runs eagerly, or its data are not made by workers.
+      ArgumentError: under parameter servers, callbacks that want to see every batch.
+      VariableError: a layer keeps a state for each row of a batch, and replicas share the rows.
     """
     if not on_servers(strategy):
+        _check_states(model, strategy)
         return
     if getattr(model, "run_eagerly", False):
         raise ContextError(
@@ -58,6 +60,16 @@ def check_call(
             f"predict under {strategy!r} was given a function that makes datasets: workers' results have no order. "
             "HINT: pass arrays or a dataset, which the coordinator reads, or schedule predictions by a "
             "jd.coordinator.ClusterCoordinator."
+        )
+
+
+def _check_states(model: KerasModel, strategy: Strategy) -> None:
+    keeping = [layer.name for layer in parts_of(model) if getattr(layer, "stateful", False) and hasattr(layer, "cell")]
+    replicas = strategy.num_replicas_in_sync
+    if keeping and replicas > 1:
+        raise VariableError(
+            f"{keeping[0]!r} is stateful: it keeps a state for each row of a batch, but the {replicas} replicas of "
+            f"{strategy!r} share the rows. HINT: make it with stateful=False, or train on one device."
         )
 
 
