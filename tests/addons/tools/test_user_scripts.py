@@ -1,7 +1,9 @@
 """Scripts that are watched, and those that measure in a process of their own, or fail."""
 
+import re
 import sys
 import time
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +27,12 @@ if sys.argv[1] == "hang":
     print(subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL).pid, file=open(sys.argv[2], "w"), flush=True)
     time.sleep(60)
 print("noise")
+print("noise", file=sys.stderr)
+if sys.argv[1] == "slow":
+    from jaxtribute._src.addons.tools import waiting
+    waiting._EVERY_S = 0.01
+    with waiting.telling("compiling for moons"):
+        time.sleep(0.1)
 print('{"devices": "%s", "pool": "%s"}' % (os.environ["JAXTRIBUTE_CPU_DEVICES"], os.environ.get("PJRT_NPROC")))
 """
 
@@ -137,11 +145,19 @@ def played(monkeypatch: pytest.MonkeyPatch, returncode: int, output: bytes) -> l
     def start(_: Family, command: list[str], *__: object) -> SimpleNamespace:
         commands.append(command[1:])
         return SimpleNamespace(
-            returncode=returncode, stdout=None, stderr=None, communicate=lambda timeout: (output, b"")
+            returncode=returncode, stdout=None, stderr=BytesIO(), communicate=lambda timeout: (output, b"")
         )
 
     monkeypatch.setattr(Family, "start", start)
     return commands
+
+
+@pytest.mark.slow
+def test_what_a_process_says_of_its_progress_is_passed_on(module: str, capfd: pytest.CaptureFixture[str]) -> None:
+    run_module(module, ["slow"], 1)
+    lines = capfd.readouterr().err.splitlines()
+    assert lines
+    assert all(re.fullmatch(r"jaxtribute: compiling for moons, \d+ s so far", line) for line in lines)
 
 
 @pytest.mark.slow

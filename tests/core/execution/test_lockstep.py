@@ -1,4 +1,5 @@
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -108,6 +109,20 @@ def test_arrays_from_around_the_function_that_lie_apart_are_explained() -> None:
     with pytest.raises(ValueError, match="incompatible devices") as failure:
         mirrored(2).run(lambda: one + other)
     assert any("HINT: pass arrays that lie elsewhere" in note for note in failure.value.__notes__)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("careless", [lambda x: x.reshape(x.shape[0], 3, -1), lambda x: x.max(), lambda x: 1 / len(x)])
+def test_what_replicas_without_rows_cannot_compute_is_explained(
+    careless: Callable[[jax.Array], Any], *, compiled: bool
+) -> None:
+    strategy = mirrored(3)
+    examples = strategy.experimental_make_numpy_dataset(np.ones((2, 6), np.float32))
+    batch = next(iter(strategy.experimental_distribute_dataset(examples.batch(2))))
+    run = jd.function(strategy.run) if compiled else strategy.run
+    with pytest.raises((ValueError, ZeroDivisionError)) as failure:
+        run(careless, (batch,))
+    assert any("fewer rows than there are replicas" in note for note in failure.value.__notes__)
 
 
 def test_different_collectives_name_the_lines() -> None:

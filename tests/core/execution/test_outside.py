@@ -105,6 +105,6 @@ def test_an_array_of_several_replicas_from_around_the_function() -> None:
     rows = next(iter(strategy.experimental_distribute_dataset([ROWS])))
     with pytest.raises(ValueError, match="mesh") as refused:
         jd.function(lambda rows: strategy.run(lambda x: table[x.astype(np.int32)].sum(), (rows,)))(rows)
-    assert "HINT: pass arrays that lie on devices of several replicas" in refused.value.__notes__[0]
+    assert "HINT: pass arrays that lie elsewhere" in refused.value.__notes__[0]
     step = jd.function(lambda rows, table: strategy.run(lambda x, t: t[x.astype(np.int32)].sum(), (rows, table)))
     np.testing.assert_array_equal(strategy.experimental_local_results(step(rows, table)), [1, 5])

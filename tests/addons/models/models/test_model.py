@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -226,6 +227,29 @@ def test_precision_casts_parameters_inputs_and_results() -> None:
     gradient = jd.function(lambda x: model.variables[0].distribute_strategy.run(replica, (x,)))(batch(mirrored(2), 4))
     assert dtypes == [jnp.bfloat16, jnp.float32]
     assert gradient.values[0].dtype == jnp.float32
+
+
+def test_modules_with_a_type_of_their_own_are_told_beside_precision() -> None:
+    class Words(nnx.Module):
+        def __init__(self, **options: Any) -> None:
+            self.table = nnx.Embed(5, 3, rngs=nnx.Rngs(0), **options)
+            self.out = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+
+        def __call__(self, words: Any) -> Any:
+            return self.out(self.table(words))
+
+    with pytest.warns(
+        UserWarning, match=r"^table of the Words compute in float32 .*HINT: make them with dtype=bfloat16"
+    ):
+        wide = made(mirrored(2), Words(), precision="compute=bfloat16,output=bfloat16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        short = made(mirrored(2), Words(dtype=jnp.bfloat16), precision="compute=bfloat16,output=bfloat16")
+        made(mirrored(2), Words())
+    # The warning is true: the embedding's own type decides.
+    with jax.numpy_dtype_promotion("standard"):
+        programs = [str(jax.make_jaxpr(model)(jnp.zeros(4, int))) for model in (wide, short)]
+    assert ["f32[4,2] = dot_general" in program for program in programs] == [True, False]
 
 
 def test_accumulated_gradients_make_one_update() -> None:

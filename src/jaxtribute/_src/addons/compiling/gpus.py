@@ -102,7 +102,8 @@ def check_compiler(name: str) -> None:
     if not any(map(find_spec, _PLUGINS)):
         raise MissingLibraryError(
             f"compiling for {name} needs JAX's plugin for CUDA, which is not installed; it needs neither GPU nor "
-            "driver. HINT: pip install -e '.[gpu-compiler]' in a clone, or pip install 'jax[cuda12]' (5 GB)."
+            "driver. HINT: pip install -e '.[gpu-compiler]' in a clone, or pip install 'jax[cuda12]' (5 GB). Without, "
+            "jaxtribute plan --device-kind h100 --devices 8 predicts from the program alone, as --fit does."
         )
 
 

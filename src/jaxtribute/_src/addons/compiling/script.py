@@ -19,6 +19,7 @@ from jaxtribute._src.addons.compiling.step import DoesNotFitError
 from jaxtribute._src.addons.compiling.targets import compile_script
 from jaxtribute._src.addons.compiling.topologies import Topology, ladder, topology_named
 from jaxtribute._src.addons.planning.inspection import Step
+from jaxtribute._src.addons.tools.waiting import telling
 
 
 def main(settings: str, script: str, *arguments: str) -> None:
@@ -39,7 +40,8 @@ def main(settings: str, script: str, *arguments: str) -> None:
 
     def compiled(target: Topology) -> dict[str, Any]:
         try:
-            return report.as_dict(compile_script(Path(script), arguments, target, examples))
+            with telling(f"compiling for {target.name}"):
+                return report.as_dict(compile_script(Path(script), arguments, target, examples))
         except DoesNotFitError as error:
             short = "does not fit"
             return {"topology": target.name, "devices": len(target.devices), "refusal": str(error), "short": short}

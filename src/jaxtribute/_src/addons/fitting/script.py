@@ -13,9 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from jaxtribute._src.addons.fitting.candidates import Candidate, Outcome
 from jaxtribute._src.addons.fitting.places import place
 from jaxtribute._src.addons.fitting.search import FitSearch
 from jaxtribute._src.addons.fitting.trials import Trials
+from jaxtribute._src.addons.tools.tables import seconds_text
+from jaxtribute._src.addons.tools.waiting import say, telling
 
 
 def main(settings: str, script: str, *arguments: str) -> None:
@@ -27,8 +30,17 @@ def main(settings: str, script: str, *arguments: str) -> None:
     own = trials.batch()
     batch = asked["batch"] or own
     until = begun + asked["seconds"]
+
+    def judged(candidate: Candidate, left: int) -> Outcome:
+        number, name = asked["most"] - left + 1, f"{candidate}, batch {candidate.batch:,}"
+        with telling(f"compiling way {number} of at most {asked['most']}: {name}"):
+            outcome = trials(candidate, left)
+        time_ = outcome.refusal.partition("\n")[0] or f"{seconds_text(outcome.seconds)} an update"
+        say(f"way {number} of at most {asked['most']}: {name}: {time_}")
+        return outcome
+
     search = FitSearch(
-        trials,
+        judged,
         len(target.devices),
         target.chip.memory,
         batch,

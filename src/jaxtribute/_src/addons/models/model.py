@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, TypeVarTuple
@@ -101,6 +102,8 @@ class Model(Generic[M]):
         self._kind = type(model).__name__
         key = _key(rng)
         parts, self._outline = take_apart(model, wrt)
+        if precision is not None:
+            _warn_of_own_types(self._kind, self._outline.wider_than(precision.compute), precision)
         self._cells = _made(parts, "", key)
         self._parameters = self._outline.nest(self.trainable_variables)
         found = None if state is None else take_state_apart(state)
@@ -355,6 +358,15 @@ class _Cell:
     def stored(self, value: Nest) -> Any:
         """The array that the variable keeps of a value."""
         return value if self.implementation is None else jax.random.key_data(value)
+
+
+def _warn_of_own_types(kind: str, modules: Sequence[str], precision: Policy) -> None:
+    if modules:
+        warnings.warn(
+            f"{', '.join(modules)} of the {kind} compute in float32 or longer, whatever precision says, and so does "
+            f"all that uses their results. HINT: make them with dtype={precision.compute}, nnx.Embed above all.",
+            stacklevel=3,
+        )
 
 
 def _made(parts: Sequence[Part], prefix: str, key: jax.Array | None) -> list[_Cell]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.nnx as nnx  # pyright: ignore[reportMissingImports]
 import jax
+import numpy as np
 
 from jaxtribute._src.addons.models.parts import Kind, Part, Path, is_array, is_inexact
 from jaxtribute.errors import VariableError
@@ -37,7 +38,11 @@ def take_apart(model: Nest, wrt: Any) -> tuple[list[Part], Outline]:
             chosen = is_inexact(array) and is_trained(path, owner)
             kind = Kind.PARAMETER if chosen else Kind.FROZEN if kind is Kind.PARAMETER else kind
         parts.append(Part(path, array, kind))
-    return parts, Outline(graph, jax.tree.structure(state), parts)
+    # A module may have settled for a type, as `nnx.Embed` does for that of its array.
+    dtypes = {
+        path: getattr(part, "dtype", None) for path, part in _nnx.iter_graph(model) if isinstance(part, _nnx.Module)
+    }
+    return parts, Outline(graph, jax.tree.structure(state), parts, dtypes)
 
 
 class Outline:
@@ -47,10 +52,11 @@ class Outline:
       graph: what `nnx.split` gives besides the state.
       structure: the structure of the state, a nest.
       parts: the arrays.
+      dtypes: the type in which each module computes, by its path; None for that of what it is given.
     """
 
-    def __init__(self, graph: Leaf, structure: Leaf, parts: Sequence[Part]) -> None:
-        self._graph, self._structure = graph, structure
+    def __init__(self, graph: Leaf, structure: Leaf, parts: Sequence[Part], dtypes: Mapping[Path, Any]) -> None:
+        self._graph, self._structure, self._dtypes = graph, structure, dtypes
         self._paths = [part.path for part in parts]
         self._parameters = [part.path for part in parts if part.kind is Kind.PARAMETER]
 
@@ -81,6 +87,13 @@ class Outline:
                 inner = inner.setdefault(step, {})
             inner[path[-1]] = leaf
         return whole
+
+    def wider_than(self, dtype: Any) -> list[str]:
+        """The paths of modules that compute in a longer floating type, whatever they are given."""
+        longer = {
+            np.dtype(name) for name in ("float32", "float64") if np.dtype(name).itemsize > np.dtype(dtype).itemsize
+        }
+        return ["/".join(map(str, path)) for path, own in self._dtypes.items() if own is not None and own in longer]
 
 
 def _arrays(state: Nest) -> list[tuple[Path, Any, Any]]:

@@ -74,6 +74,10 @@ class Outline(Protocol):
         """A nest, in the library's way, of what is given for each parameter, in the order of the parts."""
         ...
 
+    def wider_than(self, dtype: Any) -> list[str]:
+        """Parts of the model that compute in a longer floating type than this, whatever they are given."""
+        ...
+
 
 class Library(Protocol):
     """The way to take the models of a library apart; each is a module of this package."""

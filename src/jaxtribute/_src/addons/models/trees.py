@@ -105,6 +105,11 @@ class Outline:
         """The same nest with other parts as parameters."""
         return Outline(self._structure, self._leaves, self._places, parts)
 
+    def wider_than(self, dtype: Any) -> list[str]:
+        """None: a nest has no types of its own."""
+        del dtype
+        return []
+
     def build(self, values: Sequence[Any]) -> Any:
         """A new nest."""
         leaves = list(self._leaves)

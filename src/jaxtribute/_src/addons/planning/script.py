@@ -24,6 +24,7 @@ import jax
 from jaxtribute._src.addons.planning.inspection import Step, look_at_script
 from jaxtribute._src.addons.planning.probes import measure
 from jaxtribute._src.addons.tools.user_scripts import Finished, run_script, training_step
+from jaxtribute._src.addons.tools.waiting import telling
 from jaxtribute.experimental import Event, Observer, observe
 from jaxtribute.extending import Kinds, described_devices
 
@@ -66,7 +67,8 @@ def main(what: str, file: str, script: str, *arguments: str) -> None:
     """Does one of these and answers on standard output."""
     answer: dict[str, Any] = {}
     if what in ("cost", "shapes"):
-        with described_devices(jax.devices()) if what == "shapes" else nullcontext():
+        described = described_devices(jax.devices()) if what == "shapes" else nullcontext()
+        with described, telling(f"looking for the first step of {Path(script).name}"):
             cost = look_at_script(Path(script), arguments, lambda step: step.cost(Path(script).name))
         # All processes have seen the same step, and one of them writes.
         if jax.process_index() == 0:

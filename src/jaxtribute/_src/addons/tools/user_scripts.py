@@ -13,9 +13,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import IO, Any
 
 from jaxtribute._src.addons.launcher.family import Family
+from jaxtribute._src.addons.tools.waiting import MARK
 from jaxtribute.errors import ArgumentError, DeadlineError, ProcessFailedError
 from jaxtribute.experimental import Event
 from jaxtribute.extending import Kinds, Program
@@ -23,6 +25,7 @@ from jaxtribute.extending import Kinds, Program
 STEPS_AND_INPUT = Kinds.DISPATCH.name, Kinds.INPUT.name
 """The kinds of events of which a training loop consists."""
 DEADLINE_S = 300.0
+_END_S = 10.0
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _POOL = ("PJRT_NPROC", "JAXTRIBUTE_PJRT_NPROC")
 
@@ -139,15 +142,22 @@ def run_module(
     # Nothing that the script starts outlives this, nor this process, and nothing waits for an answer of the user's.
     with Family() as family:
         process = family.start(command, environment, subprocess.PIPE, subprocess.PIPE)
+        stream, process.stderr = process.stderr, None
+        assert stream is not None
+        errors: list[str] = []
+        reader = Thread(target=_follow, args=(stream, errors), daemon=True)
+        reader.start()
         try:
-            output, errors = (each.decode(errors="replace") for each in process.communicate(timeout=deadline_s))
+            output = process.communicate(timeout=deadline_s)[0].decode(errors="replace")
         except subprocess.TimeoutExpired:
             raise DeadlineError(
                 f"{module} on {devices} devices has not ended in {deadline_s:.0f} s. HINT: plan a smaller step."
             ) from None
         finally:
-            for stream in filter(None, (process.stdout, process.stderr)):
-                stream.close()
+            if process.stdout is not None:
+                process.stdout.close()
+    # All that could write has ended.
+    reader.join(_END_S)
     if process.returncode == -signal.SIGKILL:
         raise ProcessFailedError(
             f"{module} was killed on {devices} devices, most likely because this "
@@ -157,8 +167,18 @@ def run_module(
     if process.returncode:
         raise ProcessFailedError(
             f"{module} on {devices} devices ended with {process.returncode}. HINT: run the script by itself first. It "
-            f"printed:\n{output}{errors}"
+            f"printed:\n{output}{''.join(errors)}"
         )
     # The script prints what it likes; the answer comes last. The launcher marks the lines of rank 0.
     lines = [line.removeprefix("[0] ") for line in output.splitlines()]
     return json.loads([line for line in lines if line.startswith("{")][-1])
+
+
+def _follow(stream: IO[bytes], errors: list[str]) -> None:
+    """Keeps what a process writes on standard error, and passes on what it says of its progress."""
+    with stream:
+        for line in stream:
+            errors.append(line.decode(errors="replace"))
+            if errors[-1].startswith(MARK):
+                sys.stderr.write(errors[-1])
+                sys.stderr.flush()

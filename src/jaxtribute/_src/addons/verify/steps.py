@@ -63,7 +63,7 @@ class Step:
     asynchronous = False
 
     def __init__(self, name: str, call: Callee, strategies: Sequence[Any]) -> None:
-        self._name, self._call, self._strategies = name, call, strategies
+        self.name, self._call, self._strategies = name, call, strategies
         self._variables: dict[Variable, None] = {}
         self._seconds = 0.0
         self.verdicts: list[Verdict] = []
@@ -82,9 +82,9 @@ class Step:
                 raise CannotVerify("it runs on several workers. HINT: run the program in one process")
             verdict = self._of_first(call)
         except CannotVerify as reason:
-            verdict = Verdict(self._name, unverified=[str(reason)])
+            verdict = Verdict(self.name, unverified=[str(reason)])
         except Exception as error:  # noqa: BLE001 (the program goes on, whatever its function meets here)
-            verdict = Verdict(self._name, unverified=[f"{type(error).__name__}: {error}"])
+            verdict = Verdict(self.name, unverified=[f"{type(error).__name__}: {error}"])
         if verdict is not None:
             verdict.asynchronous = self.asynchronous
             verdict.seconds = time.perf_counter() - begun
@@ -115,7 +115,7 @@ class Step:
         verdict.findings = [one for one in verdict.findings if one.culprit.mistake not in known]
         if not verdict.findings:
             return None
-        verdict.name, verdict.seconds = f"{self._name}, call {self.calls}", seconds
+        verdict.name, verdict.seconds = f"{self.name}, call {self.calls}", seconds
         self.verdicts.append(verdict)
         return verdict
 
@@ -162,4 +162,4 @@ class Step:
         function, args, kwargs = replayed(self._call, call.args, call.kwargs, call.drawn)
         function = function if around is None else around(function)
         strategy = self._strategies[0]
-        return Verification(self._name, function, args, kwargs, strategy, self._variables, batches, first)
+        return Verification(self.name, function, args, kwargs, strategy, self._variables, batches, first)

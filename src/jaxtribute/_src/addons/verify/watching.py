@@ -12,6 +12,7 @@ import jax
 
 from jaxtribute import PerReplica, ReduceOp, Variable
 from jaxtribute._src.addons.tools.user_scripts import run_script
+from jaxtribute._src.addons.tools.waiting import telling
 from jaxtribute._src.addons.verify.ending import Ending
 from jaxtribute._src.addons.verify.sources import calling_place
 from jaxtribute._src.addons.verify.steps import CALLS, Call, Step
@@ -179,7 +180,7 @@ class Watcher(Observer):
     def _first(self, step: Step, key: Any) -> None:
         self._call.recent = self._drawn
         self.ending.restart()
-        with self._occupied():
+        with self._occupied(), telling(f"verifying {step.name}"):
             verdict = step.first(self._call)
         self._add(verdict, key)
 
@@ -188,7 +189,7 @@ class Watcher(Observer):
         if step is None:
             return
         self._call.recent = self._drawn
-        with self._occupied():
+        with self._occupied(), telling(f"verifying {step.name}"):
             verdict = step.later(self._call)
         self._add(verdict, key)
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+_ELSEWHERE = (
+    "HINT: pass arrays that lie elsewhere to strategy.run as arguments, in place of reading them from around the "
+    "function: a replica gets them on its own device."
+)
+_NO_ROWS = (
+    "HINT: if a batch has fewer rows than there are replicas, some have none: write the length for reshape's -1, "
+    "give jnp.max an initial value, divide by what all replicas have, or drop the remainder."
+)
 _HINTS = {
-    "should match the mesh": (
-        "HINT: pass arrays that lie on devices of several replicas to strategy.run as arguments, in place of reading "
-        "them from around the function."
-    ),
-    "incompatible devices": (
-        "HINT: pass arrays that lie elsewhere to strategy.run as arguments, in place of reading them from around the "
-        "function: a replica gets them on its own device."
-    ),
     "Triggering __jax_array__": (
         "HINT: functions of jax.lax take arrays alone: give them jnp.asarray(value), or variable.read_value(), in "
         "place of a variable or a distributed value from around the function."
     ),
+    **dict.fromkeys(("should match the mesh", "incompatible devices"), _ELSEWHERE),
+    **dict.fromkeys(("by zero", "zero-size array", "empty sequence"), _NO_ROWS),
 }
 
 
