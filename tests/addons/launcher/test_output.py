@@ -76,10 +76,12 @@ def test_what_is_not_shown_is_in_the_log(written: list[bytes], tmp_path: Path) -
     assert open_log(None, 0, 0) is None
 
 
+@pytest.mark.parametrize("before", ["before\n", "half a line ", "\r 40 % ####\r 50 % #####", "x" * (2 << 20)])
 @pytest.mark.parametrize("text", [TRACEBACK, CHAINED])
-def test_a_traceback_is_found(text: str) -> None:
+def test_a_traceback_is_found(text: str, before: str) -> None:
     rank = RankOutput(b"", shown=False, log=None)
-    rank.feed(f"before\n{text}\nafter\n".encode())
+    rank.feed(before.encode())
+    rank.feed(f"{text}\nafter\n".encode())
     assert rank.traceback() == text
 
 

@@ -229,6 +229,28 @@ def test_a_reader_who_is_only_slow_gets_everything(monkeypatch: pytest.MonkeyPat
     assert gathered(write) == b"".join(wanted)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_wait_once_together_for_a_reader_who_stalls(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "MOST", 1 << 16)
+    monkeypatch.setattr(terminal, "ROOM_S", 0.2)
+
+    def write(sink: Sink) -> None:
+        def say() -> None:
+            for _ in range(100):
+                sink.put(b"[0] ", b"x" * (1 << 14))
+                time.sleep(0.001)  # lets the other ranks come between
+
+        threads = [threading.Thread(target=say) for _ in range(ranks)]
+        start = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert time.monotonic() - start < 6
+
+    assert b"left out" in gathered(write, late=True)
+
+
 def test_a_file_that_does_not_block_is_waited_for() -> None:
     data = os.urandom(300000)
     assert gathered(lambda sink: sink.put(None, data), blocking=False) == data

@@ -180,7 +180,8 @@ class RankOutput:
     def traceback(self) -> str:
         """The last traceback among the lines that are kept; empty if there is none."""
         lines = self.lines()
-        starts = [index for index, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+        # Its first line may follow what has not ended, as a progress bar does not.
+        starts = [index for index, line in enumerate(lines) if line.endswith(_TRACEBACK)]
         if not starts:
             return ""
         # An exception raised while another was handled: the first one is where it began.
@@ -193,7 +194,7 @@ class RankOutput:
         end = starts[-1] + 1
         while end < len(lines) and lines[end].startswith(b" "):
             end += 1
-        return b"\n".join(lines[first : end + 1]).decode(errors="replace")
+        return b"\n".join([_TRACEBACK, *lines[first + 1 : end + 1]]).decode(errors="replace")
 
     def last_line(self) -> str:
         """The last line that is not empty, or its beginning."""

@@ -75,8 +75,9 @@ class Sink:
           data: whole lines, or a part of a line that is too long to wait for its end.
         """
         with self._changed:
-            if not self._stalled and not self._fits(data):
-                self._stalled = not self._changed.wait_for(lambda: self._stalled or self._fits(data), ROOM_S)
+            # Who is woken because another rank has waited in vain must not take that for room.
+            if not self._changed.wait_for(lambda: self._stalled or self._fits(data), ROOM_S):
+                self._stalled = True
             while self._pieces and not self._fits(data):
                 dropped = len(self._pieces.popleft()[1])
                 self._held -= dropped
