@@ -111,7 +111,7 @@ def _counted_alike(changes: Mapping[Variable, tuple[Any, Any, Any]], replicas: i
         variable
         for variable, (one, other, old) in changes.items()
         if not variable.trainable
-        and _is_real(one)
+        and one.dtype.kind == "f"
         and _error(other - old, (one - old) * replicas) <= _RELATIVE * _largest(one - old)
     }
     if len(grown) < 2:
