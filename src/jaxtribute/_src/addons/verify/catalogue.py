@@ -60,8 +60,9 @@ _PATTERNS = (
     Pattern(
         "batch-statistics",
         "statistics of this replica's rows alone stand for those of the batch",
-        "average them over the replicas: jd.get_replica_context().all_reduce('MEAN', {part}), likewise of x**2; in "
-        "Keras BatchNormalization(synchronized=True), in Flax BatchNorm(axis_name=jd.REPLICA_AXIS)",
+        "average them over the replicas: jd.get_replica_context().all_reduce('MEAN', {part}), likewise of x**2 (of "
+        "replicas with different numbers of rows the sums, divided by all_reduce('SUM', x.shape[0])); in Keras's fit "
+        "BatchNormalization(synchronized=True), in Flax BatchNorm(axis_name=jd.REPLICA_AXIS)",
         "x.mean(0)",
     ),
     Pattern(
