@@ -25,7 +25,7 @@ def part_of(runs: Runs, pattern: str, number: int, elsewhere: int | None) -> str
       elsewhere: the other one that the report names.
     """
     if pattern in _MEANS:
-        return _mean_of_rows(runs, number)
+        return _mean_of_rows(runs, _forward(runs, number))
     if pattern == "local-count":
         chosen: Sequence[int | None] = [elsewhere]
     elif pattern == "local-total":
@@ -33,6 +33,19 @@ def part_of(runs: Runs, pattern: str, number: int, elsewhere: int | None) -> str
     else:
         chosen = [number] if pattern in _REDUCED else []
     return next((text for one in chosen if one is not None and (text := _expression(runs, one))), "")
+
+
+def _forward(runs: Runs, number: int) -> int:
+    """The operation of which one is the derivative."""
+    record = runs.record(number)
+    if not record.backwards:
+        return number
+    alike = (
+        place
+        for place, other in enumerate(runs.tape.records)
+        if not other.backwards and (other.name, other.place) == (record.name, record.place)
+    )
+    return next(alike, number)
 
 
 def _expression(runs: Runs, number: int) -> str:
