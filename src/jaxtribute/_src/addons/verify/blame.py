@@ -49,7 +49,7 @@ class Suspects:
             for difference in apart
             for number in self._runs.makers(_value_of(one, difference))
             # What the code around has changed once more says nothing of the replicas' own write.
-            or self._runs.makers(one.inner.get(difference.variable))
+            or self._runs.makers(_inner_of(one, difference))
         ]
         right = [value for variable, value in one.written.items() if variable.name.removesuffix(":0") not in names] + [
             value
@@ -467,3 +467,8 @@ def _value_of(one: Outcome, difference: Difference) -> Any:
     if difference.variable is not None:
         return one.written[difference.variable]
     return one.outputs[difference.name.removeprefix("the result")]
+
+
+def _inner_of(one: Outcome, difference: Difference) -> Any:
+    """What the replicas have left in a variable."""
+    return None if difference.variable is None else one.inner.get(difference.variable)
