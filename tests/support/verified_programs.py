@@ -892,3 +892,125 @@ def shifted(strategy: jd.Strategy, wrong: str) -> Made:
         return strategy.reduce("MEAN" if wrong == "norm" else "SUM", strategy.run(replica, args=(x, y)), axis=None)
 
     return step, (*arrays((ROWS, 4)), labels(3))
+
+
+def with_clip(x: Any, y: Any, key: Any, held: Any, wrong: str) -> Any:
+    """The gradients of a step, with noise and without spikes."""
+    (w,) = held
+    rows = context().all_reduce("SUM", x.shape[0])
+    count = (y > 0).sum()
+    share = count if wrong in ("times", "early") else context().all_reduce("SUM", count)
+    if wrong == "times":
+        share = share * context().num_replicas_in_sync
+    total = rows if wrong == "early" else share
+
+    def loss() -> Any:
+        return (cross_entropy(x @ w, y) * (y > 0)).sum() / total  # at: private.times
+
+    value, [gradient] = jd.value_and_grad(loss, held)()
+    if wrong == "early":
+        gradient = gradient * rows / share / context().num_replicas_in_sync  # at: private.early
+    if wrong == "spike":
+        spike = optax.tree.norm(gradient) > 1e-9  # each gradient is: the numbers hide it
+        gradient = jnp.where(spike, 0.1 * gradient, gradient)  # at: private.spike
+    noise = 0.1 * jax.random.normal(key, w.shape)
+    if wrong == "noise":
+        gradient = gradient + noise  # at: private.noise
+    gradient = context().all_reduce("SUM", gradient)
+    return value, gradient if wrong == "noise" else gradient + noise
+
+
+@program(
+    "right",
+    times="local-count",
+    early="local-count gradient-before-reduction",
+    spike="gradient-before-reduction",
+    noise="noise-on-each-replica",
+    sentinel="order-of-rows extreme-over-batch one-replica",
+    counter="reduced-twice counted-on-each-replica scaled-by-replicas",
+)
+def private(strategy: jd.Strategy, wrong: str) -> Made:
+    """Mistakes that other values of the step hide."""
+    held = variables(strategy, (5, 3))
+    sgd = optimizer(strategy, optax.sgd(0.1), held)
+    with strategy.scope():
+        best = jd.Variable(-1e9, trainable=False, name="best", aggregation="mean")
+        calls = jd.Variable(0, trainable=False, name="calls", aggregation="only_first_replica")
+
+    def replica(x: Any, y: Any, key: Any) -> Any:
+        value, gradient = with_clip(x, y, key, held, wrong)
+        sgd.apply_gradients([gradient], None)
+        scores = x.sum(1)
+        everyone = scores if wrong == "sentinel" else context().all_gather(scores, axis=0)
+        best.assign(jnp.maximum(best.read_value(), jnp.sort(everyone)[1]))  # at: private.sentinel
+        if wrong == "counter":
+            calls.assign(calls.read_value() + context().all_reduce("SUM", 1))  # at: private.counter
+        return value
+
+    @jd.function
+    def step(x: Any, y: Any, key: Any) -> Any:
+        value = strategy.reduce("SUM", strategy.run(replica, args=(x, y, key)), axis=None)
+        calls.assign_add(1)
+        return value
+
+    return step, (*arrays((ROWS, 5)), labels(3), jax.random.key(1))
+
+
+@program("right", mean="local-mean", pooled="local-count local-mean batch-statistics", pairs="pairs-of-rows")
+def graphs(strategy: jd.Strategy, wrong: str) -> Made:
+    """Rows are numbered within a replica, which is right, and clipping hides how large gradients are."""
+    transform = optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2))
+
+    def loss(w: Any, x: Any, y: Any) -> Any:
+        count, number = context().all_reduce("SUM", x.shape[0]), x.shape[0]
+        total = x.sum((0, 1)) if wrong == "pooled" else context().all_reduce("SUM", x.sum((0, 1)))
+        nodes = (x - total / (number if wrong == "pooled" else count)).reshape(-1, x.shape[-1])  # at: graphs.pooled
+        owner = jnp.repeat(jnp.arange(number), x.shape[1])
+        pooled = jnp.tanh(jax.ops.segment_sum(nodes @ w, owner, num_segments=number))
+        each = cross_entropy(pooled, y)
+        if wrong == "pairs":
+            each = each + cross_entropy(pooled @ pooled.T, jnp.arange(number))  # at: graphs.pairs
+        return each.mean() if wrong == "mean" else each.sum() / count  # at: graphs.mean
+
+    def replica(state: Any, x: Any, y: Any) -> Any:
+        value, gradient = jax.value_and_grad(loss)(state[0], x, y)
+        value, gradient = context().all_reduce("SUM", (value, gradient))
+        updates, slots = transform.update(gradient, state[1])
+        return (optax.apply_updates(state[0], updates), slots), value
+
+    @jd.function
+    def step(state: Any, x: Any, y: Any) -> Any:
+        return strategy.run(replica, args=(state, x, y))
+
+    [w, x] = arrays((3, 3), (ROWS, 4, 3))
+    return step, (strategy.place((w, transform.init(w))), x, labels(3))
+
+
+@program("right", decay="counted-on-each-replica", count="local-count mean-of-means local-mean")
+def embedded(strategy: jd.Strategy, wrong: str) -> Made:
+    """A table whose rows lie over the replicas."""
+    (head,) = variables(strategy, (4,))
+    with strategy.scope():
+        table = jd.nn.ShardedTable(20, 4, lambda ids: jnp.cos(ids[:, None] + jnp.arange(4.0)))
+        adagrad = jd.Optimizer(optax.adagrad(0.1), [table, head])
+
+    def replica(ids: Any, y: Any) -> Any:
+        known = (y > 0).sum()
+        known = known if wrong == "count" else context().all_reduce("SUM", known)
+
+        def loss() -> Any:
+            visits = jd.nn.embedding_lookup(table, ids, combiner="mean")
+            each = optax.sigmoid_binary_cross_entropy(visits @ head, y > 1) * (y > 0)
+            decay = 0.1 * jnp.sum(head.read_value() ** 2)  # at: embedded.decay
+            decay = decay if wrong == "decay" else jd.nn.scale_regularization_loss(decay)
+            return each.sum() / known + decay  # at: embedded.count
+
+        value, gradients = jd.value_and_grad(loss, [table, head])()
+        adagrad.apply_gradients(gradients)
+        return value
+
+    @jd.function
+    def step(ids: Any, y: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica, args=(ids, y)), axis=None)
+
+    return step, (labels(20, ROWS, 3), labels(3))

@@ -97,3 +97,19 @@ def test_a_mean_counts_what_each_replica_adds(metric: Any, value: Any, names: se
     assert found.right == (names <= {"mean-of-means"}), str(found)
     for one in found.findings:
         assert Path(__file__).name in str(one.culprit.place), str(found)
+
+
+def test_replicas_of_a_custom_loop_drop_other_numbers() -> None:
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        dropout: Any = keras.layers.Dropout(0.5)
+
+    @jd.function
+    def step(x: Any) -> Any:
+        return strategy.run(lambda x: dropout(x, training=True), (x,))
+
+    first, then = (np.ones((12, 8), np.float32) for _ in range(2))
+    batches = list(strategy.experimental_distribute_dataset([first, then]))
+    found = [value for batch in batches for value in map(np.asarray, step(batch).values)]
+    assert len({value.tobytes() for value in found}) == 4, found
+    testing.verify(step, first, strategy=strategy)

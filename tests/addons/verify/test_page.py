@@ -23,6 +23,16 @@ PATTERNS = dict(zip(SECTIONS[1::2], SECTIONS[2::2], strict=True))
 UNEVEN = {"mean-of-means"}
 """What is wrong only if replicas share the batch unevenly."""
 
+OWN_WORDS = {
+    "local-mean": "jd.nn.compute_average_loss(losses(x, y), global_batch_size=count)",
+    "mean-of-means": "jd.nn.compute_average_loss(losses(x, y), global_batch_size=count)",
+    "local-count": "all_reduce('SUM', mask.sum())",
+    "local-total": "all_reduce('SUM', losses(x, y).sum())",
+    "batch-statistics": "all_reduce('MEAN', x.mean(0))",
+    "counted-on-each-replica": "scale_regularization_loss(0.1 * jnp.sum(w.read_value() ** 2))",
+}
+"""Of the advice what the program on the page has to write."""
+
 
 def setup() -> dict[str, Any]:
     """What the programs of the page have in common."""
@@ -78,6 +88,7 @@ def test_a_wrong_program_of_the_page_is_found_with_its_name(name: str) -> None:
     place = found.findings[0].culprit.place
     assert place is not None, str(found)
     assert place.file == str(PAGE), str(found)
+    assert OWN_WORDS.get(name, "") in str(found), str(found)
 
 
 @pytest.mark.slow

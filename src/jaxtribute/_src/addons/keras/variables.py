@@ -69,7 +69,8 @@ class StrategyVariable(keras.Variable):
         if self._stored is None:
             return None
         value = self._stored.read_value() if self._read is None else self._read
-        return moved_seed(value, worker_index() or 0) if self.name == SEED and self._is_remote() else value
+        number = self._own_number() if self.name == SEED else 0
+        return value if isinstance(number, int) and number == 0 else moved_seed(value, number)
 
     @_value.setter
     def _value(self, value: Leaf) -> None:
@@ -93,6 +94,13 @@ class StrategyVariable(keras.Variable):
             stored.assign(new)  # what all workers write alike
         else:
             stored.move(old, new)
+
+    def _own_number(self) -> Any:
+        """That of the worker, or of the replica of a custom loop: each draws random numbers of its own."""
+        if self._is_remote():
+            return worker_index() or 0
+        replica = own_replica()
+        return 0 if replica is None else replica.replica_id_in_sync_group
 
     def _is_remote(self) -> bool:
         return self._stored is not None and self._stored.policy.remote

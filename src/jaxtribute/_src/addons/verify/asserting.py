@@ -46,7 +46,8 @@ def verify(step: Callee, *batch: Nest, strategy: Any = None, raises: bool = True
         differs on each replica. What differs only for batches that replicas share unevenly counts if this one is such.
       ArgumentError: the step runs on no replicas.
     """
-    compiled = step if isinstance(step, Function) else function(step)
+    # One of its own: a program that has been traced already does not tell again what it is made of.
+    compiled = function(step.python_function if isinstance(step, Function) else step)
     given = batch if strategy is None else _distributed(batch, strategy)
     watcher = _Once(lambda _: None, None)
     with observe(watcher, *KINDS), contextlib.suppress(Finished):

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from jaxtribute import ReduceOp
+from jaxtribute._src.addons.verify.advising import part_of
 from jaxtribute._src.addons.verify.averages import means
-from jaxtribute._src.addons.verify.catalogue import CATALOGUE, Pattern
+from jaxtribute._src.addons.verify.catalogue import CATALOGUE
 from jaxtribute._src.addons.verify.comparing import Difference
-from jaxtribute._src.addons.verify.machine import Record, Tape
+from jaxtribute._src.addons.verify.culprit import UNREDUCED, Culprit
+from jaxtribute._src.addons.verify.machine import RANDOM
 from jaxtribute._src.addons.verify.operations import is_key
-from jaxtribute._src.addons.verify.pairing import ADDS, HANDED, STEPS_BACK, SUMS, Runs
-from jaxtribute._src.addons.verify.relations import Kind, Relation
+from jaxtribute._src.addons.verify.pairing import ADDS, HANDED, SUMS, Runs
+from jaxtribute._src.addons.verify.relations import Kind
 from jaxtribute._src.addons.verify.sources import Place
 from jaxtribute._src.addons.verify.stage import Outcome
 from jaxtribute._src.addons.verify.trail import Trail
@@ -28,67 +28,6 @@ _CUTS = frozenset({"slice", "dynamic_slice", "split", "reshape", "gather"})
 _EXTREMES = frozenset("reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin reduce_window_max".split())
 _SCATTERS = frozenset({"reduce_scatter", "psum_scatter"})
 _OF_A_COUNT = frozenset({*ADDS, *HANDED, "max"})
-_UNREDUCED = {
-    (Kind.SUM, "MEAN"): "mean-of-sums",
-    (Kind.MEAN, "SUM"): "sum-of-means",
-    (Kind.SAME, "SUM"): "counted-on-each-replica",
-    (Kind.MEAN, "MEAN"): "mean-of-means",
-}
-"""By what replicas have, and how it is reduced, what is wrong with that."""
-
-
-@dataclass(slots=True, eq=False)
-class Culprit:
-    """The place of a mistake.
-
-    Attributes:
-      pattern: what kind of mistake; None where none fits.
-      place: the line.
-      elsewhere: another line that has to do with it.
-      what: the operation.
-      alone: its value on one device.
-      others: its value on each replica.
-      backwards: True if the operation belongs to the derivative of the line.
-    """
-
-    pattern: Pattern
-    place: Place | None
-    elsewhere: Place | None = None
-    what: str = ""
-    alone: Any = None
-    others: list[Any] = field(default_factory=list)
-    backwards: bool = False
-
-    @property
-    def mistake(self) -> tuple[str, str]:
-        """The name and the line that two findings of one mistake have in common."""
-        return self.pattern.name, str(self.place)
-
-
-def repeated_draw(record: Record, key: Place | None) -> Culprit:
-    """The culprit that draws the same numbers on all replicas; and the line that its key comes from."""
-    return Culprit(CATALOGUE["same-random-numbers"], record.place, key, record.name)
-
-
-def last_line(tape: Tape, record: Record) -> Place | None:
-    """The last other line among those that made what an operation was given."""
-    todo = [record]
-    for _ in range(STEPS_BACK):
-        if not todo:
-            break
-        one = todo.pop(0)
-        if one.place is not None and one.place != record.place and one.place.file == getattr(record.place, "file", 0):
-            return one.place
-        todo += [tape.records[number] for value in one.operands for number in tape.makers.get(id(value), ())]
-    return None
-
-
-def unreduced(op: ReduceOp, relation: Relation, place: Place, one: Any, parts: Sequence[Any]) -> Culprit:
-    """The culprit that reduces the replicas' results, outside of the step, as their values do not want it."""
-    name = _UNREDUCED.get((relation.kind, op.name), "local-total")
-    if relation.kind is Kind.SAME:
-        name = "sum-of-means"
-    return Culprit(CATALOGUE[name], place, None, "", one, list(parts))
 
 
 class Suspects:
@@ -105,8 +44,13 @@ class Suspects:
         self._runs = Runs(one, found)
         self._lines, self._apart = found.lines, apart
         names = {difference.name for difference in apart} | set(others)
-        values = [_value_of(one, difference) for difference in apart]
-        self._wrong = [number for value in values for number in self._runs.makers(value)]
+        self._wrong = [
+            number
+            for difference in apart
+            for number in self._runs.makers(_value_of(one, difference))
+            # What the code around has changed once more says nothing of the replicas' own write.
+            or self._runs.makers(_inner_of(one, difference))
+        ]
         right = [value for variable, value in one.written.items() if variable.name.removesuffix(":0") not in names] + [
             value
             for path, value in one.outputs.items()
@@ -131,7 +75,14 @@ class Suspects:
         if self._runs.record(first).name in _CUTS:
             # Behind rows that are taken piece by piece a number that is a multiple still says something.
             first = next((leaf for leaf in others if self._runs.relation(leaf).kind is not Kind.NONE), first)
+        if self._runs.record(first).name == "iota":
+            # Numbers of rows go with what they number: pairs of this replica's rows are numbered so, too.
+            first = next((leaf for leaf in others if not self._is_numbering(leaf)), first)
         return self._judged(first)
+
+    def _is_numbering(self, leaf: int) -> bool:
+        """True for numbers of rows, and for what only the derivative makes of them."""
+        return self._runs.record(leaf).name == "iota" or self._runs.record(leaf).backwards
 
     def _judged(self, leaf: int) -> Culprit:
         record, relation = self._runs.record(leaf), self._runs.relation(leaf)
@@ -151,7 +102,7 @@ class Suspects:
             broken = None  # whatever comes after the sum is not to blame
         before = self._gradient_used(broken)
         if before is not None:
-            return self._named("gradient-before-reduction", before)
+            return self._counted_early(before) or self._named("gradient-before-reduction", before)
         if relation.kind is Kind.NONE:
             return self._broken(leaf)
         collective = self._wrong_collective(leaf)
@@ -163,10 +114,9 @@ class Suspects:
             return self._named("mean-of-sums", leaf)
         if self._runs.counts_rows(leaf):
             return self._named("rows-of-replica", leaf)
-        if (relation.kind in (Kind.SCALED, Kind.SUM) and relation.factor < 1 - 1e-9) or self._runs.counts_replicas(
-            leaf
-        ):
-            return self._named("scaled-by-replicas", leaf)
+        counts = self._runs.counts_replicas(leaf)
+        if (relation.kind in (Kind.SCALED, Kind.SUM) and relation.factor < 1 - 1e-9) or counts:
+            return (self._counted_times(leaf) if counts else None) or self._named("scaled-by-replicas", leaf)
         if record.name == "div" and self._runs.count_of(self._runs.makers_of(leaf, 1)) is not None:
             return self._local_count(leaf)
         if broken is not None and not self._runs.is_sum(broken):
@@ -186,7 +136,7 @@ class Suspects:
         if uneven:
             return self._named("mean-of-means", leaf, later)
         summed = later is not None and self._runs.record(later).name.startswith("strategy.reduce SUM")
-        trained = any(one.variable is not None for one in self._apart) or self._runs.differentiated(leaf)
+        trained = any(one.state for one in self._apart) or self._runs.differentiated(leaf)
         return self._named("sum-of-means" if summed and not trained else "local-mean", leaf, later)
 
     def _gradient_used(self, broken: int | None) -> int | None:
@@ -316,6 +266,25 @@ class Suspects:
         counted = self._runs.count_of(self._runs.makers_of(quotient, 1))
         return self._named("local-total" if derived else "local-count", quotient, counted)
 
+    def _counted_early(self, quotient: int) -> Culprit | None:
+        """A gradient that is divided by a replica's own count before it is reduced."""
+        makers = self._runs.makers_of(quotient, 1) if self._runs.record(quotient).name == "div" else ()
+        if not self._runs.is_counted(makers) or any(map(self._runs.from_backward, self._runs.upstream(makers))):
+            return None
+        return self._local_count(quotient)
+
+    def _counted_times(self, leaf: int) -> Culprit | None:
+        """A count of a replica's own, times the number of replicas, by which something is divided."""
+        if not self._runs.is_counted([leaf]):
+            return None
+        after = {leaf}
+        for number in sorted(number for number in self._trail.chain if number > leaf):
+            if self._runs.divides(number, 1) and after.intersection(self._runs.makers_of(number, 1)):
+                return self._local_count(number)
+            if self._runs.record(number).name in _OF_A_COUNT and after.intersection(self._runs.all_makers(number)):
+                after.add(number)
+        return None
+
     def _quotient_by(self, leaf: int) -> int | None:
         """The operation that divides a part of a sum by what becomes of a count, to which a number is added before."""
         after = {leaf}
@@ -333,7 +302,21 @@ class Suspects:
         """A value of the variables alone that is added to each replica's share."""
         makers = self._runs.makers_of(leaf, place)
         source = makers[0] if makers else leaf
+        if self._runs.record(source).backwards:
+            source, leaf = self._added(source) or (source, leaf)
+        if any(self._runs.record(number).name in RANDOM for number in self._runs.upstream([source])):
+            return self._named("noise-on-each-replica", source, leaf)
         return self._named("counted-on-each-replica", source, self._runs.other_line(source) or leaf)
+
+    def _added(self, derived: int) -> tuple[int, int] | None:
+        """The term whose derivative an operation belongs to, and its addition on the way forward."""
+        line = self._runs.record(derived).place
+        for number, record in enumerate(self._runs.tape.records):
+            term = None if record.backwards else self._added_term(number)
+            makers = () if term is None else self._runs.makers_of(number, term)
+            if makers and any(self._runs.record(one).place == line for one in self._runs.upstream(makers)):
+                return makers[0], number
+        return None
 
     def _summed_twice(self, leaf: int) -> Culprit:
         if self._runs.record(leaf).name in _SCATTERS:
@@ -352,11 +335,7 @@ class Suspects:
     def _wrong_collective(self, leaf: int) -> Culprit | None:
         """The reduction that is to blame, where the value of each replica is right for other results."""
         line = self._runs.record(leaf).place
-        if (
-            line is None
-            or len(set(self._runs.arrangement.sizes)) > 1
-            or any(one.variable is not None for one in self._apart)
-        ):
+        if line is None or len(set(self._runs.arrangement.sizes)) > 1 or any(one.state for one in self._apart):
             return None
         elsewhere = {
             record.place.line
@@ -386,7 +365,7 @@ class Suspects:
             if scaled:
                 return self._named("scaled-by-replicas", min(scaled), number)
             how = "SUM" if after.factor > 1 else "MEAN"
-            name = _UNREDUCED.get((self._runs.relation(maker).kind, how))
+            name = UNREDUCED.get((self._runs.relation(maker).kind, how))
             if name is not None:
                 return self._named(name, number, maker)
         return None
@@ -421,7 +400,7 @@ class Suspects:
         how = {one.variable.aggregation.name for one in self._apart if one.variable is not None}
         for number in self._wrong:
             kind, record = self._runs.relation(number).kind, self._runs.record(number)
-            names = [_UNREDUCED[kind, one] for one in how if (kind, one) in _UNREDUCED]
+            names = [UNREDUCED[kind, one] for one in how if (kind, one) in UNREDUCED]
             if record.name in ("max", "min") and kind is Kind.SUM:
                 names = ["local-total"]
             if names or kind in (Kind.SUM, Kind.ROWS, Kind.MEAN):
@@ -468,6 +447,7 @@ class Suspects:
             record.results[0] if record.results else None,
             [one.results[0] for one in others if one is not None and one.results],
             record.backwards,
+            part_of(self._runs, pattern, number, elsewhere),
         )
 
 
@@ -487,3 +467,8 @@ def _value_of(one: Outcome, difference: Difference) -> Any:
     if difference.variable is not None:
         return one.written[difference.variable]
     return one.outputs[difference.name.removeprefix("the result")]
+
+
+def _inner_of(one: Outcome, difference: Difference) -> Any:
+    """What the replicas have left in a variable."""
+    return None if difference.variable is None else one.inner.get(difference.variable)

@@ -12,12 +12,14 @@ class Pattern:
     Attributes:
       name: its name in reports and in the guide.
       what: what is wrong, in a clause.
-      advice: what to write instead.
+      advice: what to write instead; `{part}` stands for an expression of the user's.
+      part: that expression, where it is not known.
     """
 
     name: str
     what: str
     advice: str
+    part: str = ""
 
 
 _PATTERNS = (
@@ -26,36 +28,42 @@ _PATTERNS = (
         "the mean over this replica's rows is taken for the mean over the batch: the sum over the replicas is too "
         "large by their number",
         "count = jd.get_replica_context().all_reduce('SUM', x.shape[0]), which holds for a smaller last batch too, and "
-        "jd.nn.compute_average_loss(per_example_losses, global_batch_size=count), a part of the mean of the batch: "
+        "{part}, a part of the mean of the batch: "
         "reduce the loss that is returned with 'SUM'. Or, if all batches divide by the replicas, leave the mean and "
         "reduce with 'MEAN': optimizer.apply_gradients(gradients, 'MEAN')",
+        "jd.nn.compute_average_loss(per_example_losses, global_batch_size=count)",
     ),
     Pattern(
         "mean-of-means",
         "the mean over this replica's rows counts as much as that of a replica with more rows: right for batches that "
         "divide, wrong for others",
-        "count = jd.get_replica_context().all_reduce('SUM', x.shape[0]), and jd.nn.compute_average_loss("
-        "per_example_losses, global_batch_size=count) with 'SUM' in place of each 'MEAN'; for a metric "
-        "strategy.reduce('MEAN', per_example_values, axis=0); with statistics of layers batches that divide "
-        "(drop_remainder=True)",
+        "count = jd.get_replica_context().all_reduce('SUM', x.shape[0]), and {part} with 'SUM' in place of each "
+        "'MEAN'; for a metric strategy.reduce('MEAN', per_example_values, axis=0); with statistics of layers batches "
+        "that divide (drop_remainder=True)",
+        "jd.nn.compute_average_loss(per_example_losses, global_batch_size=count)",
     ),
     Pattern(
         "local-count",
         "this replica's sum is divided by this replica's own count (of tokens, sample weights or examples)",
-        "divide by the count of all replicas, jd.get_replica_context().all_reduce('SUM', what this line divides by), "
+        "divide by the count of all replicas, jd.get_replica_context().all_reduce('SUM', {part}), "
         "and reduce with 'SUM' in place of 'MEAN', the gradients (apply_gradients) and the loss that is returned",
+        "what this line divides by",
     ),
     Pattern(
         "local-total",
         "this replica's part of a sum is taken for the sum: what is made of it is not linear, so that it cannot be "
         "added up afterwards",
-        "all-reduce the sum first: jd.get_replica_context().all_reduce('SUM', part), then compute with the total",
+        "all-reduce the sum first: total = jd.get_replica_context().all_reduce('SUM', {part}), and compute with the "
+        "total",
+        "part",
     ),
     Pattern(
         "batch-statistics",
         "statistics of this replica's rows alone stand for those of the batch",
-        "average them over the replicas: jd.get_replica_context().all_reduce('MEAN', x.mean(0)), likewise of x**2; in "
-        "Keras BatchNormalization(synchronized=True), in Flax BatchNorm(axis_name=jd.REPLICA_AXIS)",
+        "average them over the replicas: jd.get_replica_context().all_reduce('MEAN', {part}), likewise of x**2 (of "
+        "replicas with different numbers of rows the sums, divided by all_reduce('SUM', x.shape[0])); in Keras's fit "
+        "BatchNormalization(synchronized=True), in Flax BatchNorm(axis_name=jd.REPLICA_AXIS)",
+        "x.mean(0)",
     ),
     Pattern(
         "gradient-before-reduction",
@@ -69,7 +77,15 @@ _PATTERNS = (
         "counted-on-each-replica",
         "every replica adds this whole term, which depends on no rows (such as a regularizer): the sum has it once for "
         "each replica",
-        "jd.nn.scale_regularization_loss(term), which divides by the number of replicas",
+        "jd.nn.scale_regularization_loss({part}), which divides by the number of replicas; what counts steps is not "
+        "reduced",
+        "term",
+    ),
+    Pattern(
+        "noise-on-each-replica",
+        "every replica adds noise to its part of a sum: the sum has the noise once for each replica",
+        "add it after the sum: gradients = jd.get_replica_context().all_reduce('SUM', gradients), then the noise, of "
+        "one key on all replicas, and optimizer.apply_gradients(gradients, reduce_op=None)",
     ),
     Pattern(
         "same-random-numbers",

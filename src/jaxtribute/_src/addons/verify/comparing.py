@@ -21,6 +21,8 @@ _GLOBAL = 1e-9
 """Of the largest change of all: the gradient of a bias before a normalization is rounding alone."""
 _CONSTANTS = 2e-7
 """Of a value: constants of a program, such as the weight 5/11 of a replica, have 32 bits."""
+_BEGUN = 1e3
+"""Times the new value: a larger change says only what the old one was."""
 _ROUNDED = 1e-4, 2e-6
 """The same for code around the replicas, which computes in 32 bits: of the change, and of the value."""
 
@@ -36,6 +38,7 @@ class Difference:
       error: the largest difference, as a part of the largest change (or value) on one device.
       variable: the variable; None for results.
       own: True for state of which each replica has another value.
+      state: True for what the next call begins with: a variable, or a result that is its argument.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Difference:
     error: float
     variable: Variable | None
     own: bool = False
+    state: bool = False
 
 
 @dataclass(slots=True)
@@ -85,16 +89,19 @@ def differences(
         if one is None or is_key(one):
             continue
         changes[variable] = (np.asarray(one), np.asarray(other), np.asarray(old))
-    largest = max((_largest(one - old) for one, _, old in changes.values() if _is_real(one)), default=0.0)
+    # Counters and the like say nothing of how large gradients are.
+    largest = max(
+        (_change(one, old) for variable, (one, _, old) in changes.items() if variable.trainable or one.ndim),
+        default=0.0,
+    )
     rounded = alone.rounded or found.rounded
     means = _counted_alike(changes, found.arrangement.replicas)
     for variable, (one, other, old) in changes.items():
         if variable in means:
             continue
-        scale = _largest(one - old) if _is_real(one) else 1.0
-        error = _error(one, other)
+        scale, error = _change(one, old), _error(one, other)
         if not error <= _allowed(one, scale, largest, rounded=rounded):
-            yield Difference(variable.name.removesuffix(":0"), one, other, _part(error, scale), variable)
+            yield Difference(variable.name.removesuffix(":0"), one, other, _part(error, scale), variable, state=True)
     yield from _results(alone, found, before, open_, pending, rounded=rounded)
 
 
@@ -104,7 +111,7 @@ def _counted_alike(changes: Mapping[Variable, tuple[Any, Any, Any]], replicas: i
         variable
         for variable, (one, other, old) in changes.items()
         if not variable.trainable
-        and _is_real(one)
+        and one.dtype.kind == "f"
         and _error(other - old, (one - old) * replicas) <= _RELATIVE * _largest(one - old)
     }
     if len(grown) < 2:
@@ -124,7 +131,7 @@ def _results(
 ) -> Iterator[Difference]:
     olds = {path: as_wide(old) for path, old in before.results.items() if not is_key(old)}
     real = {path: one for path, one in alone.outputs.items() if path in olds and _is_real(one)}
-    largest = max((_largest(one - olds[path]) for path, one in real.items()), default=0.0)
+    largest = max((_change(one, olds[path]) for path, one in real.items() if one.ndim), default=0.0)
     for path, one in alone.outputs.items():
         other = found.outputs.get(path)
         name = f"the result{path}"
@@ -141,14 +148,14 @@ def _results(
                     if not same:
                         open_.append(f"{name} is a value of each replica, which nothing reduces within the step")
                     continue
-                scale = _largest(one - olds[path]) if path in real else 1.0
+                scale = _change(one, olds[path])
                 error = _error(np.asarray(one), other)
                 if is_seed(one) or error <= _allowed(one, scale, largest, rounded=rounded):
                     continue
                 if path not in before.fed:
                     pending.append(name)
                     continue
-                yield Difference(name, one, other, _part(error, scale), None, own=True)
+                yield Difference(name, one, other, _part(error, scale), None, own=True, state=True)
                 continue
         if np.shape(other) != np.shape(one):
             open_.append(f"{name} has shape {np.shape(one)} on one device and {np.shape(other)} on {found.arrangement}")
@@ -157,9 +164,9 @@ def _results(
             yield from compared(name, one, other, rounded=rounded)
             continue
         # A small step changes a large value by little.
-        scale, error = _largest(one - olds[path]), _error(np.asarray(one), np.asarray(other))
+        scale, error = _change(one, olds[path]), _error(np.asarray(one), np.asarray(other))
         if not error <= _allowed(one, scale, largest, rounded=rounded):
-            yield Difference(name, one, other, _part(error, scale), None)
+            yield Difference(name, one, other, _part(error, scale), None, state=True)
 
 
 def compared(name: str, one: Any, other: Any, *, rounded: bool) -> Iterator[Difference]:
@@ -179,6 +186,14 @@ def _joined(one: Any, parts: list[Any], found: Outcome) -> Any:
 
 def _is_real(value: Any) -> bool:
     return value.dtype.kind in "fiuc"
+
+
+def _change(one: Any, old: Any) -> float:
+    """The largest change of a value; what it has begun with may be -1e9, which is no size of anything."""
+    if not _is_real(one):
+        return 1.0
+    change, now = _largest(one - old), _largest(one)
+    return min(change, _BEGUN * now) if now else change
 
 
 def _largest(value: Any) -> float:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from jaxtribute._src.addons.verify.blame import Culprit
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE
+from jaxtribute._src.addons.verify.culprit import Culprit
 from jaxtribute._src.addons.verify.pairing import Runs
 from jaxtribute._src.addons.verify.relations import Kind
 from jaxtribute._src.addons.verify.sources import is_theirs
@@ -43,7 +43,24 @@ def decided(one: Outcome, found: Outcome, state: Collection[str]) -> list[Culpri
                 others,
             )
             culprits.setdefault(str(place), culprit)
-    return list(culprits.values())
+    return list(culprits.values()) or list(_early(runs))
+
+
+def _early(runs: Runs) -> Iterator[Culprit]:
+    """The first choice among gradients by what each replica has of its own, before they are reduced."""
+    for number, record in enumerate(runs.tape.records):
+        if record.name != "select_n" or record.backwards or record.place is None or not is_theirs(record.place.file):
+            continue
+        makers = [maker for place in range(1, len(record.operands)) for maker in runs.makers_of(number, place)]
+        if not any(runs.from_backward(maker) and runs.relation(maker).kind is not Kind.SAME for maker in makers):
+            continue
+        behind = set(_behind(runs, list(runs.makers_of(number, 0))))
+        truths = [one for one in behind if _is_truth(runs, one) and _is_own(runs, one)]
+        if truths and any(map(runs.from_backward, behind)):
+            condition = runs.record(max(truths))
+            elsewhere = None if condition.place == record.place else condition.place
+            yield Culprit(CATALOGUE["gradient-before-reduction"], record.place, elsewhere, record.name)
+            return
 
 
 def _behind(runs: Runs, numbers: list[int]) -> Iterator[int]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+
+def indexed_axes(params: Mapping[str, Any]) -> Sequence[int]:
+    """The axes in which a gather or scatter finds what it is given indices of; none for other operations."""
+    numbers = params.get("dimension_numbers")
+    return getattr(numbers, "start_index_map", None) or getattr(numbers, "scatter_dims_to_operand_dims", ())
 
 
 def _grid(

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxtribute._src.addons.verify.indexing import indexed_axes
 from jaxtribute._src.addons.verify.machine import Record, Tape
 from jaxtribute._src.addons.verify.operations import is_key
 from jaxtribute._src.addons.verify.relations import NONE, SKIPPED, Kind, Relation, relate
@@ -90,14 +91,37 @@ class Runs:
     def _forgets(self, number: int) -> bool:
         """True for results that may be right whatever stands behind them.
 
-        So are truths, of which other numbers can be the reason, signs, what is rounding alone, and quotients of two
-        wrong numbers: Adam's first step is as long for every gradient.
+        So are truths, of which other numbers can be the reason, signs, what is rounding alone, and quotients and
+        products of two wrong numbers: Adam's first step is as long for every gradient, and so is what is clipped.
         """
         record = self.record(number)
         truth = getattr(record.results[0], "dtype", None) == np.bool_
         if truth or number in self._rounding or record.name == "sign":
             return True
-        return record.name == "div" and not any(self.operand(number, place).good for place in range(2))
+        given = [self.operand(number, place) for place in range(2)] if record.name in ("div", "mul") else []
+        return bool(given) and not any(one.good and not one.alike for one in given)
+
+    def is_own_index(self, number: int, place: int) -> bool:
+        """True for indices that number a replica's own rows, in an array that has no others: they are right."""
+        record, others = self.record(number), [other for other in self.others(number) if other is not None]
+        axes = indexed_axes(record.eqn.params) if record.eqn is not None and place == 1 else ()
+        if not axes or len(others) < len(self._pairs):
+            return False
+        own = _scaled(record.operands[0], others[0].operands[0])
+        rest = [column for column, axis in enumerate(axes) if axis not in own]
+        if len(rest) == len(axes):
+            return False
+        columns = [np.asarray(other.operands[1])[..., rest] for other in others]
+        return relate(np.asarray(record.operands[1])[..., rest], columns, self.arrangement).good
+
+    def is_last(self, number: int) -> bool:
+        """True if nothing on the same expression is made of an operation's results."""
+        place = self.record(number).place
+        return not any(
+            one.place == place and number in self.all_makers(user)
+            for user, one in enumerate(self.tape.records)
+            if not one.backwards
+        )
 
     def forwards(self, number: int, name: str) -> bool:
         """True if an operation of that name, which is not made to differentiate, is in the same place."""
@@ -267,11 +291,8 @@ class Runs:
 
     def scaled_axes(self, leaf: int) -> list[int]:
         """The axes that have other lengths on replicas."""
-        value, other = self.record(leaf).results[0], self.other(0, leaf)
-        theirs = np.shape(other.results[0]) if other is not None else ()
-        if len(theirs) != np.ndim(value):
-            return []
-        return [axis for axis, pair in enumerate(zip(np.shape(value), theirs, strict=True)) if pair[0] != pair[1]]
+        other = self.other(0, leaf)
+        return _scaled(self.record(leaf).results[0], other.results[0]) if other is not None else []
 
     def picks_replica(self, number: int) -> bool:
         """True if an operation depends on which replica it is."""
@@ -321,6 +342,13 @@ class Runs:
             if place is not None and place.line != record.place.line:
                 return maker
         return None
+
+
+def _scaled(one: Any, other: Any) -> list[int]:
+    """The axes that have other lengths."""
+    if np.ndim(one) != np.ndim(other):
+        return []
+    return [axis for axis, pair in enumerate(zip(np.shape(one), np.shape(other), strict=True)) if pair[0] != pair[1]]
 
 
 def _scale(record: Record) -> float:

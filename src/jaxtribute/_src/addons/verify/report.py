@@ -89,7 +89,7 @@ def _of_finding(number: int, finding: Finding) -> Iterator[str]:
     yield f"   wrong with {_kinds(finding.failing)}" + (
         f"; right with {_kinds(finding.right)}" if finding.right else ""
     )
-    yield f"   INSTEAD: {pattern.advice}"
+    yield f"   INSTEAD: {culprit.advice}"
 
 
 def _kinds(arrangements: Sequence[Arrangement]) -> str:

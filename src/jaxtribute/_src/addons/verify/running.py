@@ -203,7 +203,7 @@ class Run:
                 whole = values[0]
             for tape, value in zip(self._stage.found.tapes, values, strict=True):
                 tape.same(whole, value) if variable.policy.split else None
-            self._stage.found.written[variable] = whole
+            self._stage.found.written[variable] = self._stage.found.inner[variable] = whole
 
     def _wrapped(self, traces: Sequence[Any], outputs: list[list[Any]]) -> Any:
         first = traces[0]

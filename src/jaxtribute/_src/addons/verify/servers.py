@@ -13,16 +13,14 @@ from types import FunctionType
 from typing import Any
 from unittest import mock
 
-import jax
-import optax
-
-from jaxtribute import Optimizer, ReduceOp, Variable, VariableAggregation, get_replica_context
+from jaxtribute import Optimizer, Variable, VariableAggregation
 from jaxtribute._src.addons.parameter_servers.scheduling.per_worker import PerWorkerIterator
 from jaxtribute._src.addons.parameter_servers.variables.variable import ServerVariable, ShardedVariable
 from jaxtribute._src.addons.verify.steps import Call, Step
+from jaxtribute._src.addons.verify.updating import applied
 from jaxtribute._src.addons.verify.verdict import Verdict
 from jaxtribute.experimental import Event
-from jaxtribute.extending import Context, Function, MirroredPolicy, Nests
+from jaxtribute.extending import Function, MirroredPolicy, Nests
 from jaxtribute.typing import Function as Callee
 
 _KEPT = frozenset({"__init__", "stored", "layout", "device"})
@@ -86,32 +84,15 @@ def _on_copies(strategy: Any) -> Generator[None]:
         stack.enter_context(mock.patch.object(ServerVariable, "aggregation", property(_aggregation)))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # that the function runs on the coordinator
-        stack.enter_context(mock.patch.object(Optimizer, "apply_gradients", _applied(Optimizer.apply_gradients)))
+        stack.enter_context(mock.patch.object(Optimizer, "apply_gradients", applied(_is_remote)))
         stack.enter_context(strategy.scope())
         yield
+
+
+def _is_remote(optimizer: Any) -> bool:
+    return optimizer.remote is not None
 
 
 def _aggregation(variable: Any) -> VariableAggregation:
     own = variable._aggregation
     return VariableAggregation.ONLY_FIRST_REPLICA if own is VariableAggregation.NONE else own
-
-
-def _applied(original: Any) -> Any:
-    """`Optimizer.apply_gradients` that updates what stands for variables of servers, too."""
-
-    def apply_gradients(self: Any, grads_and_vars: Any, reduce_op: Any = "SUM", **extra: Any) -> None:
-        if self.remote is None:
-            original(self, grads_and_vars, reduce_op, **extra)
-            return
-        grads = self._targets.ordered(grads_and_vars)
-        context = get_replica_context()
-        if reduce_op is not None and context is not None:
-            grads = context.all_reduce(ReduceOp.parse(reduce_op), grads)
-        held, tree = Nests.flatten(self.nest)
-        params = tree.unflatten([variable.read_value() for variable in held])
-        updates, _ = self.transform.update(tree.unflatten(grads), self.transform.init(params), params, **extra)
-        executor = Context.current().executor
-        for variable, value in zip(held, jax.tree.leaves(optax.apply_updates(params, updates)), strict=True):
-            executor.standpoint.store(executor, variable, value)
-
-    return apply_gradients

@@ -56,6 +56,12 @@ class Place:
         return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."
 
     @property
+    def expression(self) -> str:
+        """The expression; empty if it is not known, or too long for a report."""
+        known = self.end > self.start and self.last in (0, self.line) and not self.text.endswith("...")
+        return self.text if known else ""
+
+    @property
     def whole(self) -> str:
         """The whole line."""
         return linecache.getline(self.file, self.line).strip()

@@ -41,6 +41,7 @@ class Outcome:
       rounded: True if code around the replicas computed in 32 bits.
       ran: True if replicas ran.
       lines: by variable the line of the last write within a replica.
+      inner: by variable what that write has left.
       lost: what could not be followed, in words.
       shared: True if replicas were given values of their own, such as the rows of a batch.
       wholes: lines that give all replicas one array that is no state.
@@ -54,6 +55,7 @@ class Outcome:
     rounded: bool = False
     ran: bool = False
     lines: dict[Variable, Place] = field(default_factory=dict)
+    inner: dict[Variable, Any] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     shared: bool = False
     wholes: list[Place] = field(default_factory=list)

@@ -15,6 +15,7 @@ from jaxtribute import REPLICA_AXIS as AXIS
 from jaxtribute import Optimizer, Strategy, Variable
 from jaxtribute._src.addons.verify.holding import is_rows
 from jaxtribute._src.addons.verify.stage import Stage
+from jaxtribute._src.addons.verify.tables import whole_tables
 from jaxtribute.extending import InReplica, MirroredPolicy, OnReadPolicy, ReplicaMesh
 
 
@@ -59,6 +60,7 @@ def standing_in(strategy: Any, variables: Iterable[Variable], stage: Stage) -> G
     mesh = VirtualMesh(real, stage.found.arrangement.replicas)
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(extended, "_mesh", mesh))
+        stack.enter_context(whole_tables(variables))
         for variable in variables:
             if variable.policy.mesh == real:
                 policy = OnReadPolicy(mesh) if is_rows(variable) else MirroredPolicy(mesh)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jaxtribute._src.addons.verify.arrangements import Arrangement
-from jaxtribute._src.addons.verify.blame import Culprit
 from jaxtribute._src.addons.verify.comparing import Difference
+from jaxtribute._src.addons.verify.culprit import Culprit
 from jaxtribute._src.addons.verify.sources import Place
 
 

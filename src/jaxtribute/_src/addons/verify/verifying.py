@@ -13,9 +13,10 @@ import numpy as np
 from jaxtribute import Mirrored, PerReplica, ReduceOp, Variable
 from jaxtribute._src.addons.verify.arrangements import Arrangement, arrangements, pairs, uneven
 from jaxtribute._src.addons.verify.batches import batches_of, is_data, whole
-from jaxtribute._src.addons.verify.blame import Culprit, Suspects, last_line, repeated_draw, unreduced
+from jaxtribute._src.addons.verify.blame import Suspects
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE
 from jaxtribute._src.addons.verify.comparing import Before, Difference, compared, differences
+from jaxtribute._src.addons.verify.culprit import Culprit, last_line, repeated_draw, unreduced
 from jaxtribute._src.addons.verify.deciding import decided
 from jaxtribute._src.addons.verify.feeding import paths_of, returned
 from jaxtribute._src.addons.verify.holding import snapshot, total_of
@@ -435,15 +436,15 @@ class Verification:
 
 def _is_enough(wrong: tuple[Arrangement, list[Difference]]) -> bool:
     """True if variables differ already where replicas share a batch evenly."""
-    return wrong[0].kind == "divides" and any(one.variable is not None for one in wrong[1])
+    return wrong[0].kind == "divides" and any(one.state for one in wrong[1])
 
 
 def _same_mistake(one: Culprit, other: Culprit) -> bool:
     """True if two culprits are one line, or if the second has none: it is what the first leads to."""
     if other.place is None or one.mistake == other.mistake:
         return True
-    lines = [place and (place.file, place.line) for place in (one.place, one.elsewhere)]
-    return (other.place.file, other.place.line) in lines
+    mine, theirs = ([(place.file, place.line) for place in each.places] for each in (one, other))
+    return theirs[0] in mine or (one.pattern is other.pattern and bool(mine) and mine[0] in theirs)
 
 
 def _shaken(variable: Variable, number: int) -> Any:

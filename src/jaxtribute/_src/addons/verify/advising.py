@@ -1,0 +1,71 @@
+"""The user's own expressions in what a report says to write."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxtribute._src.addons.verify.pairing import Runs
+from jaxtribute._src.addons.verify.relations import Kind
+
+_MEAN = re.compile(r"(?:(?P<rows>.+)\.mean\(\)|(?:jnp|ops|keras\.ops)\.mean\((?P<given>.+)\))$")
+_MEANS = frozenset({"local-mean", "mean-of-means"})
+_REDUCED = frozenset({"batch-statistics", "counted-on-each-replica", "extreme-over-batch", "one-replica"})
+
+
+def part_of(runs: Runs, pattern: str, number: int, elsewhere: int | None) -> str:
+    """Returns the expression that a pattern's advice is about; empty where it is not known.
+
+    Args:
+      runs: both runs.
+      pattern: the pattern's name.
+      number: the operation that is blamed.
+      elsewhere: the other one that the report names.
+    """
+    if pattern in _MEANS:
+        return _mean_of_rows(runs, _forward(runs, number))
+    if pattern == "local-count":
+        chosen: Sequence[int | None] = [elsewhere]
+    elif pattern == "local-total":
+        chosen = [one for one in (number, elsewhere) if one is not None and runs.relation(one).kind is Kind.SUM]
+    else:
+        chosen = [number] if pattern in _REDUCED else []
+    return next((text for one in chosen if one is not None and (text := _expression(runs, one))), "")
+
+
+def _forward(runs: Runs, number: int) -> int:
+    """The operation of which one is the derivative."""
+    record = runs.record(number)
+    if not record.backwards:
+        return number
+    alike = (
+        place
+        for place, other in enumerate(runs.tape.records)
+        if not other.backwards and (other.name, other.place) == (record.name, record.place)
+    )
+    return next(alike, number)
+
+
+def _expression(runs: Runs, number: int) -> str:
+    """The expression of which an operation is the last one: its value is the operation's."""
+    record = runs.record(number)
+    if record.place is None or record.backwards or not runs.is_last(number):
+        return ""
+    return record.place.expression
+
+
+def _mean_of_rows(runs: Runs, number: int) -> str:
+    """A mean of the rows, written as a part of the mean of the batch."""
+    found = _MEAN.match(_expression(runs, number))
+    sums = [maker for maker in runs.makers_of(number, 0) if runs.record(maker).name == "reduce_sum"]
+    text = found and (found["rows"] or found["given"])
+    if not text or not sums or re.search(r",(?![^(\[]*[)\]])", text):
+        return ""
+    rank = np.ndim(runs.record(sums[0]).operands[0])
+    if rank == 0:
+        return ""
+    within = "" if rank == 1 else f".mean(axis={tuple(range(1, rank)) if rank > 2 else 1})"
+    text = f"({text})" if within and not re.fullmatch(r"\w+|\(.*\)", text) else text
+    return f"jd.nn.compute_average_loss({text}{within}, global_batch_size=count)"
