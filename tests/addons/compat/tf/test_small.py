@@ -165,6 +165,12 @@ class TestDevices:
         assert tf.config.list_physical_devices("TPU") == []
         assert "CPU" in [device.device_type for device in tf.config.list_physical_devices()]
 
+    def test_older_names_and_the_memory_of_gpus(self) -> None:
+        assert tf.config.experimental.list_physical_devices is tf.config.list_physical_devices
+        for device in tf.config.experimental.list_physical_devices():
+            tf.config.experimental.set_memory_growth(device, True)
+        assert tf.get_logger().name == "tensorflow"
+
     def test_only_a_cpu_can_be_split(self) -> None:
         with pytest.raises(ArgumentError, match=r"GPU.*HINT"):
             tf.config.set_logical_device_configuration(tf.config.PhysicalDevice("gpu", "GPU"), [])
@@ -187,7 +193,7 @@ class TestTpus:
         tf.tpu.experimental.initialize_tpu_system(resolver)
         tf.tpu.experimental.shutdown_tpu_system()
 
-    @pytest.mark.parametrize("owner", [tf.tpu, tf.tpu.experimental, tf.config, tf.train])
+    @pytest.mark.parametrize("owner", [tf.tpu, tf.tpu.experimental, tf.config, tf.config.experimental, tf.train])
     def test_other_names_are_explained(self, owner: Any) -> None:
         with pytest.raises(AttributeError, match="HINT"):
             _ = owner.nonsense
