@@ -146,3 +146,10 @@ def test_variables_that_are_made_once_in_a_function_get_a_function() -> None:
     wanted = code.format("lambda: ", "lambda: ").replace("import tensorflow as", "import jaxtribute.compat.tf as")
     assert text == wanted
     assert scan(text).rewritten() == text
+
+
+@pytest.mark.parametrize("made", ["tf.keras.Input((1,), {})", "tf.keras.layers.Input(shape=(1,), {})"])
+@pytest.mark.parametrize(("kind", "told"), [('dtype="string"', 1), ("dtype=tf.string", 1), ("dtype=tf.int32", 0)])
+def test_an_input_of_strings_is_told(made: str, kind: str, told: int) -> None:
+    report = scan(f"import tensorflow as tf\nx = {made.format(kind)}\n")
+    assert [one.name for one in report.left()] == ["Input of strings"] * told

@@ -72,7 +72,7 @@ EXPRESSIONS = [
     "tf.math.erf([0.0, 0.5, -2.0])",
     "tf.math.l2_normalize([[3.0, 4.0], [0.0, 0.0]], axis=1)",
     "tf.nn.l2_normalize([[3.0, 4.0]], axis=[0, 1])",
-    "tf.image.total_variation(tf.reshape(tf.square(tf.range(12.0)), [1, 2, 2, 3]))",
+    "tf.image.total_variation(tf.constant(np.arange(12.0) ** 2, tf.float32, [1, 2, 2, 3]))",
     "tf.where([True, False, True], [1, 2, 3], [-1, -2, -3])",
     "tf.where(tf.constant([1, -1]) > 0, 1.0, 0.0)",
     "tf.one_hot([0, 2, 1], 3)",

@@ -1,5 +1,7 @@
 """Specs, nests, modules, types, devices, bytes, random numbers and the namespace itself."""
 
+import importlib
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -8,8 +10,11 @@ import pytest
 
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
+from jaxtribute._src.addons.compat.tf import summaries
 from jaxtribute.errors import ArgumentError, JaxtributeError, OutOfRangeError, TraceError
 from processes import run_python
+
+importlib.import_module("tensorboardX")  # sets a variable of the environment when it is imported
 
 
 class Pair(NamedTuple):
@@ -280,3 +285,21 @@ class TestNamespace:
     def test_errors(self) -> None:
         assert tf.errors.OutOfRangeError is OutOfRangeError
         assert tf.errors.OpError is JaxtributeError
+
+
+def test_a_writer_stays_the_default_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summaries._State, "writers", [])
+    assert not tf.summary.scalar("loss", 1.0, step=0)
+    first, second = (tf.summary.create_file_writer(tmp_path / name) for name in ("first", "second"))
+    first.set_as_default(step=3)
+    assert tf.summary.scalar("loss", 1.0)
+    with second.as_default():
+        assert tf.summary.scalar("other", 1.0, step=4)
+    assert tf.summary.scalar("last", 2.0)
+    first.close()
+    second.close()
+    texts = [b"".join(file.read_bytes() for file in (tmp_path / name).iterdir()) for name in ("first", "second")]
+    assert [[name in text for name in (b"loss", b"other", b"last")] for text in texts] == [
+        [True, False, True],
+        [False, True, False],
+    ]

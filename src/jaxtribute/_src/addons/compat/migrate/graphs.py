@@ -26,6 +26,7 @@ _ADVICE = {
     "next": "an element can only be read from an iterator that is an argument of the function: pass it",
 }
 _MODELS = ("tf.keras.Model", "tf.keras.models.Model")
+_INPUTS = ("tf.keras.Input", "tf.keras.layers.Input", "tf.keras.layers.InputLayer")
 _PLAIN_MODELS = ("tf.keras.Sequential", "tf.keras.models.Sequential")
 _AS_IN_TENSORFLOW = ("for dataset argument",)
 _CONDITIONS = ("tf.reduce_", "tf.math.", "tf.equal", "tf.not_equal", "tf.less", "tf.greater", "tf.logical_")
@@ -159,6 +160,20 @@ def find_late_variables(source: Source, names: Names) -> Iterator[Finding]:
         advice = "what a function that is traced computes has no value yet: a function gives the initial value"
         place = (initial.lineno, initial.col_offset + 1, "tf.Variable in a function")
         yield Finding(*place, Kind.RENAMED, advice, (Edit(start, start, "lambda: "),))
+
+
+def find_texts(tree: ast.Module, names: Names) -> Iterator[Finding]:
+    """Inputs of Keras models that take strings."""
+    for call in nodes(tree, ast.Call):
+        kind = keyword(call, "dtype")
+        if names.called_by(call) not in _INPUTS or kind is None:
+            continue
+        if names.of(kind) == "tf.string" or (isinstance(kind, ast.Constant) and kind.value == "string"):
+            advice = (
+                "JAX has no strings: call the lookup, or TextVectorization, in the dataset's map, and begin the model "
+                "with the numbers that it gives"
+            )
+            yield Finding(call.lineno, call.col_offset + 1, "Input of strings", Kind.ABSENT, advice)
 
 
 def find_unbuilt(tree: ast.Module, names: Names) -> Iterator[Finding]:

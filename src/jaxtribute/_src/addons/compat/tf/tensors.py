@@ -317,8 +317,19 @@ def unstack(value: TensorLike, num: int | None = None, axis: int = 0, name: str 
 
 def concat(values: TensorLike, axis: int, name: str | None = None) -> Any:
     """Joins arrays along an axis. Source: `tf.concat`."""
+    if any(isinstance(one, np.ndarray) for one in values) and all(map(_is_shape, values)):
+        # Parts of shapes, such as `tf.shape(x)[:-1]` and `[3]`, which are known while a function is traced.
+        return np.concatenate(list(map(host_array, values)), axis)
     arrays = list(map(as_tensor, values))
     return _arrays(*arrays).concatenate(arrays, axis)
+
+
+def _is_shape(value: TensorLike) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1 and value.dtype.kind in "iO"
+    return isinstance(value, (list, tuple)) and all(
+        isinstance(one, (int, np.integer)) or jax.export.is_symbolic_dim(one) for one in value
+    )
 
 
 def split(value: TensorLike, num_or_size_splits: TensorLike, axis: int = 0, name: str | None = None) -> list[Any]:
