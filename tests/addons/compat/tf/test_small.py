@@ -288,9 +288,9 @@ class TestNamespace:
 
 
 def test_a_writer_stays_the_default_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summaries._State, "writers", [])
+    monkeypatch.setattr(f"{summaries.__name__}._State.writers", [])
     assert not tf.summary.scalar("loss", 1.0, step=0)
-    first, second = (tf.summary.create_file_writer(tmp_path / name) for name in ("first", "second"))
+    first, second = (tf.summary.create_file_writer(str(tmp_path / name)) for name in ("first", "second"))
     first.set_as_default(step=3)
     assert tf.summary.scalar("loss", 1.0)
     with second.as_default():

@@ -437,7 +437,7 @@ def ensure_shape(x: TensorLike, shape: ShapeLike, name: str | None = None) -> An
 
 def meshgrid(*args: TensorLike, indexing: str = "xy", name: str | None = None) -> list[jax.Array]:
     """Returns the coordinates of a grid. Source: `tf.meshgrid`."""
-    return jnp.meshgrid(*map(as_tensor, args), indexing=indexing)
+    return list(jnp.meshgrid(*map(as_tensor, args), indexing=indexing))
 
 
 def where(condition: TensorLike, x: TensorLike = None, y: TensorLike = None, name: str | None = None) -> Any:
