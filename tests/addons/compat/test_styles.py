@@ -1,4 +1,4 @@
-"""Twenty TensorFlow programs of different styles: `jaxtribute migrate --write`, one edit at most, TensorFlow's loss.
+"""23 TensorFlow programs of different styles: `jaxtribute migrate --write`, one edit at most, TensorFlow's loss.
 
 `styles/` has the programs, `styles.json` what TensorFlow 2.21 prints: for `embeddings` and `text` what Keras on
 JAX prints, whose Adam treats rows otherwise than on TensorFlow. Figures whose names begin with `sane_` depend on random
@@ -33,7 +33,7 @@ LEFT: dict[str, list[str]] = {
 NOT_RUN = {"autograph", "servers"}
 """AutoGraph is not here; parameter servers have a test of their own, with Ray."""
 RUN = sorted(RECORDED.keys() - NOT_RUN)
-# Two of them each day, so that all have been run within nine days.
+# Two of them each day, so that all have been run within eleven days.
 CHOSEN = RUN if ALL_CASES else [RUN[(int(time.time() // 86400) * 2 + n) % len(RUN)] for n in (0, 1)]
 
 

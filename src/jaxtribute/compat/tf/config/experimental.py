@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from jaxtribute._src.addons.compat.catalog.lookup import explain_absent
-from jaxtribute._src.addons.compat.tf.devices import LogicalDeviceConfiguration as VirtualDeviceConfiguration
-from jaxtribute._src.addons.compat.tf.devices import PhysicalDevice, set_logical_device_configuration
-from jaxtribute._src.addons.compat.tf.devices import list_logical_devices as list_logical_devices
-from jaxtribute._src.addons.compat.tf.devices import list_physical_devices as list_physical_devices
+from jaxtribute.compat.tf.config._devices import LogicalDeviceConfiguration as VirtualDeviceConfiguration
+from jaxtribute.compat.tf.config._devices import PhysicalDevice, set_logical_device_configuration
+from jaxtribute.compat.tf.config._devices import list_logical_devices as list_logical_devices
+from jaxtribute.compat.tf.config._devices import list_physical_devices as list_physical_devices
 
 __all__ = [
     "VirtualDeviceConfiguration",

@@ -281,7 +281,7 @@ def _of_built_parts(model: ast.ClassDef, names: Names) -> bool:
 
 
 def _called_early(tree: ast.Module, names: Names) -> set[str]:
-    """What is called by a statement that stands alone, or by the script itself above all gradients."""
+    """The names that a statement which stands alone calls, or the script itself above all gradients."""
     asks = (
         call
         for call in nodes(tree, ast.Call)
