@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=3 --dist=worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help check fence format test test-core test-all docs demo demo-ps bench soak package lowest tpu-compiler compilers clean
+.PHONY: help check fence format test test-core test-all byte-code docs demo demo-ps bench soak package lowest tpu-compiler compilers clean
 
 help:  ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -43,6 +43,10 @@ test-addon-%: $(READY)
 
 fence: $(READY)  ## without each add-on in turn: import, the demo and the core's tests (hours); ADDONS="keras rpc" for some
 	$(BIN)/python tests/support/without_addons.py $(ADDONS)
+
+# Else each of pytest's processes would compile libraries and tests at its start, beside the others: half a minute each.
+byte-code: $(READY)  ## write the byte code of the libraries and the tests, as the tests would
+	-@$(BIN)/python -m pytest --collect-only --quiet >/dev/null
 
 # Python's own monitoring counts lines at almost no cost; Python 3.11 has none, and takes longer.
 test-all: export COVERAGE_CORE = sysmon

@@ -1,13 +1,12 @@
-"""Twenty TensorFlow programs of different styles: `jaxtribute migrate --write`, one edit at most, TensorFlow's loss.
+"""23 TensorFlow programs of different styles: `jaxtribute migrate --write`, one edit at most, TensorFlow's loss.
 
 `styles/` has the programs, `styles.json` what TensorFlow 2.21 prints: for `embeddings` and `text` what Keras on
 JAX prints, whose Adam treats rows otherwise than on TensorFlow. Figures whose names begin with `sane_` depend on random
 numbers, and are only to lie near; those with `half_` on the half precision. Each run tries two programs, by the day;
-`JAXTRIBUTE_STYLES=all` tries all.
+`JAXTRIBUTE_ALL_CASES=1` tries all.
 """
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from jaxtribute._src.addons.compat.catalog.lookup import Kind
 from jaxtribute._src.addons.compat.migrate.scan import scan
 from processes import run_python
+from samples import ALL_CASES
 
 HERE = Path(__file__).parent
 RECORDED: dict[str, dict[str, float]] = json.loads((HERE / "styles.json").read_text())
@@ -33,12 +33,8 @@ LEFT: dict[str, list[str]] = {
 NOT_RUN = {"autograph", "servers"}
 """AutoGraph is not here; parameter servers have a test of their own, with Ray."""
 RUN = sorted(RECORDED.keys() - NOT_RUN)
-# Two of them each day, so that all have been run within nine days.
-CHOSEN = (
-    RUN
-    if os.environ.get("JAXTRIBUTE_STYLES") == "all"
-    else [RUN[(int(time.time() // 86400) * 2 + n) % len(RUN)] for n in (0, 1)]
-)
+# Two of them each day, so that all have been run within eleven days.
+CHOSEN = RUN if ALL_CASES else [RUN[(int(time.time() // 86400) * 2 + n) % len(RUN)] for n in (0, 1)]
 
 
 def migrated(name: str) -> str:

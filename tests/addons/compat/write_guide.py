@@ -1,6 +1,6 @@
 """Writes the generated parts of docs/migration.md:
 
-    PYTHONPATH=tests python -m compat.write_guide
+    PYTHONPATH=tests:tests/addons python -m compat.write_guide
 
 Run it when a name appears or an example changes; `test_guide` fails until then.
 """

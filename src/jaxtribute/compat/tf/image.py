@@ -31,6 +31,7 @@ from jaxtribute._src.addons.compat.tf.images import stateless_random_crop as sta
 from jaxtribute._src.addons.compat.tf.images import stateless_random_flip_left_right as stateless_random_flip_left_right
 from jaxtribute._src.addons.compat.tf.images import stateless_random_flip_up_down as stateless_random_flip_up_down
 from jaxtribute._src.addons.compat.tf.images import stateless_random_saturation as stateless_random_saturation
+from jaxtribute._src.addons.compat.tf.images import total_variation as total_variation
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import kinds_of_programs
+from samples import ALL_CASES
 
 SCRIPT = str(Path(kinds_of_programs.__file__))
 COMMANDS = {
@@ -25,12 +25,8 @@ COMMANDS = {
 AFTER = {"top": ["top", "run", "--once"]}
 """What is called when the program has run."""
 SAMPLE = [("plan", "keras"), ("topology", "servers"), ("top", "tf")]
-"""What the suite takes; JAXTRIBUTE_TEST_PRODUCT=1 takes all pairs."""
-CASES = (
-    [(command, kind) for command in COMMANDS for kind in kinds_of_programs.KINDS]
-    if os.environ.get("JAXTRIBUTE_TEST_PRODUCT")
-    else SAMPLE
-)
+"""What the suite takes; JAXTRIBUTE_ALL_CASES=1 takes all pairs."""
+CASES = [(command, kind) for command in COMMANDS for kind in kinds_of_programs.KINDS] if ALL_CASES else SAMPLE
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ def test_what_is_deep_is_read_or_refused(tmp_path: Path, depth: int, capsys: pyt
 
 @pytest.mark.slow
 def test_a_large_program_is_read() -> None:
-    lines = 8_000
+    lines = 3_000
     report = scan("import tensorflow as tf\n" + f"{USE}\ntf.function(f)\n" * lines)
     assert len(report.left()) == 0
     assert report.rewritten().count("x.run(f)") == lines

@@ -98,3 +98,58 @@ def test_weights_that_are_split_are_read_by_shards() -> None:
 
 def test_weights_that_are_whole_are_let_alone() -> None:
     assert "shards" not in scan(SERVERS + LAYERS).rewritten()
+
+
+TAPE = "\ndef step(x):\n    with tf.GradientTape() as tape:\n        y = loss(x)\n    g = tape.gradient(y, variables)\n"
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        ("net = Net()\n{}net.trainable_variables\n", True),
+        ("net, other = Net(), 3\n{}net.trainable_variables\n", True),
+        ("class T:\n    def __init__(self):\n        self.net = Net()\n{}t.net.trainable_variables\n", True),
+        ("def make():\n    return Net()\nnet = make()\n{}net.trainable_variables\n", True),
+        ("trainer = Trainer(Net())\n{}", True),
+        # Called after the gradient was asked for: too late.
+        ("net = Net()\n{}net.trainable_variables\ny = net(x)\n", True),
+        ("net = Net()\ny = net(x)\n{}net.trainable_variables\n", False),
+        ("net = Net()\nfor x in data:\n    y, z = net(x)\n{}net.trainable_variables\n", False),
+        # Keras marks a model without a `build` of its own as built, and makes no variables.
+        ("net = Net()\nnet.build(s)\n{}net.trainable_variables\n", True),
+        (
+            "class B(Net, tf.keras.Model):\n    def build(self, s):\n        pass\nnet = B()\nnet.build(s)\n{}net(x)\n",
+            False,
+        ),
+        ("def make():\n    net = Net()\n    net(x)\n    return net\n{}net.trainable_variables\n", False),
+        # A part of another model is built with it; what is not trained needs no variables.
+        ("class Outer(tf.keras.Model):\n    def __init__(self):\n        self.net = Net()\n{}", False),
+        ("net = Net()\n{}", False),
+    ],
+)
+def test_a_model_of_a_class_is_told_unless_it_is_called_before_its_gradient(made: str, told: bool) -> None:
+    net = "import tensorflow as tf\nclass Net(tf.keras.Model):\n    def call(self, x):\n        return self.dense(x)\n"
+    text = net + made.format(TAPE)
+    assert ("model without variables" in {one.name for one in scan(text).findings}) == told, text
+    again = {one.name for one in scan(scan(text).rewritten()).left()}
+    assert ("model without variables" in again) == told, scan(text).rewritten()
+
+
+def test_variables_that_are_made_once_in_a_function_get_a_function() -> None:
+    code = (
+        "import tensorflow as tf\nclass Accumulator:\n    def __call__(self, gradients):\n        if not self.made:\n"
+        "            self.made = [tf.Variable({}tf.zeros_like(g), trainable=False) for g in gradients]\n"
+        "            self.step = tf.Variable(initial_value={}tf.constant(0), dtype=tf.int64)\n"
+        "            self.plain = tf.Variable(0.0)\n    def other(self):\n        return tf.Variable(tf.zeros([2]))\n"
+    )
+    text = scan(code.format("", "")).rewritten()
+    wanted = code.format("lambda: ", "lambda: ").replace("import tensorflow as", "import jaxtribute.compat.tf as")
+    assert text == wanted
+    assert scan(text).rewritten() == text
+
+
+@pytest.mark.parametrize("made", ["tf.keras.Input((1,), {})", "tf.keras.layers.Input(shape=(1,), {})"])
+@pytest.mark.parametrize(("kind", "told"), [('dtype="string"', 1), ("dtype=tf.string", 1), ("dtype=tf.int32", 0)])
+def test_an_input_of_strings_is_told(made: str, kind: str, told: int) -> None:
+    report = scan(f"import tensorflow as tf\nx = {made.format(kind)}\n")
+    assert [one.name for one in report.left()] == ["Input of strings"] * told

@@ -1,5 +1,7 @@
 """Specs, nests, modules, types, devices, bytes, random numbers and the namespace itself."""
 
+import importlib
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -8,8 +10,11 @@ import pytest
 
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
+from jaxtribute._src.addons.compat.tf import summaries
 from jaxtribute.errors import ArgumentError, JaxtributeError, OutOfRangeError, TraceError
 from processes import run_python
+
+importlib.import_module("tensorboardX")  # sets a variable of the environment when it is imported
 
 
 class Pair(NamedTuple):
@@ -165,6 +170,12 @@ class TestDevices:
         assert tf.config.list_physical_devices("TPU") == []
         assert "CPU" in [device.device_type for device in tf.config.list_physical_devices()]
 
+    def test_older_names_and_the_memory_of_gpus(self) -> None:
+        assert tf.config.experimental.list_physical_devices is tf.config.list_physical_devices
+        for device in tf.config.experimental.list_physical_devices():
+            tf.config.experimental.set_memory_growth(device, True)
+        assert tf.get_logger().name == "tensorflow"
+
     def test_only_a_cpu_can_be_split(self) -> None:
         with pytest.raises(ArgumentError, match=r"GPU.*HINT"):
             tf.config.set_logical_device_configuration(tf.config.PhysicalDevice("gpu", "GPU"), [])
@@ -187,7 +198,7 @@ class TestTpus:
         tf.tpu.experimental.initialize_tpu_system(resolver)
         tf.tpu.experimental.shutdown_tpu_system()
 
-    @pytest.mark.parametrize("owner", [tf.tpu, tf.tpu.experimental, tf.config, tf.train])
+    @pytest.mark.parametrize("owner", [tf.tpu, tf.tpu.experimental, tf.config, tf.config.experimental, tf.train])
     def test_other_names_are_explained(self, owner: Any) -> None:
         with pytest.raises(AttributeError, match="HINT"):
             _ = owner.nonsense
@@ -274,3 +285,21 @@ class TestNamespace:
     def test_errors(self) -> None:
         assert tf.errors.OutOfRangeError is OutOfRangeError
         assert tf.errors.OpError is JaxtributeError
+
+
+def test_a_writer_stays_the_default_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{summaries.__name__}._State.writers", [])
+    assert not tf.summary.scalar("loss", 1.0, step=0)
+    first, second = (tf.summary.create_file_writer(str(tmp_path / name)) for name in ("first", "second"))
+    first.set_as_default(step=3)
+    assert tf.summary.scalar("loss", 1.0)
+    with second.as_default():
+        assert tf.summary.scalar("other", 1.0, step=4)
+    assert tf.summary.scalar("last", 2.0)
+    first.close()
+    second.close()
+    texts = [b"".join(file.read_bytes() for file in (tmp_path / name).iterdir()) for name in ("first", "second")]
+    assert [[name in text for name in (b"loss", b"other", b"last")] for text in texts] == [
+        [True, False, True],
+        [False, True, False],
+    ]

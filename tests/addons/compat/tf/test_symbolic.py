@@ -37,6 +37,17 @@ sums = tf.keras.Model(x, tf.add_n([x, x]) + tf.reduce_sum(x, axis=-1, keepdims=T
 sums.compile("sgd", "mse")
 np.testing.assert_allclose(sums.predict(numbers, verbose=0), 2 * numbers + numbers.sum(-1, keepdims=True), rtol=1e-6)
 
+class Heads(tf.keras.layers.Layer):
+    def call(self, x):
+        rows = tf.shape(x)[0]
+        cut = tf.reshape(x, (rows, 3, -1)) + tf.zeros((rows, 3, 1)) + tf.broadcast_to([1.0], (rows, 3, 1))
+        shape = tf.concat([tf.shape(x)[:-1], [3]], 0)
+        return tf.reshape(cut, shape) + 0.0 * tf.random.normal(shape=tf.shape(x)) * tf.random.uniform((rows, 1))
+
+heads = tf.keras.Model(x, Heads()(x))
+assert heads.output_shape == (None, 3)
+np.testing.assert_allclose(heads.predict(numbers, verbose=0), numbers + 1)
+
 from jaxtribute._src.addons.keras.functions import FunctionOperation
 try:
     FunctionOperation("os.getcwd").call()

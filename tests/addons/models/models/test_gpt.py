@@ -87,9 +87,10 @@ def test_equinox(strategy: str) -> None:
 
 
 def test_nnx_eagerly() -> None:
-    # Each operation is compiled for each device, so two replicas stand for all numbers.
-    losses = nnx_training(mirrored(2)).losses(batches(), compiled=False)
-    assert_allclose(losses, plain_nnx(), rtol=1e-6)
+    # Each operation is compiled for each device and shape: two replicas stand for all numbers, and the last batch,
+    # which is cut unevenly, is the next test's.
+    losses = nnx_training(mirrored(2)).losses(batches()[:2], compiled=False)
+    assert_allclose(losses, plain_nnx()[:2], rtol=1e-6)
 
 
 def test_equinox_eagerly() -> None:

@@ -50,12 +50,25 @@ def list_children(ignored: Collection[int] = ()) -> list[str]:
     Args:
         ignored: Process ids to leave out, with all their children.
     """
+    if not _has_children():
+        return []
     # Asking each thread for its children takes microseconds; psutil looks at every process of the machine.
     if pathlib.Path(f"/proc/self/task/{threading.get_native_id()}/children").exists():
         found = list(_descendants(os.getpid(), ignored))
     else:
         found = [child.pid for child in psutil.Process().children(recursive=True) if child.pid not in ignored]
     return [f"process {pid}" for pid in found if is_alive(pid)]
+
+
+def _has_children() -> bool:
+    """False if this process has none, which the kernel tells at once."""
+    if not hasattr(os, "waitid"):
+        return True
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _descendants(pid: int, ignored: Collection[int]) -> Iterator[int]:

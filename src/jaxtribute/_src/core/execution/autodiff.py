@@ -246,7 +246,7 @@ def _checked(variables: Any) -> tuple[list[Variable], Any]:
     if not leaves:
         raise ArgumentError(
             f"variables is {variables!r}, which holds none. HINT: a Keras model has none before it is built: begin it "
-            "with a keras.Input, or call model.build(shape) first."
+            "with a keras.Input, or call it once, model(zeros), first."
         )
     for leaf in leaves:
         if not isinstance(leaf, Variable):

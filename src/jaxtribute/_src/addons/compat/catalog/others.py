@@ -68,7 +68,7 @@ ABSENT: dict[str, str] = {
     "tf.config.set_visible_devices": "set CUDA_VISIBLE_DEVICES, or name the devices of the strategy",
     "tf.config.experimental.ClusterDeviceFilters": "`jd.ClusterDeviceFilters`, which filters nothing: a process of JAX "
     "computes on its own devices",
-    "tf.config.experimental": "memory is set by XLA_PYTHON_CLIENT_PREALLOCATE and XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "tf.config.experimental.get_memory_info": "use `jax.devices()[0].memory_stats()`",
 }
 """Reasons why a name, or a name below it, does not exist here, and replacements."""
 
@@ -142,6 +142,8 @@ REMARKS: dict[str, str] = {
     "tf.data.Dataset.from_generator": "an iterator's position is restored by reading from the start",
     "tf.data.Dataset.with_options": "only the auto-shard policy has a meaning",
     "tf.data.Dataset.cache": "in memory only",
+    "tf.config.experimental.set_memory_growth": "does nothing: write XLA_PYTHON_CLIENT_PREALLOCATE=false into the "
+    "environment",
     "tf.config.experimental_connect_to_cluster": "does nothing: strategies join their cluster by themselves",
     "tf.io.gfile": "files of this machine",
     "tf.tpu.experimental.initialize_tpu_system": "does nothing: JAX initializes TPUs by itself",

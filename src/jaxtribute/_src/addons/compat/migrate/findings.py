@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -110,9 +111,16 @@ def whole_changes(changes: Iterable[tuple[Edit, ...]]) -> list[Edit]:
     waiting = sorted(dict.fromkeys(filter(None, changes)), key=lambda change: min(map(_order, change)))
     kept: list[Edit] = []
     for change in waiting:
-        if not any(_meet(edit, other) for edit in change for other in kept):
-            kept += change
+        if not any(_meet(edit, other) for edit in change for other in _near(edit, kept)):
+            for edit in change:
+                insort(kept, edit, key=lambda one: (one.start, one.end))
     return kept
+
+
+def _near(edit: Edit, kept: list[Edit]) -> list[Edit]:
+    """Those of edits in order, no two of which meet, that end after another one begins, and begin before its end."""
+    first = bisect_left(kept, edit.start, key=lambda one: one.end)
+    return kept[first : bisect_right(kept, edit.end, key=lambda one: one.start)]
 
 
 def _meet(edit: Edit, other: Edit) -> bool:

@@ -26,6 +26,7 @@ _ADVICE = {
     "next": "an element can only be read from an iterator that is an argument of the function: pass it",
 }
 _MODELS = ("tf.keras.Model", "tf.keras.models.Model")
+_INPUTS = ("tf.keras.Input", "tf.keras.layers.Input", "tf.keras.layers.InputLayer")
 _PLAIN_MODELS = ("tf.keras.Sequential", "tf.keras.models.Sequential")
 _AS_IN_TENSORFLOW = ("for dataset argument",)
 _CONDITIONS = ("tf.reduce_", "tf.math.", "tf.equal", "tf.not_equal", "tf.less", "tf.greater", "tf.logical_")
@@ -147,6 +148,34 @@ def _range(source: Source, names: Names, name: str, value: ast.expr) -> Iterator
         yield Finding(*place, Kind.RENAMED, advice, (source.replace(value, text),))
 
 
+def find_late_variables(source: Source, names: Names) -> Iterator[Finding]:
+    """Variables that functions make the first time that they are called, which may be while they are traced."""
+    branches = [one for function in nodes(source.tree, ast.FunctionDef) for one in nodes(function, ast.If)]
+    made = {id(call): call for branch in branches for call in nodes(branch, ast.Call)}
+    for call in made.values():
+        initial = call.args[0] if call.args else keyword(call, "initial_value")
+        if names.called_by(call) != "tf.Variable" or not isinstance(initial, ast.Call):
+            continue
+        start, _ = source.span(initial)
+        advice = "what a function that is traced computes has no value yet: a function gives the initial value"
+        place = (initial.lineno, initial.col_offset + 1, "tf.Variable in a function")
+        yield Finding(*place, Kind.RENAMED, advice, (Edit(start, start, "lambda: "),))
+
+
+def find_texts(tree: ast.Module, names: Names) -> Iterator[Finding]:
+    """Inputs of Keras models that take strings."""
+    for call in nodes(tree, ast.Call):
+        kind = keyword(call, "dtype")
+        if names.called_by(call) not in _INPUTS or kind is None:
+            continue
+        if names.of(kind) == "tf.string" or (isinstance(kind, ast.Constant) and kind.value == "string"):
+            advice = (
+                "JAX has no strings: call the lookup, or TextVectorization, in the dataset's map, and begin the model "
+                "with the numbers that it gives"
+            )
+            yield Finding(call.lineno, call.col_offset + 1, "Input of strings", Kind.ABSENT, advice)
+
+
 def find_unbuilt(tree: ast.Module, names: Names) -> Iterator[Finding]:
     """Keras models that have no variables before their first call, in programs that ask for those by a tape."""
     calls = [*nodes(tree, ast.Call)]
@@ -193,28 +222,50 @@ def _says_input(layer: ast.expr, names: Names) -> bool:
 
 
 def _unbuilt_classes(tree: ast.Module, names: Names, built: set[str]) -> Iterator[Finding]:
-    classes: set[str] = set()
-    for one in nodes(tree, ast.ClassDef):
-        if any(names.of(base) in _MODELS for base in one.bases) and not _of_built_parts(one, names):
-            classes.add(one.name)
-    called = {ast.unparse(one.func) for one in nodes(tree, ast.Call)}
-    trained = {
-        one.value.id
-        for one in nodes(tree, ast.Attribute)
-        if one.attr.startswith("trainable_") and isinstance(one.value, ast.Name)
+    models = {
+        one.name: one for one in nodes(tree, ast.ClassDef) if any(names.of(base) in _MODELS for base in one.bases)
     }
-    for node in nodes(tree, ast.Assign):
-        call, target = node.value, node.targets[0]
-        if not isinstance(call, ast.Call) or ast.unparse(call.func) not in classes or not isinstance(target, ast.Name):
+    classes = {name for name, one in models.items() if not _of_built_parts(one, names)}
+    # What a model is made of is built with it.
+    parts = {id(call) for one in models.values() for call in nodes(one, ast.Call)}
+    holders = {id(value): target for target, value in _assigned(tree)}
+    used = {_last(one.func) for one in nodes(tree, ast.Call)} | {
+        _last(one.value) for one in nodes(tree, ast.Attribute) if one.attr.startswith("trainable_")
+    }
+    early = _called_early(tree, names)
+    # A class without a `build` of its own is only marked as built.
+    with_build = {
+        name for name, one in models.items() if any(part.name == "build" for part in nodes(one, ast.FunctionDef))
+    }
+    for call in nodes(tree, ast.Call):
+        if ast.unparse(call.func) not in classes or id(call) in parts:
             continue
-        first_call = _called_eagerly(tree, target.id)
-        if target.id in built or target.id not in trained | called or first_call:
+        target = holders.get(id(call))
+        # One that is returned or passed on has a name elsewhere.
+        if target is not None and (_last(target) in early or _last(target) not in used):
+            continue
+        if target is not None and ast.unparse(target) in built and ast.unparse(call.func) in with_build:
             continue
         advice = (
             "a model of a class has no variables before its first call, and jd.value_and_grad finds none: write "
-            f"{target.id}(tf.zeros((1, ...))) after this line, of the shape of a batch of one"
+            f"{ast.unparse(target or call.func)}(tf.zeros((1, ...))) after this line, of the shape of a batch of one"
         )
         yield Finding(call.lineno, call.col_offset + 1, "model without variables", Kind.DIFFERENT, advice)
+
+
+def _assigned(tree: ast.Module) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Targets and their values; those of `a, b = x, y` one by one."""
+    for node in nodes(tree, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                yield from zip(target.elts, node.value.elts, strict=False)
+            else:
+                yield target, node.value
+
+
+def _last(node: ast.expr) -> str:
+    """The last part of a name, whatever object it is of."""
+    return ast.unparse(node).rpartition(".")[2]
 
 
 def _of_built_parts(model: ast.ClassDef, names: Names) -> bool:
@@ -229,12 +280,26 @@ def _of_built_parts(model: ast.ClassDef, names: Names) -> bool:
     return bool(found) and all(found)
 
 
-def _called_eagerly(tree: ast.Module, name: str) -> bool:
-    """True if a statement that stands alone calls the model, such as `model(tf.zeros((1, 4)))`."""
-    for one in nodes(tree, ast.Expr):
-        if isinstance(one.value, ast.Call) and isinstance(one.value.func, ast.Name) and one.value.func.id == name:
-            return True
-    return False
+def _called_early(tree: ast.Module, names: Names) -> set[str]:
+    """The names that a statement which stands alone calls, or the script itself above all gradients."""
+    asks = (
+        call
+        for call in nodes(tree, ast.Call)
+        if names.called_by(call) == "tf.GradientTape" or _last(call.func) == "value_and_grad"
+    )
+    first = min(call.lineno for call in asks)
+    alone = {id(one.value) for one in nodes(tree, ast.Expr)}
+    within = {
+        id(call)
+        for kind in (ast.FunctionDef, ast.ClassDef, ast.Lambda)
+        for one in nodes(tree, kind)
+        for call in nodes(one, ast.Call)
+    }
+    return {
+        _last(call.func)
+        for call in nodes(tree, ast.Call)
+        if id(call) in alone or (id(call) not in within and call.lineno < first)
+    }
 
 
 def _is_dataset(node: ast.expr, names: Names) -> bool:

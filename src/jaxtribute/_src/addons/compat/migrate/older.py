@@ -64,7 +64,12 @@ def _arguments(call: ast.Call, names: Names) -> Iterator[Finding]:
     if name.rpartition(".")[2] in keras2.DATASETS:
         form = keyword(call, "format")
         if not isinstance(form, ast.Constant) or form.value != "grain":
-            yield _finding(call.func, name, 'its datasets are TensorFlow\'s: pass format="grain"')
+            advice = (
+                "its datasets are TensorFlow's: pass format=\"grain\" for one of Grain's, which has map and batch "
+                "but no take, cache or prefetch; where the program needs those, write "
+                "tf.data.Dataset.from_tensor_slices(arrays).batch(n)"
+            )
+            yield _finding(call.func, name, advice)
 
 
 def _advice(name: str, argument: str) -> str:

@@ -83,6 +83,8 @@ def scan(text: str) -> Report:
             *graphs.find_weights(source, names),
             *graphs.find_ranges(source, names),
             *graphs.find_written(source, names),
+            *graphs.find_late_variables(source, names),
+            *graphs.find_texts(source.tree, names),
             *graphs.find_unbuilt(source.tree, names),
             *files.find(source, names),
             *precision.find(source, names),

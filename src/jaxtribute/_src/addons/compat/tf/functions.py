@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ __all__ = [
     "enable_eager_execution",
     "executing_eagerly",
     "function",
+    "get_logger",
     "group",
     "no_op",
     "print",
@@ -156,6 +158,11 @@ def no_op(name: str | None = None) -> None:
 def executing_eagerly() -> bool:
     """Returns whether the code runs as Python, and is not being traced. Source: `tf.executing_eagerly`."""
     return not Context.current().executor.traced
+
+
+def get_logger() -> logging.Logger:
+    """Returns Python's logger of the name `tensorflow`; nothing here writes to it. Source: `tf.get_logger`."""
+    return logging.getLogger("tensorflow")
 
 
 def enable_eager_execution(config: Nest = None, device_policy: Nest = None, execution_mode: Nest = None) -> None:

@@ -215,6 +215,13 @@ def per_image_standardization(image: TensorLike) -> jax.Array:
     return (array - mean) / jnp.maximum(deviation, least)
 
 
+def total_variation(images: TensorLike) -> jax.Array:
+    """Sums the differences between neighbouring pixels of each image. Source: `tf.image.total_variation`."""
+    array = as_tensor(images)
+    down, right = (jnp.sum(jnp.abs(jnp.diff(array, axis=axis)), (-3, -2, -1)) for axis in (-3, -2))
+    return down + right
+
+
 def _of(seed: Sequence[int]) -> np.random.Generator:
     return np.random.default_rng([int(one) for one in np.asarray(seed).ravel()])
 

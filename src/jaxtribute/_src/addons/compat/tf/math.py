@@ -134,6 +134,7 @@ def _prod(x: Array, axis: Axis, keepdims: bool) -> Any:
 abs: Callable[..., Any] = _unary(_abs, "abs")
 ceil: Callable[..., Any] = _unary(jnp.ceil, "ceil")
 cos: Callable[..., Any] = _unary(jnp.cos, "cos")
+erf: Callable[..., Any] = _unary(jax.lax.erf, "erf")
 exp: Callable[..., Any] = _unary(jnp.exp, "exp")
 expm1: Callable[..., Any] = _unary(jnp.expm1, "expm1")
 floor: Callable[..., Any] = _unary(jnp.floor, "floor")
@@ -295,6 +296,13 @@ def norm(tensor: TensorLike, ord: Leaf = "euclidean", axis: Axis = None, keepdim
     if ord == "euclidean":
         return jnp.sqrt(_sum(jnp.square(array), tuple(axis) if isinstance(axis, list) else axis, keepdims))
     return jnp.linalg.norm(array.reshape(-1) if axis is None else array, ord, axis, keepdims)
+
+
+def l2_normalize(x: TensorLike, axis: Axis = None, epsilon: float = 1e-12, name: str | None = None) -> Any:
+    """Divides by the root of the sum of squares, of at least `epsilon`. Source: `tf.math.l2_normalize`."""
+    array = as_tensor(x)
+    axes = tuple(axis) if isinstance(axis, (list, np.ndarray)) else axis
+    return array * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(array), axis=axes, keepdims=True), epsilon))
 
 
 def global_norm(t_list: TensorLike, name: str | None = None) -> Any:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute import Strategy, Variable, get_replica_context, get_strategy
-from jaxtribute._src.addons.compat.tf.tensors import ShapeLike, TensorLike
+from jaxtribute._src.addons.compat.tf.tensors import ShapeLike, TensorLike, as_shape
 from jaxtribute.errors import TraceError
 from jaxtribute.extending import Context
 from jaxtribute.typing import DType
@@ -55,8 +55,11 @@ def normal(
 
     Source: `tf.random.normal`.
     """
+    shape = as_shape(shape)
+    if any(map(jax.export.is_symbolic_dim, shape)):  # a Keras model is being made, of which only shapes are asked
+        return jnp.zeros(shape, dtype)
     if _traced():
-        return mean + stddev * jax.random.normal(_next_key(seed), tuple(shape), dtype)
+        return mean + stddev * jax.random.normal(_next_key(seed), shape, dtype)
     return jnp.asarray(_generator(seed).normal(mean, stddev, shape), dtype)
 
 
@@ -71,11 +74,14 @@ def uniform(
 
     Source: `tf.random.uniform`.
     """
+    shape = as_shape(shape)
+    if any(map(jax.export.is_symbolic_dim, shape)):  # a Keras model is being made, of which only shapes are asked
+        return jnp.zeros(shape, dtype)
     integers = np.issubdtype(np.dtype(dtype), np.integer)
     if _traced():
         draw = jax.random.randint if integers else jax.random.uniform
         most = 1.0 if maxval is None else maxval
-        return draw(_next_key(seed), tuple(shape), minval=minval, maxval=most, dtype=dtype)
+        return draw(_next_key(seed), shape, minval=minval, maxval=most, dtype=dtype)
     if integers:
         return jnp.asarray(_generator(seed).integers(minval, maxval, shape), dtype)
     return jnp.asarray(_generator(seed).uniform(minval, 1.0 if maxval is None else maxval, shape), dtype)
@@ -92,9 +98,12 @@ def truncated_normal(
 
     Source: `tf.random.truncated_normal`.
     """
+    shape = as_shape(shape)
+    if any(map(jax.export.is_symbolic_dim, shape)):  # a Keras model is being made, of which only shapes are asked
+        return jnp.zeros(shape, dtype)
     # NumPy has no such numbers; from its generator comes the key, so that `set_seed` holds for these, too.
     key = _next_key(seed) if _traced() else jax.random.key(int(_generator(seed).integers(2**31)))
-    return jnp.asarray(mean + stddev * jax.random.truncated_normal(key, -2.0, 2.0, tuple(shape)), dtype)
+    return jnp.asarray(mean + stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape), dtype)
 
 
 def stateless_normal(

@@ -39,6 +39,13 @@ class SummaryWriter:
             _State.writers.pop()
             self.writer.flush()
 
+    def set_as_default(self, step: int | None = None) -> None:
+        """Writes here from now on, until the `with` block around ends.
+
+        Source: `tf.summary.SummaryWriter.set_as_default`.
+        """
+        _State.writers[-1:] = [(self.writer, step)]
+
     def flush(self) -> None:
         """Waits until all is written. Source: `tf.summary.SummaryWriter.flush`."""
         self.writer.flush()

@@ -10,23 +10,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src.addons.compat.tf.symbolic import allow_in_models
-from jaxtribute.errors import ArgumentError
+from jaxtribute.errors import ArgumentError, ShapeError
 from jaxtribute.extending import Tracer, operand
 from jaxtribute.typing import DType
 
 __all__ = [
     "Tensor",
+    "boolean_mask",
+    "broadcast_to",
     "cast",
     "concat",
     "constant",
     "convert_to_tensor",
+    "ensure_shape",
     "expand_dims",
     "eye",
     "fill",
     "gather",
+    "gather_nd",
     "identity",
     "is_tensor",
     "linspace",
+    "meshgrid",
     "newaxis",
     "one_hot",
     "ones",
@@ -34,13 +39,18 @@ __all__ = [
     "pad",
     "range",
     "rank",
+    "repeat",
     "reshape",
+    "reverse",
+    "roll",
     "shape",
     "size",
+    "slice",
     "split",
     "squeeze",
     "stack",
     "stop_gradient",
+    "tensor_scatter_nd_update",
     "tile",
     "transpose",
     "unstack",
@@ -50,16 +60,22 @@ __all__ = [
 ]
 
 _IN_MODELS = (
+    "broadcast_to",
     "cast",
     "concat",
     "convert_to_tensor",
     "expand_dims",
     "gather",
+    "gather_nd",
     "identity",
     "one_hot",
     "ones_like",
     "pad",
+    "repeat",
     "reshape",
+    "reverse",
+    "roll",
+    "slice",
     "split",
     "squeeze",
     "stack",
@@ -178,12 +194,12 @@ def stop_gradient(input: TensorLike, name: str | None = None) -> Any:
 
 def zeros(shape: ShapeLike, dtype: DType = np.float32, name: str | None = None) -> jax.Array:
     """Returns zeros. Source: `tf.zeros`."""
-    return jnp.zeros(shape, jax.dtypes.canonicalize_dtype(dtype))
+    return jnp.zeros(as_shape(shape), jax.dtypes.canonicalize_dtype(dtype))
 
 
 def ones(shape: ShapeLike, dtype: DType = np.float32, name: str | None = None) -> jax.Array:
     """Returns ones. Source: `tf.ones`."""
-    return jnp.ones(shape, jax.dtypes.canonicalize_dtype(dtype))
+    return jnp.ones(as_shape(shape), jax.dtypes.canonicalize_dtype(dtype))
 
 
 def zeros_like(input: TensorLike, dtype: DType = None, name: str | None = None) -> jax.Array:
@@ -198,7 +214,7 @@ def ones_like(input: TensorLike, dtype: DType = None, name: str | None = None) -
 
 def fill(dims: ShapeLike, value: TensorLike, name: str | None = None) -> jax.Array:
     """Returns an array of shape `dims` that holds `value` everywhere. Source: `tf.fill`."""
-    return jnp.full(dims, as_tensor(value))
+    return jnp.full(as_shape(dims), as_tensor(value))
 
 
 def eye(num_rows: int, num_columns: int | None = None, dtype: DType = np.float32, name: str | None = None) -> jax.Array:
@@ -230,9 +246,18 @@ def cast(x: TensorLike, dtype: DType, name: str | None = None) -> Any:
 def shape(input: TensorLike, out_type: DType = np.int32, name: str | None = None) -> Any:
     """Returns the shape as a NumPy array on the host: shapes are known while a function is traced.
 
+    While a Keras model is made, the number of rows is a symbol in it.
+
     Source: `tf.shape`, which is only known when a graph runs.
     """
-    return np.asarray(as_tensor(input).shape, out_type)
+    lengths = as_tensor(input).shape
+    return np.asarray(lengths, object if any(map(jax.export.is_symbolic_dim, lengths)) else out_type)
+
+
+def as_shape(shape: ShapeLike) -> tuple[Any, ...]:
+    """Lengths as JAX takes them: integers, and symbols while a Keras model is made."""
+    lengths = shape if isinstance(shape, (tuple, list)) else np.atleast_1d(shape)
+    return tuple(one if jax.export.is_symbolic_dim(one) else int(one) for one in lengths)
 
 
 def size(input: TensorLike, out_type: DType = np.int32, name: str | None = None) -> Any:
@@ -253,7 +278,7 @@ def _arrays(*arrays: Any) -> Any:
 
 def reshape(tensor: TensorLike, shape: ShapeLike, name: str | None = None) -> Any:
     """Returns the array in another shape, of which one entry may be -1. Source: `tf.reshape`."""
-    return as_tensor(tensor).reshape(tuple(map(int, np.atleast_1d(shape))))
+    return as_tensor(tensor).reshape(as_shape(shape))
 
 
 def expand_dims(input: TensorLike, axis: int, name: str | None = None) -> Any:
@@ -292,8 +317,19 @@ def unstack(value: TensorLike, num: int | None = None, axis: int = 0, name: str 
 
 def concat(values: TensorLike, axis: int, name: str | None = None) -> Any:
     """Joins arrays along an axis. Source: `tf.concat`."""
+    if any(isinstance(one, np.ndarray) for one in values) and all(map(_is_shape, values)):
+        # Parts of shapes, such as `tf.shape(x)[:-1]` and `[3]`, which are known while a function is traced.
+        return np.concatenate(list(map(host_array, values)), axis)
     arrays = list(map(as_tensor, values))
     return _arrays(*arrays).concatenate(arrays, axis)
+
+
+def _is_shape(value: TensorLike) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1 and value.dtype.kind in "iO"
+    return isinstance(value, (list, tuple)) and all(
+        isinstance(one, (int, np.integer)) or jax.export.is_symbolic_dim(one) for one in value
+    )
 
 
 def split(value: TensorLike, num_or_size_splits: TensorLike, axis: int = 0, name: str | None = None) -> list[Any]:
@@ -328,6 +364,80 @@ def gather(params: TensorLike, indices: TensorLike, axis: int = 0, name: str | N
     """Picks slices along an axis by their numbers. Source: `tf.gather`."""
     array = as_tensor(params)
     return _arrays(array).take(array, as_tensor(indices), axis)
+
+
+def gather_nd(params: TensorLike, indices: TensorLike, name: str | None = None) -> Any:
+    """Picks elements or slices by their places, which the last axis of `indices` holds. Source: `tf.gather_nd`."""
+    return as_tensor(params)[_places(indices)]
+
+
+def tensor_scatter_nd_update(
+    tensor: TensorLike, indices: TensorLike, updates: TensorLike, name: str | None = None
+) -> jax.Array:
+    """Returns a copy with other values at places as those of `gather_nd`. Source: `tf.tensor_scatter_nd_update`."""
+    return jnp.asarray(as_tensor(tensor)).at[_places(indices)].set(as_tensor(updates))
+
+
+def _places(indices: TensorLike) -> tuple[Any, ...]:
+    places = as_tensor(indices)
+    return tuple(places[..., axis] for axis in np.arange(places.shape[-1]))
+
+
+def boolean_mask(tensor: TensorLike, mask: TensorLike, axis: int = 0, name: str | None = None) -> Any:
+    """Picks where a mask holds; not in compiled functions, as how many is not known. Source: `tf.boolean_mask`."""
+    array, chosen = as_tensor(tensor), np.asarray(mask)
+    return array[(np.s_[:],) * axis + (chosen,)]
+
+
+def slice(input_: TensorLike, begin: ShapeLike, size: ShapeLike, name: str | None = None) -> Any:
+    """Cuts out a part by its first place and its lengths, -1 to the end. Source: `tf.slice`."""
+    array = as_tensor(input_)
+    ends = ((first, None if length == -1 else first + length) for first, length in zip(begin, size, strict=True))
+    return array[tuple(np.s_[first:end] for first, end in ends)]
+
+
+def reverse(tensor: TensorLike, axis: Axis, name: str | None = None) -> Any:
+    """Turns the order along axes round. Source: `tf.reverse`."""
+    array = as_tensor(tensor)
+    return _arrays(array).flip(array, tuple(np.atleast_1d(axis).tolist()))
+
+
+def roll(input: TensorLike, shift: Axis, axis: Axis, name: str | None = None) -> Any:
+    """Shifts along axes; what leaves at an end comes in at the other. Source: `tf.roll`."""
+    array = as_tensor(input)
+    return _arrays(array).roll(array, shift, axis)
+
+
+def repeat(input: TensorLike, repeats: TensorLike, axis: int | None = None, name: str | None = None) -> Any:
+    """Repeats each element. Source: `tf.repeat`."""
+    array = as_tensor(input)
+    return _arrays(array).repeat(array, np.asarray(repeats), axis)
+
+
+def broadcast_to(input: TensorLike, shape: ShapeLike, name: str | None = None) -> Any:
+    """Returns the array in a larger shape that it fits. Source: `tf.broadcast_to`."""
+    array = as_tensor(input)
+    return _arrays(array).broadcast_to(array, as_shape(shape))
+
+
+def ensure_shape(x: TensorLike, shape: ShapeLike, name: str | None = None) -> Any:
+    """Returns the array if it has that shape, where None is any length.
+
+    Raises:
+      ShapeError: it has another.
+
+    Source: `tf.ensure_shape`.
+    """
+    array, wanted = as_tensor(x), tuple(shape)
+    given = zip(wanted, array.shape, strict=False)
+    if len(wanted) != array.ndim or any(one not in (None, length) for one, length in given):
+        raise ShapeError(f"an array has the shape {array.shape}, not {wanted}. HINT: None stands for any length.")
+    return array
+
+
+def meshgrid(*args: TensorLike, indexing: str = "xy", name: str | None = None) -> list[jax.Array]:
+    """Returns the coordinates of a grid. Source: `tf.meshgrid`."""
+    return list(jnp.meshgrid(*map(as_tensor, args), indexing=indexing))
 
 
 def where(condition: TensorLike, x: TensorLike = None, y: TensorLike = None, name: str | None = None) -> Any:

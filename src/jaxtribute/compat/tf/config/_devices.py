@@ -1,15 +1,13 @@
-"""`tf.config`: the devices."""
+"""The devices, as `tf.config` shows and splits them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
 from jaxtribute import config
-from jaxtribute._src.addons.compat.catalog.lookup import explain_absent
 from jaxtribute._src.core.devices import DeviceSpec, available_devices
 from jaxtribute.errors import ArgumentError
 
@@ -94,7 +92,3 @@ def experimental_connect_to_cluster(cluster_spec_or_resolver: object, *args: obj
 
     Source: `tf.config.experimental_connect_to_cluster`.
     """
-
-
-def __getattr__(name: str) -> Any:
-    raise explain_absent(__name__, "tf.config", name)
