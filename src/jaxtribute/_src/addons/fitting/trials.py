@@ -110,6 +110,7 @@ class Trials:
             layout=self._layouts.get((one.strategy, one.per_replica), {}),
             own=made.own,
             calls=made.calls,
+            topology=self._target.name,
         )
 
     def _run(self, candidate: Candidate, tries: int, look: Any) -> tuple[Exchanged, Any]:
