@@ -272,7 +272,7 @@ class ElasticStrategy(Strategy):
         devices = devices_of(inner)
         if ReplicaMesh(devices[:1]).described:
             raise ArgumentError(
-                f"{type(self).__name__} over described devices: a step is several programs, between which islands "
+                "ElasticStrategy over described devices: a step is several programs, between which islands "
                 "exchange values, and cannot be compiled without running. HINT: compile under MirroredStrategy."
             )
         self._resolver = resolver
