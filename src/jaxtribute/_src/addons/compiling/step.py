@@ -25,7 +25,10 @@ _ALIASES = re.compile(r"input_output_alias=\{ (?P<pairs>.*?) \}, ")
 _ALIASED = re.compile(r"\{(?P<output>\d+)\}: \(\d+")
 _OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED:\s*(?P<what>[^\n]*)")
 _SIZES = re.compile(r"\((?P<needed>[\d.]+)(?P<unit>[KMG])\) exceeds available HBM \((?P<there>[\d.]+)G\)")
-_HOST = re.compile(r" (?:outfeed|infeed|send|recv)\(|MoveToHost|MoveToDevice")
+_HOST = re.compile(
+    r" (?:outfeed|infeed|send|recv)\(|MoveToHost|MoveToDevice|S\(5\)[^\n]*? (?:copy|slice|dynamic-[\w-]*slice)-start\("
+)
+_KERNEL = re.compile(r'custom_call_target="tpu_custom_call"(?![^\n]*"cost_estimate")')
 _HINT = (
     'HINT: bound what the backward pass keeps: jd.value_and_grad(..., memory="auto"), or, for all losses and Keras, '
     'jd.config.set_memory_budget("auto"); use fewer examples on each device, 16-bit numbers, or a strategy that '
@@ -128,7 +131,11 @@ class CompiledStep:
         """Changes that would make the step faster, and by how much at most, a line each."""
         from jaxtribute._src.addons.compiling.advice import advice  # which traces the step once more
 
-        return advice(self.step, self.topology.chip, self.timing, self.seconds)
+        found = advice(self.step, self.topology.chip, self.timing, self.seconds)
+        silent = len(_KERNEL.findall(self.text))
+        if silent:
+            found += (f"{silent} kernel(s) of Pallas tell no cost_estimate: only their bytes are counted.",)
+        return found
 
     @property
     def shortest(self) -> Timing:
@@ -141,6 +148,7 @@ class CompiledStep:
             clock=chip.clock,
             operations=COMPUTE * chip.half,
             traffic=MEMORY * chip.bandwidth,
+            host=chip.host,
             launch=0.0 if chip.clock else _KERNEL_S,
             exchange=lambda one: collective_time(one, self.topology.among(one, self.devices)),
         )
