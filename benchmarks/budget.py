@@ -2,14 +2,12 @@
 
     python -m benchmarks.budget [--quick] [--json FILE]
 
-`scratch` is what the compiler plans for values within a step, on each device; `peak` is by how much the memory of the
-process rises during steps, for all devices together.
+`scratch` is what the compiled program takes for values within a step, on each device, beside state and arguments.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import statistics
 import sys
@@ -24,7 +22,6 @@ import numpy as np
 import optax
 
 import jaxtribute as jd
-from benchmarks.memory import resident
 from jaxtribute.experimental import Event, Observer, observe
 
 WIDTH, HEADS, LENGTH = 128, 4, 128
@@ -33,6 +30,8 @@ STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
     "mirrored on 2": lambda: jd.MirroredStrategy(["cpu:0", "cpu:1"]),
 }
 Weights = dict[str, Any]
+Shape = tuple[int, ...]
+Model = tuple[Callable[[Weights, jax.Array], jax.Array], dict[str, Shape], int, Shape]
 
 
 class Looking(Observer):
@@ -93,8 +92,7 @@ def convolutional(values: Weights, x: jax.Array) -> jax.Array:
 
 _IMAGES = "NHWC", "HWIO", "NHWC"
 _GPT = dict.fromkeys("qkvo", (WIDTH, WIDTH)) | {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
-MODELS: dict[str, tuple[Callable[[Weights, jax.Array], jax.Array], dict[str, tuple[int, ...]], int, tuple[int, ...]]]
-MODELS = {
+MODELS: dict[str, Model] = {
     "GPT, scanned": (scanned_gpt, _GPT, 6, (8, LENGTH, WIDTH)),
     "GPT, unrolled": (unrolled_gpt, _GPT, 6, (8, LENGTH, WIDTH)),
     "perceptron": (perceptron, {"w": (256, 256)}, 16, (4096, 256)),
@@ -135,16 +133,6 @@ def made(name: str, strategy: jd.Strategy, memory: int) -> tuple[Callable[[], An
     return step, looking
 
 
-def rise(step: Callable[[], Any]) -> int:
-    """Bytes by which the memory of the process rises in some steps."""
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # restarts VmHWM
-    begun = resident("VmRSS")
-    for _ in range(3):
-        jax.block_until_ready(step())
-    return int(resident("VmHWM") - begun)
-
-
 def compared(name: str, place: str, steps: int) -> dict[str, Any]:
     """Figures of both steps, which take turns."""
     strategy = STRATEGIES[place]()
@@ -160,7 +148,6 @@ def compared(name: str, place: str, steps: int) -> dict[str, Any]:
             taken.append(time.process_time() - start)
         worst = max(worst, abs(losses[0] - losses[1]) / abs(losses[0]))
     predicted = seen.choice.peak - less.choice.peak
-    replicas = strategy.num_replicas_in_sync
     return {
         "model": name,
         "strategy": place,
@@ -168,7 +155,6 @@ def compared(name: str, place: str, steps: int) -> dict[str, Any]:
         "scratch_within_half": less.scratch,
         "predicted_fall": predicted,
         "scratch_over_predicted": (seen.scratch - less.scratch) / predicted,
-        "peak_over_predicted": (rise(whole) - rise(half)) / predicted / replicas,
         "time": statistics.median(times[1]) / statistics.median(times[0]),
         "worst_loss": worst,
         "steps": steps,
