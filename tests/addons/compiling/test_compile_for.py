@@ -144,9 +144,8 @@ def test_what_a_policy_of_ones_own_puts_into_the_hosts_memory() -> None:
     )
     kept = 4 * (1 << 16) * 1024 * 2
     assert here.held.scratch - there.held.scratch > 0.7 * kept
-    assert (here.host, there.host) == (0, 2)
-    waits = 2 * kept / there.topology.chip.host
-    assert 0.7 * waits < there.estimate - here.estimate < 1.1 * waits
+    assert here.host == 0 < there.host
+    assert there.estimate > 0.9 * 2 * kept / there.topology.chip.host > here.estimate
 
 
 def test_what_has_no_value_says_so() -> None:

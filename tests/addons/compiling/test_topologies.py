@@ -138,4 +138,4 @@ def test_a_device_is_a_chip_and_the_cycles_of_a_product_are_near_its_rate(name: 
     text: Any = jax.jit(jnp.matmul).lower(one, one).compile().as_text()
     cycles = sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', text)))
     assert found.chip.clock is not None
-    assert 0.85 < 2 * 4096**3 / cycles * found.chip.clock / found.chip.half < 1
+    assert 0.8 < 2 * 4096**3 / cycles * found.chip.clock / found.chip.half < 1
