@@ -5,8 +5,8 @@ TF32, as JAX computes them by default; Google Cloud's pages on TPU v4, v5e, v5p 
 16-bit rate by the operations of a cycle: 131,072 in v5e, whose four units have 128 x 128 places, twice as many in v4
 and v5p, four times as many in v6e. The cycles that the compiler tells for a product of 4,096 x 4,096 x 4,096 then come
 to more than 80 % of the rate. To and from hosts 15 GB/s are taken, as the JAX scaling book has them for v6e, and half
-of PCIe's line rate for GPUs. Links: the line rates of InfiniBand HDR and NDR, one port a device, and of Ethernet, one port
-a host. Latencies are typical, not promised.
+of PCIe's line rate for GPUs. Links: the line rates of InfiniBand HDR and NDR, one port a device, and of Ethernet, one
+port a host. Latencies are typical, not promised.
 """
 
 from __future__ import annotations
