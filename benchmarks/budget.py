@@ -1,4 +1,9 @@
-"""Memory and time of a transformer's training step, whole and within half of what its backward pass keeps."""
+"""Memory and time of training steps, whole and within half of what their backward passes keep.
+
+    python -m benchmarks.budget [--quick] [--json FILE]
+
+`scratch` is what the compiled program takes for values within a step, on each device, beside state and arguments.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +25,13 @@ import jaxtribute as jd
 from jaxtribute.experimental import Event, Observer, observe
 
 WIDTH, HEADS, LENGTH = 128, 4, 128
+STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
+    "one device": lambda: jd.OneDeviceStrategy("cpu:0"),
+    "mirrored on 2": lambda: jd.MirroredStrategy(["cpu:0", "cpu:1"]),
+}
+Weights = dict[str, Any]
+Shape = tuple[int, ...]
+Model = tuple[Callable[[Weights, jax.Array], jax.Array], dict[str, Shape], int, Shape]
 
 
 class Looking(Observer):
@@ -43,7 +55,7 @@ def _normed(hidden: jax.Array) -> jax.Array:
     return hidden * jax.lax.rsqrt(jnp.mean(hidden * hidden, axis=-1, keepdims=True) + 1e-5)
 
 
-def _layer(hidden: jax.Array, weights: dict[str, jax.Array]) -> jax.Array:
+def _layer(hidden: jax.Array, weights: Weights) -> jax.Array:
     normed = _normed(hidden)
     heads = (*hidden.shape[:2], HEADS, WIDTH // HEADS)
     q, k, v = ((normed @ weights[name]).reshape(heads) for name in "qkv")
@@ -52,44 +64,80 @@ def _layer(hidden: jax.Array, weights: dict[str, jax.Array]) -> jax.Array:
     return hidden + jax.nn.gelu(_normed(hidden) @ weights["up"]) @ weights["down"]
 
 
-def made(layers: int, examples: int, *, scanned: bool, memory: int) -> tuple[Callable[[], Any], Looking]:
+def scanned_gpt(values: Weights, x: jax.Array) -> jax.Array:
+    """Equal layers in a scan."""
+    return jax.lax.scan(lambda h, w: (_layer(h, w), None), x, values)[0]
+
+
+def unrolled_gpt(values: Weights, x: jax.Array) -> jax.Array:
+    """The same layers one by one."""
+    for i in range(len(values["q"])):
+        x = _layer(x, {name: value[i] for name, value in values.items()})
+    return x
+
+
+def perceptron(values: Weights, x: jax.Array) -> jax.Array:
+    """Many dense layers with a shortcut around each."""
+    for i in range(len(values["w"])):
+        x = x + jax.nn.gelu(x @ values["w"][i])
+    return x
+
+
+def convolutional(values: Weights, x: jax.Array) -> jax.Array:
+    """Convolutions of 3 x 3 with a shortcut around each."""
+    for i in range(len(values["w"])):
+        x = x + jax.nn.relu(jax.lax.conv_general_dilated(x, values["w"][i], (1, 1), "SAME", dimension_numbers=_IMAGES))
+    return x
+
+
+_IMAGES = "NHWC", "HWIO", "NHWC"
+_GPT = dict.fromkeys("qkvo", (WIDTH, WIDTH)) | {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
+MODELS: dict[str, Model] = {
+    "GPT, scanned": (scanned_gpt, _GPT, 6, (8, LENGTH, WIDTH)),
+    "GPT, unrolled": (unrolled_gpt, _GPT, 6, (8, LENGTH, WIDTH)),
+    "perceptron": (perceptron, {"w": (256, 256)}, 16, (4096, 256)),
+    "convolutional": (convolutional, {"w": (3, 3, 16, 16)}, 8, (32, 32, 32, 16)),
+}
+"""Models: their layers, shapes of the weights of each, how many there are, and the shape of a batch."""
+
+
+def made(name: str, strategy: jd.Strategy, memory: int) -> tuple[Callable[[], Any], Looking]:
     """A step, its first call made, and what was seen of it."""
+    apply, shapes, layers, batch = MODELS[name]
     random = np.random.default_rng(0)
-    shapes = dict.fromkeys("qkvo", (WIDTH, WIDTH)) | {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
     looking = Looking()
-    with jd.OneDeviceStrategy("cpu:0").scope():
+    with strategy.scope():
         weights = {
-            name: jd.Variable(random.normal(0, 0.05, (layers, *shape)).astype(np.float32), name=name)
-            for name, shape in shapes.items()
+            key: jd.Variable(random.normal(0, 0.05, (layers, *shape)).astype(np.float32), name=key)
+            for key, shape in shapes.items()
         }
         optimizer = jd.Optimizer(optax.adam(1e-3), weights)
-    x = jnp.asarray(random.normal(size=(examples, LENGTH, WIDTH)).astype(np.float32))
+    dataset = strategy.experimental_make_numpy_dataset(random.normal(size=batch).astype(np.float32)).batch(batch[0])
+    x = next(iter(strategy.experimental_distribute_dataset(dataset)))
 
-    def loss() -> jax.Array:
-        values = {name: variable.read_value() for name, variable in weights.items()}
-        hidden = x
-        if scanned:
-            hidden = jax.lax.scan(lambda h, w: (_layer(h, w), None), hidden, values)[0]
-        else:
-            for i in range(layers):
-                hidden = _layer(hidden, {name: value[i] for name, value in values.items()})
-        return jnp.mean((hidden - x) ** 2)
+    def replica_step(x: jax.Array) -> jax.Array:
+        def loss() -> jax.Array:
+            values = {key: variable.read_value() for key, variable in weights.items()}
+            return jnp.mean((apply(values, x) - x) ** 2)
+
+        value, grads = jd.value_and_grad(loss, weights, memory=memory)()
+        optimizer.apply_gradients(grads, reduce_op="MEAN")
+        return value
 
     @jd.function
-    def step() -> jax.Array:
-        value, grads = jd.value_and_grad(loss, weights, memory=memory)()
-        optimizer.apply_gradients(grads)
-        return value
+    def step() -> Any:
+        return strategy.reduce("MEAN", strategy.run(replica_step, (x,)), axis=None)
 
     with observe(looking, "budget", "dispatch"):
         step()
     return step, looking
 
 
-def compared(layers: int, examples: int, steps: int, *, scanned: bool) -> dict[str, Any]:
+def compared(name: str, place: str, steps: int) -> dict[str, Any]:
     """Figures of both steps, which take turns."""
-    whole, seen = made(layers, examples, scanned=scanned, memory=1 << 50)
-    half, less = made(layers, examples, scanned=scanned, memory=seen.choice.everything // 2)
+    strategy = STRATEGIES[place]()
+    whole, seen = made(name, strategy, 1 << 50)
+    half, less = made(name, strategy, seen.choice.everything // 2)
     times: tuple[list[float], list[float]] = ([], [])
     worst = 0.0
     for _ in range(steps):
@@ -101,11 +149,12 @@ def compared(layers: int, examples: int, steps: int, *, scanned: bool) -> dict[s
         worst = max(worst, abs(losses[0] - losses[1]) / abs(losses[0]))
     predicted = seen.choice.peak - less.choice.peak
     return {
-        "layers": "scanned" if scanned else "unrolled",
+        "model": name,
+        "strategy": place,
         "scratch": seen.scratch,
         "scratch_within_half": less.scratch,
         "predicted_fall": predicted,
-        "measured_over_predicted": (seen.scratch - less.scratch) / predicted,
+        "scratch_over_predicted": (seen.scratch - less.scratch) / predicted,
         "time": statistics.median(times[1]) / statistics.median(times[0]),
         "worst_loss": worst,
         "steps": steps,
@@ -114,14 +163,17 @@ def compared(layers: int, examples: int, steps: int, *, scanned: bool) -> dict[s
 
 def main() -> None:
     """Prints the figures, and writes them as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few steps of a small model")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few steps of one model")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     options = parser.parse_args()
-    layers, examples, steps = (2, 2, 2) if options.quick else (6, 8, 50)
-    rows = [compared(layers, examples, steps, scanned=scanned) for scanned in (True, False)]
-    for row in rows:
-        sys.stdout.write(json.dumps(row) + "\n")
+    jd.config.set_logical_cpu_devices(2)
+    cases = [(name, place) for name in MODELS for place in STRATEGIES]
+    rows: list[dict[str, Any]] = []
+    for name, place in cases[:1] if options.quick else cases:
+        rows.append(compared(name, place, 2 if options.quick else 50))
+        sys.stdout.write(json.dumps(rows[-1]) + "\n")
+        sys.stdout.flush()
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import jaxtribute as jd
 from compiled_programs import PROGRAMS, gpt, operations_of_gpt, planned, train
@@ -115,6 +116,36 @@ def test_what_does_not_fit_is_refused_with_the_compilers_figure() -> None:
 
     with pytest.raises(DoesNotFitError, match=r"does not fit on v5e:2x4: .*HINT"):
         jd.experimental.compile_for(TOPOLOGY, lambda: train(jd.MirroredStrategy(), huge))
+
+
+def test_what_a_policy_of_ones_own_puts_into_the_hosts_memory() -> None:
+    def made(policy: Any) -> Any:
+        w = jd.Variable(lambda: jnp.ones((4, 1024, 1024), jnp.bfloat16))
+
+        def layer(hidden: Any, weights: Any) -> tuple[Any, None]:
+            return jnp.tanh(checkpoint_name(hidden, "kept") @ weights), None
+
+        def loss(x: Any) -> Any:
+            wide = jnp.broadcast_to(x, (len(x), 1024))
+            return jax.lax.scan(jax.checkpoint(layer, policy=policy), wide, w.read_value())[0].mean(axis=1)
+
+        return [w], loss, [jnp.ones((1 << 18, 1), jnp.bfloat16)]
+
+    policies = jax.checkpoint_policies
+    moving = policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=["kept"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+    there, here = (
+        jd.experimental.compile_for("v5e:2x2", lambda one=one: train(jd.MirroredStrategy(), lambda: made(one)))
+        for one in (moving, policies.nothing_saveable)
+    )
+    kept = 4 * (1 << 16) * 1024 * 2
+    assert here.held.scratch - there.held.scratch > 0.7 * kept
+    assert here.host == 0 < there.host
+    assert there.estimate > 0.9 * 2 * kept / there.topology.chip.host > here.estimate
 
 
 def test_what_has_no_value_says_so() -> None:

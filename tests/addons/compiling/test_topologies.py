@@ -1,12 +1,15 @@
 """Names of accelerators that can be compiled for; no compiler is needed to read them."""
 
 import os
+import re
 from importlib.util import find_spec
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax.experimental import topologies as jax_topologies
+from jax.sharding import SingleDeviceSharding
 
 from jaxtribute._src.addons.compiling import gpus, topologies, tpus
 from jaxtribute._src.addons.compiling.topologies import Topology, check_topology, ladder, topology_named
@@ -123,3 +126,16 @@ def test_figures_of_gpus_agree_with_the_data_sheets() -> None:
 def test_devices_of_two_hosts() -> None:
     found = topologies.topology_named("h100:2x4")
     assert (len(found.devices), found.hosts) == (8, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="the TPU compiler is missing")
+@pytest.mark.parametrize("name", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_a_device_is_a_chip_and_the_cycles_of_a_product_are_near_its_rate(name: str) -> None:
+    found = topology_named(name)
+    assert len(found.devices) == 4
+    one = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16, sharding=SingleDeviceSharding(found.devices[0]))
+    text: Any = jax.jit(jnp.matmul).lower(one, one).compile().as_text()
+    cycles = sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', text)))
+    assert found.chip.clock is not None
+    assert 0.8 < 2 * 4096**3 / cycles * found.chip.clock / found.chip.half < 1

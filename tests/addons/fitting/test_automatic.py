@@ -40,6 +40,13 @@ def test_a_choice_is_applied(tmp_path: Path) -> None:
     assert own.extended.layouts["w"] == ("model",)
 
 
+def test_a_choice_for_other_devices_is_told(tmp_path: Path) -> None:
+    here = f"cpu:{len(jax.devices())}"
+    jd.experimental.Automatic(saved(tmp_path, Outcome(Candidate(MIRRORED, 64), topology=here)))
+    with pytest.warns(UserWarning, match=rf"chosen for v5e:4x4, and this is {here}.*HINT: .*--topology {here} --save"):
+        jd.experimental.Automatic(saved(tmp_path, Outcome(Candidate(MIRRORED, 64), topology="v5e:4x4")))
+
+
 def test_a_budget_is_set_for_all_losses(tmp_path: Path) -> None:
     from jaxtribute._src.core.execution import budgets
 
@@ -75,6 +82,8 @@ def test_devices_by_the_names_that_plan_has() -> None:
         topology_of([device("tpu", "TPU v5", x, y, z) for x in (0, 1) for y in (0, 1) for z in (0, 1)]) == "v5p:2x2x2"
     )
     assert topology_of([device("gpu", "NVIDIA H100 80GB HBM3")] * 8) == "h100:1x8"
+    hosts = [SimpleNamespace(platform="gpu", device_kind="NVIDIA H100", process_index=host) for host in (0, 1)]
+    assert topology_of([device for device in hosts for _ in range(4)]) == "h100:2x4"
     with pytest.raises(ArgumentError, match="nothing is known of devices of the kind 'Quantum'"):
         topology_of([device("gpu", "Quantum")])
 

@@ -1,11 +1,13 @@
 """Times along a program's schedule: what runs beside what, and who waits."""
 
+from dataclasses import replace
+
 import pytest
 
 from jaxtribute._src.addons.tools.hlo.exchanges import collectives
 from jaxtribute._src.addons.tools.hlo.schedule import Rates, timing
 
-RATES = Rates(clock=1e3, operations=1e12, traffic=1e12, launch=0.0, exchange=lambda one: one.nbytes / 1e3)
+RATES = Rates(1e3, operations=1e12, traffic=1e12, host=1e6, launch=0.0, exchange=lambda one: one.nbytes / 1e3)
 """A cycle is a millisecond, and so is a byte of a collective."""
 
 
@@ -65,10 +67,10 @@ def test_loops_count_as_often_as_they_turn() -> None:
 def test_what_the_compiler_does_not_tell_goes_by_operations_and_bytes() -> None:
     product = "  %d = f32[100,200]{1,0} dot(%l, %r), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
     operands = ["  %l = f32[100,300]{1,0} parameter(1)", "  %r = f32[300,200]{1,0} parameter(2)"]
-    slow = Rates(clock=None, operations=1e9, traffic=1e12, launch=0.0, exchange=RATES.exchange)
+    slow = replace(RATES, clock=None, operations=1e9)
     found = timing(program(*operands, product), 2, slow)
     assert (found.step, found.told) == pytest.approx((2 * 100 * 200 * 300 / 1e9, 0.0))
-    quick = Rates(clock=None, operations=1e15, traffic=1e12, launch=0.0, exchange=RATES.exchange)
+    quick = replace(RATES, clock=None, operations=1e15)
     assert timing(program(*operands, product), 2, quick).step == pytest.approx(4 * (30_000 + 60_000 + 20_000) / 1e12)
 
 
@@ -91,6 +93,27 @@ def test_a_slice_that_is_fetched_moves_the_slice() -> None:
     copy = "  %t = (f32[10]{0}, f32[10]{0}, u32[]) copy-start(%x)"
     for begun, done in ((start, "  %d = f32[10]{0} slice-done(%s)"), (copy, "  %d = f32[10]{0} copy-done(%t)")):
         assert timing(program(begun, done), 2, RATES).step == pytest.approx(40 / 1e12)
+
+
+HOSTED = "f32[6,1024]{1,0:S(5)}"
+AWAY = f"(({HOSTED}, f32[1,1024]{{1,0}}, s32[], s32[]), {HOSTED}, u32[]{{:S(2)}}) dynamic-update-slice-start(%x)"
+BACK = f"(({HOSTED}, s32[], s32[]), f32[1,1024]{{1,0}}, u32[]{{:S(2)}}) dynamic-slice-start(%x)"
+
+
+@pytest.mark.parametrize("start", [AWAY, BACK])
+@pytest.mark.parametrize("beside", [0, 3, 9])
+def test_what_goes_to_the_host_or_comes_from_there_takes_its_time_beside(start: str, beside: int) -> None:
+    done = f"  %d = {HOSTED} copy-done(%s)"
+    found = timing(program(f"  %s = {start}", fusion("a", beside), done), 1, RATES)
+    assert found.step == pytest.approx(max(beside * 1e-3, 4096 / RATES.host))
+
+
+def test_a_kernel_costs_what_it_states() -> None:
+    stated = '"cost_estimate":{"flops":"5000","transcendentals":"0","bytes_accessed":"7000"}'
+    kernel = f'  %k = f32[1]{{0}} custom-call(%x), custom_call_target="tpu_custom_call", backend_config={{{stated}}}'
+    for rate in ("operations", "traffic"):
+        found = timing(program(kernel), 1, replace(RATES, **{rate: 1e3}))
+        assert found.step == pytest.approx(5.0 if rate == "operations" else 7.0)
 
 
 def test_a_sum_of_which_each_takes_a_slice_is_a_reduce_scatter() -> None:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxtribute._src.addons.planning.inspection import Step
@@ -64,7 +63,7 @@ def advice(step: Step, chip: Device, timing: Timing, seconds: float) -> tuple[st
       timing: what its parts are predicted to take.
       seconds: how long compiling took.
     """
-    traced = _traced(step).jaxpr
+    traced = step.traced()
     found = list(_products(traced, 1, scanned=False))
     whole = sum(product.operations for product, _ in found) or 1.0
     lines = [*_of_waits(timing), *_of_tiles(found, whole, timing), *_of_numbers(found, whole, chip, timing)]
@@ -75,17 +74,6 @@ def advice(step: Step, chip: Device, timing: Timing, seconds: float) -> tuple[st
             "function that is called now and then."
         )
     return (*lines, *_of_layers(found, seconds))
-
-
-def _traced(step: Step) -> Any:
-    program = step.program
-    shapes = [
-        [jax.ShapeDtypeStruct(variable.stored.shape, variable.stored.dtype) for variable in variables]
-        for variables in (program.donated, program.kept)
-    ]
-    # Of devices that are only described the program is a stand-in around the function that JAX has made.
-    jitted = getattr(program.jitted, "jitted", program.jitted)
-    return jax.make_jaxpr(jitted)(*shapes, [jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in step.leaves])
 
 
 def _products(jaxpr: Jaxpr, times: int, *, scanned: bool) -> Iterator[tuple[_Product, bool]]:

@@ -57,6 +57,7 @@ def as_dict(step: CompiledStep) -> dict[str, Any]:
         "hosts": step.topology.hosts,
         "replicas": step.replicas,
         "batch": step.batch,
+        "trains": step.step.trains,
         "memory": asdict(step.held) | {"total": step.held.total, "chip": step.topology.chip.memory},
         "state": step.state,
         "donated": step.donated,
@@ -88,6 +89,11 @@ def text(one: dict[str, Any]) -> str:
     lines = [
         f"Compiled for {one['topology']}, {one['devices']:,} device(s) on {one['hosts']:,} host(s); nothing has run.",
         f"A batch of {one['batch']:,}: {rows:,} on each of {one['replicas']:,} replica(s).",
+        *(
+            []
+            if one["trains"]
+            else ["An evaluation: before a step that changes variables, the script ends or needs a value."]
+        ),
         "",
         f"Memory on each device: {bytes_text(memory['total'])} of {bytes_text(memory['chip'])}",
     ]
@@ -96,7 +102,7 @@ def text(one: dict[str, Any]) -> str:
     if one["copied"]:
         shown = ", ".join(one["copied"][:5])
         lines.append(f"  {len(one['copied'])} variable(s) are copied, as old and new value need memory each: {shown}")
-    else:
+    elif one["trains"]:
         lines.append("  Every variable's new value takes over the memory of the old one.")
     lines += ["", f"Collectives: {_collectives(one['collectives'])}"]
     lines.append(

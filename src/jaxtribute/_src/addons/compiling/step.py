@@ -25,7 +25,10 @@ _ALIASES = re.compile(r"input_output_alias=\{ (?P<pairs>.*?) \}, ")
 _ALIASED = re.compile(r"\{(?P<output>\d+)\}: \(\d+")
 _OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED:\s*(?P<what>[^\n]*)")
 _SIZES = re.compile(r"\((?P<needed>[\d.]+)(?P<unit>[KMG])\) exceeds available HBM \((?P<there>[\d.]+)G\)")
-_HOST = re.compile(r" (?:outfeed|infeed|send|recv)\(|MoveToHost|MoveToDevice")
+_HOST = re.compile(
+    r" (?:outfeed|infeed|send|recv)\(|MoveToHost|MoveToDevice|S\(5\)[^\n]*? (?:copy|slice|dynamic-[\w-]*slice)-start\("
+)
+_KERNEL = re.compile(r'custom_call_target="tpu_custom_call"(?![^\n]*"cost_estimate")')
 _HINT = (
     'HINT: bound what the backward pass keeps: jd.value_and_grad(..., memory="auto"), or, for all losses and Keras, '
     'jd.config.set_memory_budget("auto"); use fewer examples on each device, 16-bit numbers, or a strategy that '
@@ -46,8 +49,8 @@ class Held:
 
     Attributes:
       variables: trained variables that the step changes, as they are stored there.
-      slots: the other state that it changes: optimizer slots, counters, statistics.
-      others: variables that it only reads, and arguments.
+      slots: the other state that it changes: optimizer slots, counters, statistics, arguments of `donate_argnums`.
+      others: variables that it only reads, and all other arguments.
       padding: what the device's layout adds to all of those.
       results: results and new state that take memory of their own: what was not donated.
       scratch: activations, gathered values and whatever else lives within the step.
@@ -78,7 +81,7 @@ class CompiledStep:
       replicas: how many replicas there are.
       batch: examples in the global batch, the same number on each replica; at least one on each.
       held: bytes on each device.
-      state: bytes of the variables that the step changes, on each device, as they are stored.
+      state: bytes of the variables, and arguments of `donate_argnums`, that the step changes, on each device.
       donated: bytes of state and results whose memory is that of an argument, as the compiler counts them.
       copied: names of variables whose new value does not take over the memory of the old one.
       collectives: in the order of the program.
@@ -128,7 +131,11 @@ class CompiledStep:
         """Changes that would make the step faster, and by how much at most, a line each."""
         from jaxtribute._src.addons.compiling.advice import advice  # which traces the step once more
 
-        return advice(self.step, self.topology.chip, self.timing, self.seconds)
+        found = advice(self.step, self.topology.chip, self.timing, self.seconds)
+        silent = len(_KERNEL.findall(self.text))
+        if silent:
+            found += (f"{silent} kernel(s) of Pallas tell no cost_estimate: only their bytes are counted.",)
+        return found
 
     @property
     def shortest(self) -> Timing:
@@ -141,6 +148,7 @@ class CompiledStep:
             clock=chip.clock,
             operations=COMPUTE * chip.half,
             traffic=MEMORY * chip.bandwidth,
+            host=chip.host,
             launch=0.0 if chip.clock else _KERNEL_S,
             exchange=lambda one: collective_time(one, self.topology.among(one, self.devices)),
         )
@@ -205,7 +213,7 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
         replicas=step.replicas,
         batch=rows * step.replicas,
         held=held,
-        state=_shares(program.donated),
+        state=_changed(step),
         donated=memory.alias_size_in_bytes,
         copied=tuple(v.name for place, v in enumerate(program.donated) if place not in aliased),
         collectives=collectives(text, len(devices)),
@@ -225,7 +233,12 @@ def state_of(step: Step) -> int:
     """Bytes on each device that a step needs besides what its loss keeps: state, arguments and gradients."""
     program = step.program
     gradients = _shares(variable for variable in program.donated if variable.trainable)
-    return _shares(program.donated) + _shares(program.kept) + gradients
+    return _changed(step) + _shares(program.kept) + gradients
+
+
+def _changed(step: Step) -> int:
+    """Bytes on each device of the state that a step changes."""
+    return _shares(step.program.donated) + sum(map(_share, step.state))
 
 
 def _share(array: Leaf) -> int:
@@ -243,8 +256,8 @@ def _shares(variables: Iterable[Variable]) -> int:
 def _held(step: Step, rows: int, memory: Foreign) -> Held:
     program = step.program
     variables = _shares(variable for variable in program.donated if variable.trainable)
-    slots = _shares(program.donated) - variables
-    others = _shares(program.kept) + sum(map(_share, step.resized(rows)))
+    slots = _changed(step) - variables
+    others = _shares(program.kept) + sum(map(_share, step.resized(rows))) - sum(map(_share, step.state))
     return Held(
         variables=variables,
         slots=slots,

@@ -16,6 +16,8 @@ _NAME = re.compile(r"(?P<chip>v\d+[a-z]*):(?P<shape>\d+x\d+(?:x\d+)?)")
 ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "TPU_MIN_LOG_LEVEL": "3", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 """Environment for `libtpu` if there is no TPU: it does not ask a server who the host is, which takes minutes, says
 less, and shares the machine with other processes that compile."""
+_CORES = {"v4": {"chip_config_name": "megacore"}}
+"""Of chips of two cores the compiler describes each core as a device, unless it is told not to; JAX has one a chip."""
 OPTIONS: dict[str, Any] = {}
 LINK = None
 """Medium between hosts; None as the chips' own reaches all of them."""
@@ -32,7 +34,8 @@ def described(name: str) -> Any:
       ArgumentError: the compiler knows no such slice.
     """
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=name)
+        options = _CORES.get(name.partition(":")[0], {})
+        return topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
     except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as error:
         raise ArgumentError(
             f"the TPU compiler knows no slice {name!r}: {error}. HINT: give a size that is sold, such as v5e:4x4 or "

@@ -46,6 +46,7 @@ from jaxtribute.extending import (
     Function,
     Overlay,
     Policy,
+    ReplicaMesh,
     settings,
 )
 from jaxtribute.typing import Device, Foreign, Leaf, Nest, ReduceOpLike
@@ -269,6 +270,11 @@ class ElasticStrategy(Strategy):
         self._virtual = checked_virtual(virtual_replicas, len(addresses), sync_every)
         prepare_cpu_backend()
         devices = devices_of(inner)
+        if ReplicaMesh(devices[:1]).described:
+            raise ArgumentError(
+                "ElasticStrategy over described devices: a step is several programs, between which islands "
+                "exchange values, and cannot be compiled without running. HINT: compile under MirroredStrategy."
+            )
         self._resolver = resolver
         incarnation = settings.whole("incarnation", incarnation_told() if incarnation is None else incarnation, 0)
         me = Island(rank, incarnation)

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -31,7 +32,13 @@ _MATTER = "jaxtribute jax jaxlib libtpu jax-cuda12-plugin jax-cuda13-plugin opta
 """Packages of which other versions may come to another choice."""
 
 
-class Automatic:
+def Automatic(  # noqa: N802  # a strategy, as those that are classes
+    choice: str | os.PathLike[str] | None = None,
+    *,
+    budget: int | str | None = None,
+    layout: Foreign = None,
+    seconds: float = SECONDS,
+) -> jd.Strategy:
     """Makes the strategy with which the running script fits this machine's devices and is fast there.
 
     The first time, the script is searched as by `jaxtribute plan --fit`: a process of its own runs it up to its first
@@ -40,6 +47,13 @@ class Automatic:
     that are loaded by then, its arguments, the devices and the versions: the next start takes it from there. It is a
     `jd.MirroredStrategy` or a `jd.FullyShardedStrategy`, whose replicas may have several devices, and a budget for what
     backward passes keep (`jd.config.set_memory_budget`), if there has to be one.
+
+    Args:
+      choice: a file that `jaxtribute plan --fit --save` wrote; None to search, or to take what was found before. Made
+        for other devices, it is applied with a warning.
+      budget: what a step may take of each device: bytes, or a text such as `"12GiB"`; None for all.
+      layout: how variables lie on the devices of a replica; None for what was found.
+      seconds: after which the search begins no further program.
 
     Raises:
       ArgumentError: the file holds no choice, nothing of what was tried fits, or the devices have no name for `plan`.
@@ -50,40 +64,40 @@ class Automatic:
 
     Source: jaxtribute.
     """
+    if os.environ.get(SEARCHING):
+        return jd.MirroredStrategy(layout=layout)  # whatever a search puts in its place
+    if choice is not None:
+        chosen = Outcome.read(_read(Path(choice)))
+        strategy = applied(chosen, layout)
+        _check_devices(chosen.topology, strategy.extended.mesh.devices, Path(choice))
+        return strategy
+    if jax.distributed.is_initialized() or os.environ.get("TF_CONFIG"):
+        raise ConfigError(
+            f"Automatic searches for one process, and this is one of several (TF_CONFIG is "
+            f"{os.environ.get('TF_CONFIG', 'not set')!r}). HINT: run jaxtribute plan --fit for the whole cluster, "
+            "and write the lines that it prints."
+        )
+    amount = checked(budget) if budget is not None else None
+    if isinstance(amount, str):
+        raise ArgumentError(f"budget is {budget!r}. HINT: write bytes, such as '12GiB', or leave it out for all.")
+    # A strategy prepares the devices, before they are asked for the first time.
+    devices = jd.MirroredStrategy().extended.mesh.devices
+    topology, amount = topology_of(devices), memory_of(devices, amount)
+    return applied(_chosen(_script(), sys.argv[1:], topology, amount, seconds), layout)
 
-    def __new__(
-        cls,
-        choice: str | os.PathLike[str] | None = None,
-        *,
-        budget: int | str | None = None,
-        layout: Foreign = None,
-        seconds: float = SECONDS,
-    ) -> jd.Strategy:
-        """Returns the strategy.
 
-        Args:
-          choice: a file that `jaxtribute plan --fit --save` wrote; None to search, or to take what was found before.
-          budget: what a step may take of each device: bytes, or a text such as `"12GiB"`; None for all.
-          layout: how variables lie on the devices of a replica; None for what was found.
-          seconds: after which the search begins no further program.
-        """
-        if os.environ.get(SEARCHING):
-            return jd.MirroredStrategy(layout=layout)  # whatever a search puts in its place
-        if choice is not None:
-            return applied(Outcome.read(_read(Path(choice))), layout)
-        if jax.distributed.is_initialized() or os.environ.get("TF_CONFIG"):
-            raise ConfigError(
-                f"Automatic searches for one process, and this is one of several (TF_CONFIG is "
-                f"{os.environ.get('TF_CONFIG', 'not set')!r}). HINT: run jaxtribute plan --fit for the whole cluster, "
-                "and write the lines that it prints."
-            )
-        amount = checked(budget) if budget is not None else None
-        if isinstance(amount, str):
-            raise ArgumentError(f"budget is {budget!r}. HINT: write bytes, such as '12GiB', or leave it out for all.")
-        # A strategy prepares the devices, before they are asked for the first time.
-        devices = jd.MirroredStrategy().extended.mesh.devices
-        topology, amount = topology_of(devices), memory_of(devices, amount)
-        return applied(_chosen(_script(), sys.argv[1:], topology, amount, seconds), layout)
+def _check_devices(topology: str, devices: Sequence[Device], choice: Path) -> None:
+    """Warns of a choice that was made for other devices."""
+    try:
+        here = topology_of(devices)
+    except ArgumentError:  # such devices cannot be planned for by their name
+        return
+    if topology not in ("", here):
+        warnings.warn(
+            f"{choice} was chosen for {topology}, and this is {here}: another way may be faster, and what fitted there "
+            f"may not fit here. HINT: jaxtribute plan --fit --topology {here} --save {choice} SCRIPT.",
+            stacklevel=3,
+        )
 
 
 def applied(chosen: Outcome, layout: Foreign = None) -> jd.Strategy:
@@ -130,7 +144,8 @@ def topology_of(devices: Sequence[Device]) -> str:
             f"nothing is known of devices of the kind {first.device_kind!r}. HINT: Automatic('choice.json') with what "
             "jaxtribute plan --fit --save wrote for a topology that it knows."
         )
-    return f"{name}:1x{len(devices)}"
+    hosts = len({getattr(device, "process_index", 0) for device in devices})
+    return f"{name}:{hosts}x{len(devices) // hosts}"
 
 
 def memory_of(devices: Sequence[Device], amount: int | None) -> int | None:

@@ -65,6 +65,7 @@ class Outcome:
       layout: the layout that was chosen, by patterns of variables' names.
       own: arguments of the script's own strategy that are kept; None for those that are no numbers.
       calls: calls of `apply_gradients` for each update by the script's own `accumulate_steps`.
+      topology: the devices that it was compiled for; empty where that was not kept.
     """
 
     candidate: Candidate
@@ -79,6 +80,7 @@ class Outcome:
     layout: Mapping[str, Any] = field(default_factory=dict[str, Any])
     own: Mapping[str, Any] = field(default_factory=dict[str, Any])
     calls: int = 1
+    topology: str = ""
 
     @property
     def fits(self) -> bool:

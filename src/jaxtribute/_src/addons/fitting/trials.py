@@ -44,14 +44,19 @@ class Trials:
         """Examples in the script's own global batch.
 
         Raises:
-          ArgumentError: the script makes no strategy that another one can stand for.
+          ArgumentError: the script makes no strategy that another one can stand for, or no step.
         """
-        made, batch = self._run(Candidate("MirroredStrategy", 1), 0, lambda step: step.batch)
+        made, (trains, batch) = self._run(Candidate("MirroredStrategy", 1), 0, lambda step: (step.trains, step.batch))
         if not made.strategies:
             raise ArgumentError(
                 f"{self._script} makes no strategy in whose place another one could train. HINT: make one of "
                 "jd.MirroredStrategy(), jd.MultiWorkerMirroredStrategy(), jd.FullyShardedStrategy(), jd.TPUStrategy() "
                 "or jd.experimental.Automatic()."
+            )
+        if not trains:
+            raise ArgumentError(
+                f"{self._script} trains nothing before it ends or needs a value, and nothing runs here. HINT: where "
+                "JAXTRIBUTE_SEARCHING stands in the environment, let it begin with a step."
             )
         return max(batch, 1)
 
@@ -105,6 +110,7 @@ class Trials:
             layout=self._layouts.get((one.strategy, one.per_replica), {}),
             own=made.own,
             calls=made.calls,
+            topology=self._target.name,
         )
 
     def _run(self, candidate: Candidate, tries: int, look: Any) -> tuple[Exchanged, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxtribute import Variable
 from jaxtribute._src.addons.planning.cost import Line, StepCost
@@ -16,10 +17,10 @@ from jaxtribute._src.addons.planning.probes import Wanted
 from jaxtribute._src.addons.planning.products import products
 from jaxtribute._src.addons.tools.hlo.exchanges import collectives
 from jaxtribute._src.addons.tools.hlo.work import costs, passes
-from jaxtribute._src.addons.tools.user_scripts import STEPS_AND_INPUT, Finished, run_script, training_step
-from jaxtribute.errors import ArgumentError, JaxtributeError
+from jaxtribute._src.addons.tools.user_scripts import STEPS_AND_INPUT, Finished, run_script
+from jaxtribute.errors import ArgumentError, DeviceError, JaxtributeError
 from jaxtribute.experimental import AutomaticLayout, Event, Observer, observe
-from jaxtribute.extending import Kinds, Program
+from jaxtribute.extending import Jaxpr, Kinds, Program
 from jaxtribute.typing import Foreign, Leaf, Nest
 
 _HALF = re.compile(r"stablehlo\.(?:dot_general|convolution|dot)\b.*x(?:bf16|f16)>")
@@ -34,25 +35,19 @@ class Step:
       program: what runs.
       leaves: the arrays of its arguments.
       places: which of them hold one row an example.
+      state: the leaves whose memory it takes over (`donate_argnums`), such as parameters in no variable.
       batch: how many examples those are.
       budget: what was chosen for budgets of memory, a line for each loss; empty if there are none.
-
-    Raises:
-      ArgumentError: it takes over the memory of arguments.
     """
 
     def __init__(self, program: Program, leaves: Sequence[Any], drawn: Sequence[Any], budget: str = "") -> None:
-        if program.donated_leaves:
-            raise ArgumentError(
-                f"the step takes over {len(program.donated_leaves)} array(s) of its arguments (donate_argnums), and "
-                "cannot be called again and again. HINT: plan it without donate_argnums, its state in jd.Variable."
-            )
         self.program, self.leaves, self.budget = program, list(leaves), budget
+        self.state = [self.leaves[place] for place in sorted(program.donated_leaves)]
         self.replicas = program.mesh.size if program.mesh is not None else 1
         # A program of one replica has no mesh; its variables know the devices that they lie on.
         meshes = [v.policy.mesh for v in (*program.donated, *program.kept) if v.policy.mesh is not None]
         self.per_replica = max((mesh.group_size for mesh in meshes), default=1)
-        rows = _rows(self.leaves, drawn)
+        rows = _rows(self.leaves, drawn, program.donated_leaves)
         self.places = tuple(rows)
         self.batch = next(iter(rows.values()), 0)
 
@@ -64,6 +59,11 @@ class Step:
             whole = (rows * self.replicas, *leaf.shape[1:])
             shapes[place] = jax.ShapeDtypeStruct(whole, leaf.dtype, sharding=getattr(leaf, "sharding", None))
         return shapes
+
+    @property
+    def trains(self) -> bool:
+        """False if it changes nothing, as an evaluation."""
+        return bool(self.program.donated or self.state)
 
     @property
     def layout(self) -> str:
@@ -89,6 +89,19 @@ class Step:
                 "HINT: plan it under MirroredStrategy; CentralStorageStrategy moves variables between its programs."
             )
         return self.program.lower(self.resized(rows))
+
+    def traced(self) -> Jaxpr:
+        """The program as JAX has traced it."""
+
+        def shapes(arrays: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
+            return [jax.ShapeDtypeStruct(np.shape(array), array.dtype) for array in arrays]
+
+        program, gifts = self.program, self.program.donated_leaves
+        rest = [leaf for place, leaf in enumerate(self.leaves) if place not in gifts]
+        # Of devices that are only described the program is a stand-in around the function that JAX has made.
+        jitted = getattr(program.jitted, "jitted", program.jitted)
+        state = [[variable.stored for variable in variables] for variables in (program.donated, program.kept)]
+        return jax.make_jaxpr(jitted)(*map(shapes, (*state, rest)), None, shapes(self.state)).jaxpr
 
     def cost(self, name: str) -> StepCost:
         """Cost of the step, seen at two sizes of the batch to tell what is fixed."""
@@ -145,11 +158,9 @@ class Step:
         """Parts of the step on each device."""
         program = self.program
         compiled = self.lower(max(self.batch // self.replicas, 1)).compile().as_text()
-        donated, kept = [v.peek() for v in program.donated], [v.peek() for v in program.kept]
-        traced = jax.make_jaxpr(program.jitted)(donated, kept, self.leaves)
         return Wanted(
-            arrays=len(donated) + len(kept) + len(self.leaves),
-            products=products(traced.jaxpr),
+            arrays=len(program.donated) + len(program.kept) + len(self.leaves),
+            products=products(self.traced()),
             passes=passes(compiled),
             collectives=collectives(compiled, self.replicas) if self.replicas > 1 else (),
         )
@@ -164,15 +175,21 @@ def _on_a_device(variable: Variable) -> int:
     return variable.size * variable.dtype.itemsize // split
 
 
-def _rows(leaves: Sequence[Any], drawn: Sequence[Any]) -> dict[int, int]:
-    """The leaves that hold examples, with their numbers of rows: those drawn from a dataset, or split, or alike."""
+def _rows(leaves: Sequence[Any], drawn: Sequence[Any], state: Container[int]) -> dict[int, int]:
+    """The leaves that hold examples, with their numbers of rows: those drawn from a dataset, or split, or alike.
+
+    Args:
+      leaves: the arguments' arrays.
+      drawn: what was drawn from datasets.
+      state: places of leaves that hold no examples.
+    """
     # An example is where a batch is, so arrays are compared by identity: two may hold the same numbers.
     ids = set(map(id, drawn))
     counts: dict[int, int] = {}
     found: dict[int, int] = {}
     split: dict[int, int] = {}
     for place, leaf in enumerate(leaves):
-        if getattr(leaf, "ndim", 0):
+        if getattr(leaf, "ndim", 0) and place not in state:
             counts[place] = leaf.shape[0]
             if id(leaf) in ids:
                 found[place] = leaf.shape[0]
@@ -205,21 +222,35 @@ class Looker(Observer):
     Args:
       look: is given the step; what it returns is kept in `found`.
       stop: True to end the script there.
+
+    Attributes:
+      found: what `look` returned; None before the first step.
     """
 
     def __init__(self, look: Callable[[Step], Any], *, stop: bool) -> None:
         self._look, self._stop = look, stop
         self._drawn: deque[Any] = deque(maxlen=_RECENT)
         self._budgets: dict[str, None] = {}
+        self._evaluation: Step | None = None
         self.found: Any = None
 
     def on_start(self, event: Event) -> None:
         """Looks at the first step."""
-        step = training_step(event)
-        if step is not None and self.found is None:
-            self.found = self._look(Step(step.program, step.leaves, list(self._drawn), "\n".join(self._budgets)))
+        if event.kind != Kinds.DISPATCH.name or not isinstance(event.subject, Program) or self.found is not None:
+            return
+        step = Step(event.subject, event.arguments[0], list(self._drawn), "\n".join(self._budgets))
+        if step.trains:
+            self.found = self._look(step)
             if self._stop:
                 raise Finished
+        # What only reads can be looked at when it is known that no training follows.
+        elif self._stop and self._evaluation is None and step.batch:
+            self._evaluation = step
+
+    def end(self) -> None:
+        """Looks at the first evaluation, if the script made no step."""
+        if self.found is None and self._evaluation is not None:
+            self.found = self._look(self._evaluation)
 
     def on_end(self, event: Event) -> None:
         """Remembers what was drawn, to know it among the arguments of a step."""
@@ -233,13 +264,21 @@ class Looker(Observer):
 def look_at_script(script: Path, arguments: Sequence[str], look: Callable[[Step], Any]) -> Any:
     """Runs a script up to its first step, gives that to `look`, and ends the script there.
 
+    Of a script that trains nothing, or reads a value before that where nothing runs, it is the first evaluation.
+
     Raises:
       ArgumentError: there is no such script, or it makes no step.
       Exception: what the script raises.
     """
     looker = Looker(look, stop=True)
     with observe(looker, *STEPS_AND_INPUT, Kinds.BUDGET.name):
-        run_script(script, arguments)
+        try:
+            run_script(script, arguments)
+        except DeviceError:
+            looker.end()
+            if looker.found is None:
+                raise
+    looker.end()
     if looker.found is None:
         raise ArgumentError(
             f"{script} ended without a step. HINT: a step is a call of a jd.function that changes variables."

@@ -25,6 +25,7 @@ from jaxtribute._src.addons.planning.inspection import Step, look_at_script
 from jaxtribute._src.addons.planning.probes import measure
 from jaxtribute._src.addons.tools.user_scripts import Finished, run_script, training_step
 from jaxtribute._src.addons.tools.waiting import telling
+from jaxtribute.errors import ArgumentError
 from jaxtribute.experimental import Event, Observer, observe
 from jaxtribute.extending import Kinds, described_devices
 
@@ -51,6 +52,11 @@ class Measurer(Observer):
         if begun is None or self._seen <= _SKIP:
             return
         program, step = begun.program, Step(begun.program, begun.leaves, [])
+        if step.state:
+            raise ArgumentError(
+                f"the step takes over {len(step.state)} array(s) of its arguments (donate_argnums), and cannot be "
+                "measured again and again. HINT: measure it without donate_argnums, or plan it without --calibrate."
+            )
         if self._cost is not None:
             step.cost(self._name).save(self._cost)
         devices = program.mesh.devices if program.mesh is not None else jax.devices()[:1]

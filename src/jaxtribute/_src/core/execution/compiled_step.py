@@ -274,7 +274,7 @@ class CompiledStep:
         if self.variables.shared:
             read += self.variables.shared
         arrays = group._data[0]  # pyright: ignore[reportPrivateUsage]
-        group.inputs = (arrays, read, given, guard) if not self.donated_leaves else self._divided(arrays, read, given)
+        group.inputs = self.divided(arrays, read, given, guard) if self.donated_leaves else (arrays, read, given, guard)
         # The program is called as `next` takes what there is to bind: no Python may come between the two.
         calls = self._calls if group is self._group else self._calls_into(group)
         try:
@@ -289,11 +289,11 @@ class CompiledStep:
                 self._end_deferral()
         return group._data.pop()  # pyright: ignore[reportPrivateUsage]
 
-    def _divided(self, arrays: list[Any], read: list[Any], leaves: Sequence[Any]) -> tuple[Any, ...]:
+    def divided(self, arrays: list[Any], read: list[Any], leaves: Sequence[Any], guard: Guard) -> tuple[Any, ...]:
         """The program's inputs if it takes over the memory of some arguments."""
         gifts = self.donated_leaves
         rest = [leaf for place, leaf in enumerate(leaves) if place not in gifts]
-        return arrays, read, rest, self.guard, [leaf for place, leaf in enumerate(leaves) if place in gifts]
+        return arrays, read, rest, guard, [leaf for place, leaf in enumerate(leaves) if place in gifts]
 
     @contextmanager
     def _steady(self, group: Group) -> Generator[None]:

@@ -122,8 +122,8 @@ class Program:
 
     def lower(self, leaves: Sequence[Any]) -> Any:
         """The program lowered for `leaves`, for looking at; runs nothing."""
-        donated, kept = [v.peek() for v in self.donated], [v.peek() for v in self.kept]
-        return self.jitted.lower(donated, [*kept, *self._step.variables.shared], leaves, Guard(None))
+        donated, kept = [v.peek() for v in self.donated], [v.peek() for v in self.kept] + self._step.variables.shared
+        return self.jitted.lower(*self._step.divided(donated, kept, leaves, Guard(None)))
 
 
 def program_of(

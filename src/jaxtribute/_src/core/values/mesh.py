@@ -49,7 +49,7 @@ def unbound(array: Numeric) -> Any:
         return array
     if not isinstance(array.dtype, np.dtype):
         return jax.random.wrap_key_data(unbound(jax.random.key_data(array)), impl=jax.random.key_impl(array))
-    if len(array.sharding.device_set) > 1:
+    if not isinstance(array, ArrayImpl) or len(array.sharding.device_set) > 1:
         return array
     # What is looked at already: the checks take half of the time.
     return ArrayImpl(array.aval, array.sharding, [array], committed=False, _skip_checks=True)

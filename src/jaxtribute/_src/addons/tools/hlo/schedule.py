@@ -18,8 +18,14 @@ from jaxtribute._src.addons.tools.hlo.text import Computation, Instruction, Modu
 from jaxtribute._src.addons.tools.hlo.work import FREE, operations_within, touched
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_MOVES = frozenset({"copy-start", "slice-start"})
-"""Kinds that begin a copy between a device's memories."""
+_MOVES = frozenset({"copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start"})
+"""Kinds that begin a copy between memories of a device, or to or from its host."""
+_HOST = "S(5)"
+"""Marks arrays in the memory of the host."""
+_INDEX_BYTES = 8
+"""Arrays that are as small tell where a slice begins."""
+_STATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)","transcendentals":"\d+","bytes_accessed":"(\d+)"')
+"""Costs of a kernel, as whoever wrote it states them."""
 _NOTHING = frozenset({"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound"})
 """Targets of custom calls that neither compute nor move anything."""
 _TARGET = re.compile(r'custom_call_target="(?P<name>[^"]+)"')
@@ -33,6 +39,7 @@ class Rates:
       clock: cycles of a compiler that tells them; None if it tells none.
       operations: floating-point operations of products.
       traffic: bytes of memory.
+      host: bytes to or from the memory of the host.
       launch: seconds that each instruction takes at least.
       exchange: tells the seconds of a collective.
     """
@@ -40,6 +47,7 @@ class Rates:
     clock: float | None
     operations: float
     traffic: float
+    host: float
     launch: float
     exchange: Callable[[Collective], float]
 
@@ -50,7 +58,7 @@ class Timing:
 
     Attributes:
       step: from its beginning to its end.
-      compute: computing, and copies that something waits for.
+      compute: computing, and copies that something waits for, those to or from the host too.
       exchange: collectives, hidden ones too.
       told: the part of `compute` that is the compiler's own.
       waits: seconds that computing waits for collectives, by their kind and number of devices.
@@ -129,6 +137,12 @@ class _Lane:
         return max(self._ends.pop(name, now) - now, 0.0)
 
 
+def _moved(one: Instruction) -> int:
+    """Bytes of a copy: its start lists the whole of which it is a part, the part, and where it begins."""
+    sizes = sizes_of(one.shape)
+    return min([size for size in sizes if size > _INDEX_BYTES], default=sizes[0])
+
+
 class _Walk:
     """Goes through computations in the order of their instructions."""
 
@@ -145,7 +159,7 @@ class _Walk:
         return self._known[name]
 
     def _walked(self, computation: Computation) -> Timing:
-        found, links, copies = Timing(), _Lane(), _Lane()
+        found, links, copies, host = Timing(), _Lane(), _Lane(), _Lane()
         exchanges = {one.name: self._exchange(one) for one in computation.instructions}
         # One that runs beside several fusions is written in each of them: it begins with the first, ends with the last.
         last = {each.key: name for name, each in exchanges.items() if each is not None}
@@ -158,10 +172,10 @@ class _Walk:
                 if start in begun:
                     found.wait(begun.pop(start), links.rest(start, found.step), self._devices)
                 else:
-                    found.compute_for(copies.rest(start, found.step), told=False)
+                    found.compute_for(max(lane.rest(start, found.step) for lane in (copies, host)), told=False)
             elif one.kind in _MOVES:
-                # A slice's start lists all of what it is taken from, a copy's the same size twice.
-                copies.begin(one.name, found.step, min(sizes_of(one.shape)[:2]) / self._rates.traffic)
+                lane, rate = (host, self._rates.host) if _HOST in one.shape else (copies, self._rates.traffic)
+                lane.begin(one.name, found.step, _moved(one) / rate)
             else:
                 exchange, now = exchanges[one.name], found.step
                 found.compute_for(*self._cost(computation, one, exchange))
@@ -197,8 +211,13 @@ class _Walk:
             return int(told[1]) / rates.clock, True
         if exchange is not None and exchange.collective.asynchronous:
             return 0.0, True  # a fusion that only begins or ends it
-        operations = operations_within(self._module, computation, one) / rates.operations
-        return max(operations, touched(self._module, computation, one) / rates.traffic, rates.launch), False
+        stated = _STATED.search(one.line)
+        if stated is not None:
+            operations, nbytes = map(int, stated.groups())
+        else:
+            operations = operations_within(self._module, computation, one)
+            nbytes = touched(self._module, computation, one)
+        return max(operations / rates.operations, nbytes / rates.traffic, rates.launch), False
 
     def _instructions(self, name: str) -> list[Instruction]:
         computation = self._module.computations.get(name)
