@@ -100,7 +100,7 @@ class ShardedTable(Variable):
         self._synchronization, self._aggregation = VariableSynchronization.ON_WRITE, VariableAggregation.NONE
         self._strategy, self._policy = strategy, policy
         self._shape, self._dtype = (rows, width), np.dtype(jax.dtypes.canonicalize_dtype(dtype))
-        if not jnp.issubdtype(self._dtype, jnp.inexact):
+        if not jnp.issubdtype(self._dtype, jnp.floating):
             raise ArgumentError(f"dtype is {self._dtype}. HINT: a table is trained; pass a floating dtype.")
         self.followers = weakref.WeakSet()
         with jax.ensure_compile_time_eval():
