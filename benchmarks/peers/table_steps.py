@@ -15,11 +15,9 @@ from benchmarks.harness import serve
 from benchmarks.peers import clicks
 from benchmarks.peers.arguments import Step, timed
 
-KINDS = ("table", "dense gradients", "lazy Adam", "exact Adam")
-
 
 def step_of(kind: str, asked: clicks.Asked, strategy: Any) -> Step:
-    """A step of a kind."""
+    """The step of a table, or with dense gradients, by Adagrad; or of a table by lazy or exact Adam."""
     dense_gradients, adam = kind == "dense gradients", kind.endswith("Adam")
     with strategy.scope():
         if dense_gradients:

@@ -14,8 +14,8 @@ from benchmarks.peers.arguments import Step, timed
 torch: Any = importlib.import_module("torch")
 torchrec: Any = importlib.import_module("torchrec")
 NAMES = [f"f{place}" for place in range(clicks.FEATURES)]
-POOLED, SEQUENCE, DEDUPLICATED = KINDS = ("torchrec, pooled", "torchrec, rows", "torchrec, distinct rows")
-"""Bags of one id, whose sums are exchanged; rows of all ids; rows of the distinct ids."""
+POOLED = "torchrec pooled"
+"""Bags of one id, whose sums are exchanged; otherwise rows of all ids. Rows of distinct ids it has on GPUs alone."""
 
 
 class Model(torch.nn.Module):
@@ -52,7 +52,6 @@ def distributed(kind: str, asked: clicks.Asked, ranks: int) -> Any:
     parallel = importlib.import_module("torchrec.distributed.model_parallel")
     fused = importlib.import_module("torch.distributed.optim")
 
-    embedding.set_ec_index_dedup(kind == DEDUPLICATED)
     model = Model(asked, pooled=kind == POOLED)
     options = {"lr": clicks.RATE, "eps": clicks.EPSILON}
     fused._apply_optimizer_in_backward(torch.optim.Adagrad, model.rows.parameters(), options)

@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import jaxtribute as jd
 import table_programs as programs
 from jaxtribute._src.addons.tables.rows import Places
 from jaxtribute._src.addons.testing.shared import SharedRunners
 from jaxtribute.errors import ArgumentError, ContextError, StrategyMixError, VariableError
-from samples import ALL_CASES
 
 STRATEGIES = {
     "default": jd.get_strategy,
@@ -29,23 +30,26 @@ STRATEGIES = {
     "sharded": lambda: jd.FullyShardedStrategy(2),
     "groups": lambda: jd.MirroredStrategy(4, replica_shape={"model": 2}),
 }
-SEEDS = range(200) if ALL_CASES else range(4)
+explored = settings.get_current_profile_name() == "explore"
+slowly = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+seeds = st.integers(0, 1 << 32)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_programs_do_what_dense_gradients_do(name: str) -> None:
-    """Each seed under one strategy or another, and compiled or not, with all cases; a few without."""
-    place = list(STRATEGIES).index(name)
-    for seed in SEEDS if ALL_CASES else (place,):
-        strategy = STRATEGIES[name]()
-        program = programs.random_program(seed, strategy.num_replicas_in_sync)
-        programs.check(program, strategy, compiled=(seed + place) % 4 != 0)
+@settings(max_examples=200 if explored else 6, suppress_health_check=slowly)
+@given(name=st.sampled_from([*STRATEGIES]), seed=seeds, eager=st.booleans())
+def test_programs_do_what_dense_gradients_do(name: str, seed: int, eager: bool) -> None:
+    """Lazy and exact updates, of random tables and lookups, as `table_programs` draws them."""
+    strategy = STRATEGIES[name]()
+    program = programs.random_program(seed, strategy.num_replicas_in_sync)
+    programs.check(program, strategy, compiled=not eager)
 
 
 @pytest.mark.slow
-def test_two_workers(multi_process: SharedRunners) -> None:
-    for found in multi_process(workers=2, devices=1).run(programs.on_worker, args=([5, 8],), timeout_s=400):
-        assert found == []
+@pytest.mark.timeout(3600)
+@settings(max_examples=40 if explored else 2, suppress_health_check=slowly)
+@given(seed=seeds, eager=st.booleans())
+def test_two_workers(multi_process: SharedRunners, seed: int, eager: bool) -> None:
+    multi_process(workers=2, devices=1).run(programs.on_worker, args=(seed, not eager), timeout_s=400)
 
 
 def table_of(first: Any, **options: Any) -> Any:
@@ -159,8 +163,9 @@ def test_what_a_table_is_not_for() -> None:
         optimizer.apply_gradients([jd.IndexedSlices(jnp.ones((1, 2)), jnp.zeros(1, jnp.int32))])
     with pytest.raises(ArgumentError, match="gives"):
         jd.nn.ShardedTable(5, 2, lambda ids: jnp.ones((len(ids), 3)))
-    with jd.experimental.CentralStorageStrategy(["cpu:0", "cpu:1"]).scope(), pytest.raises(StrategyMixError):
-        jd.nn.ShardedTable(5, 2)
+    for other in (jd.experimental.CentralStorageStrategy(["cpu:0", "cpu:1"]), jd.experimental.ElasticStrategy()):
+        with other.scope(), pytest.raises(StrategyMixError, match=r"under .*Strategy.*HINT: use jd\.Variable"):
+            jd.nn.ShardedTable(5, 2)
 
 
 @pytest.mark.parametrize("before", [1, 2])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from jaxtribute import Optimizer, Strategy, VariableSynchronization
+from jaxtribute import Optimizer, Strategy, Variable, VariableSynchronization
 from jaxtribute._src.addons.keras.share import current
 from jaxtribute._src.addons.keras.table_configs import FeatureConfig, TableConfig, first_rows
 from jaxtribute._src.addons.keras.table_optimizers import fixed_rate, transform_of
@@ -264,7 +264,8 @@ class DistributedEmbedding(keras.layers.Layer):
 def has_rows(strategy: Strategy) -> bool:
     """True if tables' rows can lie over a strategy's replicas."""
     policy = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
-    return not (strategy.is_default or policy.remote or policy.parameter_device is not None)
+    elsewhere = policy.remote or policy.parameter_device is not None or strategy.extended.variable_kind is not Variable
+    return not (strategy.is_default or elsewhere)
 
 
 def _own(ids: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,10 @@ import numpy as np
 from jax import lax
 
 import jaxtribute as jd
-from jaxtribute._src.addons.tables.rows import Places
+
+if TYPE_CHECKING:
+    from jaxtribute._src.addons.tables.rows import Places
+    from jaxtribute._src.addons.tables.stacking import Stack
 
 SIZES = 8
 """Sizes of messages, up to what equally spread ids need if none comes twice: each is a collective of its own in the
@@ -67,11 +70,11 @@ class Exchange:
     """The way between the replicas for some distinct places, in one replica's program.
 
     Args:
-      table: the places of the table's rows.
+      table: the places of the rows, of one table or of several.
       places: of shape `(n,)`: the places, in order, each once; `table.stored` for none.
     """
 
-    def __init__(self, table: Places, places: jax.Array) -> None:
+    def __init__(self, table: Places | Stack, places: jax.Array) -> None:
         self._table, self._places = table, places
         self._size = -(-places.shape[0] // table.replicas)
         self._sizes = sorted({-(-self._size * number // SIZES) for number in range(1, SIZES + 1)})
