@@ -72,9 +72,7 @@ def measured(entries: list[Entry], steps: int, rounds: int) -> list[dict[str, An
             groups.append(Group(RANKS, one.module, arguments, python=python, wait=False))
         for group in groups:
             group.wait()
-        contenders = [
-            (group, one.kind, f"{one.kind} {one.rows}") for group, one in zip(groups, entries, strict=True)
-        ]
+        contenders = [(group, one.kind, f"{one.kind} {one.rows}") for group, one in zip(groups, entries, strict=True)]
         # Adagrad's first updates are of one size, however small a gradient is: its rounding is seen in the loss.
         unchecked = [label for _, name, label in contenders if name.endswith("Adam")]
         found = alternate(contenders, steps=steps, rounds=rounds, check_steps=4, tolerance=0.02, unchecked=unchecked)
@@ -137,7 +135,9 @@ def main() -> None:
 
 
 def _check(figures: list[dict[str, Any]]) -> None:
-    missed = [f"{one['kind']}: {one['ratio']:.2f}, bar {one['bar']}" for one in figures if one["ratio"] > (one["bar"] or 9)]
+    missed = [
+        f"{one['kind']}: {one['ratio']:.2f}, bar {one['bar']}" for one in figures if one["ratio"] > (one["bar"] or 9)
+    ]
     for one in figures:
         if one["kind"] != "dense gradients" and "sent" in one and one["sent"] > BYTES_BAR * one["needed"]:
             missed.append(f"{one['kind']} sends {one['sent']:.0f} bytes, {one['needed']:.0f} are needed")

@@ -1,8 +1,8 @@
 """Environments of the libraries that are compared with: built on demand from `benchmarks/envs/NAME.txt`.
 
 They lie in `benchmarks/envs/.venvs`, or in the folder that JAXTRIBUTE_BENCH_ENVS names. An environment there is used as
-it is if it has what its requirements ask for. `python -m benchmarks environments` builds all. What `NAME.alone` lists is
-installed without what it asks for.
+it is if it has what its requirements ask for. `python -m benchmarks environments` builds all. What `NAME.alone` lists
+is installed without what it asks for.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def _has_all(python: Path, name: str) -> bool:
     if not python.exists():
         return False
     done = subprocess.run(
-        [str(python), "-c", _CHECK, *_listed(f"{name}.txt"), *_listed(f"{name}.alone")], check=False, capture_output=True, timeout=60
+        [str(python), "-c", _CHECK, *_listed(f"{name}.txt"), *_listed(f"{name}.alone")],
+        check=False,
+        capture_output=True,
+        timeout=60,
     )
     return done.returncode == 0
 

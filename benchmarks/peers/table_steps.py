@@ -43,9 +43,10 @@ def step_of(kind: str, asked: clicks.Asked, strategy: Any) -> Step:
 
     compiled = jd.function(lambda batch: strategy.reduce("SUM", strategy.run(replica, batch), axis=None))
     distributed = strategy.experimental_distribute_values_from_function
-    placed: list[Any] = []
-    for batch in clicks.batches(asked.rows, jax.process_index(), jax.process_count()):
-        placed.append(tuple(distributed(lambda _, one=one: jnp.asarray(one)) for one in batch))
+    placed = [
+        tuple(distributed(lambda _, one=one: jnp.asarray(one)) for one in batch)
+        for batch in clicks.batches(asked.rows, jax.process_index(), jax.process_count())
+    ]
     turn = iter(range(1 << 62))
     return timed(lambda: compiled(placed[next(turn) % len(placed)]), float)
 

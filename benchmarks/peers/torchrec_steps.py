@@ -1,4 +1,4 @@
-"""The model of clicks by TorchRec on Gloo: its table row-wise over the processes, Adagrad fused into the backward pass."""
+"""The model of clicks by TorchRec on Gloo: its table row-wise over the processes, Adagrad in the backward pass."""
 
 from __future__ import annotations
 

@@ -159,7 +159,9 @@ def trained(program: Program, strategy: Any, *, compiled: bool) -> tuple[list[fl
     with strategy.scope():
         dense = jd.Variable(program.dense, name="dense")
         tables = [
-            jd.nn.ShardedTable(*first.shape, first, name=f"table{i}", partition=program.partition, updates=updates)
+            jd.nn.ShardedTable(
+                len(first), first.shape[1], first, name=f"table{i}", partition=program.partition, updates=updates
+            )
             for i, (first, updates) in enumerate(zip(program.tables, program.updates, strict=True))
         ]
         optimizer = jd.Optimizer(ALL[program.transform](), (dense, tables))

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import jaxtribute as jd
 import table_programs as programs
+from jaxtribute._src.addons.tables.exchange import SIZES
 from jaxtribute._src.addons.tables.rows import Places
 from jaxtribute._src.addons.testing.shared import SharedRunners
 from jaxtribute.errors import ArgumentError, ContextError, StrategyMixError, VariableError
@@ -58,30 +59,33 @@ def table_of(first: Any, **options: Any) -> Any:
 
 
 def test_no_array_of_the_tables_size_is_made_in_a_step() -> None:
-    """A step's program takes the table and its slot, and changes rows in place: nothing else is as large."""
+    """A step's program takes tables and slots, and changes rows in place; and both tables share their exchanges."""
     strategy = jd.MirroredStrategy(2)
     with strategy.scope():
-        table = jd.nn.ShardedTable(100_003, 4)
-        optimizer = jd.Optimizer(optax.adagrad(0.1), [table])
-    part = table.policy.places.part
+        tables = {name: jd.nn.ShardedTable(100_003, 4, name=name) for name in ("users", "items")}
+        optimizer = jd.Optimizer(optax.adagrad(0.1), list(tables.values()))
+    part = tables["users"].policy.places.part
 
     def replica(ids: Any) -> None:
         def loss() -> Any:
-            return (jd.nn.embedding_lookup(table, ids) ** 2).sum()
+            found = jd.nn.embedding_lookup(tables, {"items": ids, "users": ids + 1})
+            return (found["items"] ** 2).sum() + (found["users"] ** 2).sum()
 
-        optimizer.apply_gradients(jd.grad(loss, [table])())
+        optimizer.apply_gradients(jd.grad(loss, list(tables.values()))())
 
     client = jax.devices()[0].client
     before = client.live_executables()
-    jd.function(lambda ids: strategy.run(replica, (ids,)))(jnp.arange(6))
+    jd.function(lambda ids: strategy.run(replica, (ids,)))(jnp.arange(16))
     known = set(map(id, before))
     texts = [one.hlo_modules()[0].to_string() for one in client.live_executables() if id(one) not in known]
     (text,) = (text for text in texts if "all-to-all" in text)
     made = re.findall(rf"= f32\[{part},4\]\S* ([a-z-]+)\(", text)
     assert set(made) <= {"parameter", "get-tuple-element", "scatter", "fusion"}
     # A fusion is of that scatter alone.
-    assert made.count("fusion") <= made.count("scatter") == 2
-    assert len(re.findall(r"may-alias|must-alias", text.partition("entry")[0])) == 2
+    assert made.count("fusion") <= made.count("scatter") == 4
+    assert len(re.findall(r"may-alias|must-alias", text.partition("entry")[0])) == 4
+    # Of ids, of rows, and of gradients with their ids.
+    assert len(re.findall(r" all-to-all\(", text)) == 3 * SIZES
 
 
 def test_the_first_rows_do_not_depend_on_the_number_of_replicas() -> None:

@@ -95,7 +95,9 @@ def _of_features(params: Mapping[str, Any], ids: Any, weights: Any, combiner: An
     if tables:
         own = [lookups[name] for name in tables]
         read: Any = params[tables[0]]
-        found = read.read_together([params[name] for name in tables], [one.ids for one in own], [one.present for one in own])
+        found = read.read_together(
+            [params[name] for name in tables], [one.ids for one in own], [one.present for one in own]
+        )
         rows = dict(zip(tables, found, strict=True))
     for name, one in lookups.items():
         rows[name] = one.combined(rows[name] if name in rows else _rows(params[name], one.ids, one.present))
@@ -147,7 +149,7 @@ class _Lookup:
                 each = jnp.broadcast_to(jnp.asarray(operand(self._weights), rows.dtype), ids.shape)
         except ValueError:
             raise ShapeError(
-                f"weights of shape {jnp.shape(self._weights)} do not fit ids of shape {ids.shape}. HINT: give a weight "
+                f"weights of shape {np.shape(operand(self._weights))} do not fit ids of shape {ids.shape}. HINT: give a weight "
                 "for each id."
             ) from None
         each = jnp.where(present, each, jnp.zeros_like(each))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -97,7 +97,7 @@ def rows_from_all(tables: Sequence[Any], arrays: Sequence[Any], places: Sequence
     def read(local: jax.Array) -> jax.Array:
         rows = [policies[one].rows(arrays[one], stack.in_table(k, local)) for k, one in enumerate(firsts)]
         # Of all but one they are zeros.
-        return sum(rows[1:], rows[0])
+        return reduce(jnp.add, rows)
 
     here = [
         stack.of_table(firsts.index(numbers[id(policy)]), own) for policy, own in zip(policies, places, strict=True)

@@ -254,8 +254,7 @@ class ShardedTable(Variable):
             own = [tables[number] for number in group]
             rows = _Together(own, [asked[number].places for number in group])
             for place, number in enumerate(group):
-                read = own[place]._read(asked[number], lambda executor, rows=rows, place=place: rows.of(executor)[place])
-                found[number] = asked[number].dealt_out(read)
+                found[number] = asked[number].dealt_out(own[place]._read(asked[number], partial(rows.of, place)))
         return [found[number] for number in range(len(tables))]
 
     def _fetched(self, executor: Any, places: jax.Array) -> jax.Array:
@@ -381,11 +380,11 @@ class _Together:
         self._tables, self._places = tables, places
         self._read: list[tuple[Any, list[jax.Array]]] = []
 
-    def of(self, executor: Any) -> list[jax.Array]:
-        """The rows of each table, as an executor sees them."""
+    def of(self, place: int, executor: Any) -> jax.Array:
+        """The rows of the table at a place, as an executor sees them."""
         for one, rows in self._read:
             if one is executor:
-                return rows
+                return rows[place]
         first = self._tables[0]
         if executor.local and executor.traced and first.policy.split:
             first._context().strategy.extended.check_variable(first)  # pyright: ignore[reportPrivateUsage]
@@ -395,7 +394,7 @@ class _Together:
             pairs = zip(self._tables, self._places, strict=True)
             rows = [table._fetched(executor, places) for table, places in pairs]  # pyright: ignore[reportPrivateUsage]
         self._read.append((executor, rows))
-        return rows
+        return rows[place]
 
 
 @partial(jax.jit, static_argnums=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
@@ -116,9 +117,10 @@ class DynamicVocabulary:
         return key in self._ids
 
     def __repr__(self) -> str:
-        return f"<jd.nn.DynamicVocabulary of {len(self):,} keys in {self._table.shape[0]:,} rows, evicts the {self._evict}>"
+        keys, rows = f"{len(self):,} keys", f"{self._table.shape[0]:,} rows"
+        return f"<jd.nn.DynamicVocabulary of {keys} in {rows}; evicts the {self._evict}>"
 
-    def __call__(self, keys: ArrayLike, training: bool = True) -> np.ndarray[Any, Any]:
+    def __call__(self, keys: ArrayLike | Sequence[Any], training: bool = True) -> np.ndarray[Any, Any]:
         """Returns the ids of keys, an int32 array of their shape.
 
         The key -1, and the empty string, stand for no row, -1, as in lists that are filled up; with a combiner

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-import recommender
+import dlrm
 from jaxtribute._src.addons.testing.shared import SharedRunners
-from recommender import Recommender
+from dlrm import Recommender
 from samples import ALL_CASES
 
 STEPS = 200 if ALL_CASES else 12
@@ -47,7 +47,7 @@ def test_two_replicas_become_three_in_the_middle(losses: list[float], tmp_path: 
 def test_two_workers_become_three_in_the_middle(
     multi_process: SharedRunners, losses: list[float], tmp_path: Path
 ) -> None:
-    run = recommender.losses_on_worker
+    run = dlrm.losses_on_worker
     for found in multi_process(workers=2, devices=1).run(run, args=(STEPS,), timeout_s=400):
         same(found, losses)
     parts = [multi_process(workers, 1).run(run, args=(STEPS, str(tmp_path / "c")), timeout_s=400) for workers in (2, 3)]

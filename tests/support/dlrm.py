@@ -38,7 +38,7 @@ class Recommender:
         users, items, first, last = (rng.normal(scale=0.3, size=shape).astype(np.float32) for shape in shapes)
         with strategy.scope():
             self.tables = [
-                jd.nn.ShardedTable(*rows.shape, rows, name=name) for rows, name in ((users, "users"), (items, "items"))
+                jd.nn.ShardedTable(ROWS, WIDTH, rows, name=name) for rows, name in ((users, "users"), (items, "items"))
             ]
             self.layers = [jd.Variable(first, name="first"), jd.Variable(last, name="last")]
             self.optimizer = jd.Optimizer(optax.adagrad(0.1), [*self.tables, *self.layers])
@@ -47,11 +47,9 @@ class Recommender:
 
     def _loss(self, batch: dict[str, Any]) -> Any:
         users, items = self.tables
-        features = [
-            jd.nn.embedding_lookup(users, batch["user"]),
-            jd.nn.embedding_lookup(items, batch["seen"], combiner="mean"),
-            jd.nn.embedding_lookup(items, batch["shown"]),
-        ]
+        tables = {"user": users, "seen": items, "shown": items}
+        found = jd.nn.embedding_lookup(tables, {name: batch[name] for name in tables}, combiner={"seen": "mean"})
+        features = list(found.values())
         pairs = [(features[i] * features[j]).sum(axis=1, keepdims=True) for i in range(3) for j in range(i)]
         hidden = jnp.maximum(jnp.concatenate([*features, *pairs], axis=1) @ self.layers[0], 0)
         losses = optax.sigmoid_binary_cross_entropy((hidden @ self.layers[1])[:, 0], batch["click"])
