@@ -88,7 +88,7 @@ def random_program(seed: int, replicas: int) -> Program:
     sizes[0] = max(sizes[0], 1)
     batch, features = sum(sizes), []
     exact = rng.random() < 0.5
-    steps = int(rng.integers(4, 9)) if exact else 2
+    steps = int(rng.integers(4, 8)) if exact else 2
     for _ in range(int(rng.integers(1, 5))):
         table = int(rng.integers(len(tables)))
         rows, hot = len(tables[table]), int(rng.integers(1, 5))

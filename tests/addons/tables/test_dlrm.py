@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import jaxtribute as jd
 import dlrm
-from jaxtribute._src.addons.testing.shared import SharedRunners
+import jaxtribute as jd
 from dlrm import Recommender
+from jaxtribute._src.addons.testing.shared import SharedRunners
 from samples import ALL_CASES
 
 STEPS = 200 if ALL_CASES else 12

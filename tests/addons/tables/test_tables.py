@@ -36,7 +36,7 @@ slowly = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 seeds = st.integers(0, 1 << 32)
 
 
-@settings(max_examples=200 if explored else 6, suppress_health_check=slowly)
+@settings(max_examples=200 if explored else 4, suppress_health_check=slowly)
 @given(name=st.sampled_from([*STRATEGIES]), seed=seeds, eager=st.booleans())
 def test_programs_do_what_dense_gradients_do(name: str, seed: int, eager: bool) -> None:
     """Lazy and exact updates, of random tables and lookups, as `table_programs` draws them."""

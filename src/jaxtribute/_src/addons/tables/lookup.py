@@ -149,8 +149,8 @@ class _Lookup:
                 each = jnp.broadcast_to(jnp.asarray(operand(self._weights), rows.dtype), ids.shape)
         except ValueError:
             raise ShapeError(
-                f"weights of shape {np.shape(operand(self._weights))} do not fit ids of shape {ids.shape}. HINT: give a weight "
-                "for each id."
+                f"weights of shape {np.shape(operand(self._weights))} do not fit ids of shape {ids.shape}. "
+                "HINT: give a weight for each id."
             ) from None
         each = jnp.where(present, each, jnp.zeros_like(each))
         row = rows.shape[ids.ndim :]
