@@ -165,6 +165,8 @@ def test_what_a_table_is_not_for() -> None:
         jd.function(lambda: strategy.run(lambda: table + 1.0))()
     with pytest.raises(ContextError, match=r"strategy\.run"):
         optimizer.apply_gradients([jd.IndexedSlices(jnp.ones((1, 2)), jnp.zeros(1, jnp.int32))])
+    with pytest.raises(ArgumentError, match=r"ids and the tables differ in the features \['a', 'b'\]"):
+        jd.nn.embedding_lookup({"a": table}, {"b": np.array([0])})
     with pytest.raises(ArgumentError, match="gives"):
         jd.nn.ShardedTable(5, 2, lambda ids: jnp.ones((len(ids), 3)))
     for other in (jd.experimental.CentralStorageStrategy(["cpu:0", "cpu:1"]), jd.experimental.ElasticStrategy()):
