@@ -47,7 +47,7 @@ class Training:
         self.step(jnp.asarray(ids))
         names, counts = np.unique(keys, return_counts=True)
         free = [number for number in range(ROWS) if number not in {one[1] for one in self.keys.values()}]
-        for name in names.tolist():
+        for name in keys:
             if name not in self.keys:
                 if not free:
                     # The last call and the number of a row say which goes.

@@ -16,6 +16,7 @@ from jaxtribute.extending import Context, Function
 from jaxtribute.typing import ArrayLike
 
 Evict = Literal["oldest", "rarest"]
+HostArray = np.ndarray[Any, Any]
 
 
 class Restart:
@@ -37,7 +38,7 @@ class Restart:
         self._table = table
         self._program: Function[..., None] = Function(self._run)
 
-    def __call__(self, ids: np.ndarray[Any, Any]) -> None:
+    def __call__(self, ids: HostArray) -> None:
         """Begins the rows of ids anew, in code of all replicas."""
         # Few sizes, so that few programs are compiled; an id behind the last names no row.
         size = 1 << max(3, (len(ids) - 1).bit_length())
@@ -120,7 +121,7 @@ class DynamicVocabulary:
         keys, rows = f"{len(self):,} keys", f"{self._table.shape[0]:,} rows"
         return f"<jd.nn.DynamicVocabulary of {keys} in {rows}; evicts the {self._evict}>"
 
-    def __call__(self, keys: ArrayLike | Sequence[Any], training: bool = True) -> np.ndarray[Any, Any]:
+    def __call__(self, keys: ArrayLike | Sequence[Any], training: bool = True) -> HostArray:
         """Returns the ids of keys, an int32 array of their shape.
 
         The key -1, and the empty string, stand for no row, -1, as in lists that are filled up; with a combiner
@@ -139,20 +140,20 @@ class DynamicVocabulary:
             array = array.astype(str)
         if array.dtype.kind not in "iuU":
             raise ArgumentTypeError(f"keys have dtype {array.dtype}. HINT: pass whole numbers or strings.")
-        distinct, inverse, counts = np.unique(array, return_inverse=True, return_counts=True)
+        distinct, first, inverse, counts = np.unique(array, return_index=True, return_inverse=True, return_counts=True)
         nothing: Any = "" if array.dtype.kind == "U" else -1
         names = distinct.tolist()
         ids = np.array([self._ids.get(name, -1) for name in names], np.int32)
         real = np.array([name != nothing for name in names], bool)
         ids[~real] = -1
         if training:
-            self._begin(names, ids, real)
+            self._begin(names, ids, real, first)
             self._last[ids[real]] = self._calls
             self._count[ids[real]] += counts[real]
         return ids[inverse].reshape(array.shape)
 
-    def _begin(self, names: list[Any], ids: np.ndarray[Any, Any], real: np.ndarray[Any, Any]) -> None:
-        """Gives rows to new keys, in `ids`."""
+    def _begin(self, names: list[Any], ids: HostArray, real: HostArray, first: HostArray) -> None:
+        """Gives rows to new keys, in `ids`, in the order in which they come."""
         rows = self._table.shape[0]
         if real.sum() > rows:
             raise ArgumentError(
@@ -161,6 +162,7 @@ class DynamicVocabulary:
             )
         self._calls += 1
         new = np.flatnonzero(real & (ids < 0))
+        new = new[np.argsort(first[new])]
         taken = len(self._keys)
         fresh = np.arange(taken, min(rows, taken + len(new)), dtype=np.int32)
         evicted = self._evicted(len(new) - len(fresh), ids[ids >= 0])
@@ -175,7 +177,7 @@ class DynamicVocabulary:
             self._ids[names[place]] = int(ids[place])
             self._keys[ids[place]] = names[place]
 
-    def _evicted(self, count: int, kept: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _evicted(self, count: int, kept: HostArray) -> HostArray:
         """The rows whose keys lose them, none of those that are kept."""
         if count <= 0:
             return np.zeros(0, np.int32)
