@@ -1,7 +1,8 @@
 """Environments of the libraries that are compared with: built on demand from `benchmarks/envs/NAME.txt`.
 
 They lie in `benchmarks/envs/.venvs`, or in the folder that JAXTRIBUTE_BENCH_ENVS names. An environment there is used as
-it is if it has what its requirements ask for. `python -m benchmarks environments` builds all.
+it is if it has what its requirements ask for. `python -m benchmarks environments` builds all. What `NAME.alone` lists
+is installed without what it asks for.
 """
 
 from __future__ import annotations
@@ -39,12 +40,16 @@ def python_of(name: str) -> str:
     if not _has_all(python, name):
         print(f"building the environment {folder} ...", file=sys.stderr, flush=True)
         _run([sys.executable, "-m", "venv", str(folder)])
-        _run([str(python), "-m", "pip", "install", "--quiet", "-r", str(REQUIREMENTS / f"{name}.txt")])
+        install = [str(python), "-m", "pip", "install", "--quiet"]
+        _run([*install, "-r", str(REQUIREMENTS / f"{name}.txt")])
+        if alone := _listed(f"{name}.alone"):
+            _run([*install, "--no-deps", *alone])
     return str(python)
 
 
-def _requirements(name: str) -> list[str]:
-    lines = (REQUIREMENTS / f"{name}.txt").read_text().splitlines()
+def _listed(file: str) -> list[str]:
+    path = REQUIREMENTS / file
+    lines = path.read_text().splitlines() if path.exists() else []
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
@@ -52,7 +57,10 @@ def _has_all(python: Path, name: str) -> bool:
     if not python.exists():
         return False
     done = subprocess.run(
-        [str(python), "-c", _CHECK, *_requirements(name)], check=False, capture_output=True, timeout=60
+        [str(python), "-c", _CHECK, *_listed(f"{name}.txt"), *_listed(f"{name}.alone")],
+        check=False,
+        capture_output=True,
+        timeout=60,
     )
     return done.returncode == 0
 

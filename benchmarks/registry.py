@@ -120,7 +120,7 @@ _MODULES = (
     Module("sharded_memory", "memory a device of fully sharded training"),
     Module("checkpoint", "what a save costs a training"),
     Module("automatic_layout", "bytes that the automatic layout moves, beside the best of all layouts"),
-    Module("embeddings", "tables over 2 processes against dense gradients; Adam, lazy and exact; ten times the rows"),
+    Module("embeddings", "tables over 2 processes against TorchRec and dense gradients; Adam; ten times the rows"),
     Module("launch", "start-up of local workers, and the loss for each shape of a cluster"),
     Module("launcher_output", "100 MB of a rank's output beside a plain pipe, and a job that nobody reads"),
     Module("parameter_server", "training with parameter servers", tensorflow="--tensorflow"),

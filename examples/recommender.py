@@ -64,9 +64,10 @@ def main() -> None:
         clicks = jd.Optimizer(optax.adagrad(0.2), [users, items, *layers])
 
     def rows(batch: dict[str, Any]) -> tuple[Any, Any, Any]:
-        user = jd.nn.embedding_lookup(users, batch["user"])
-        seen = jd.nn.embedding_lookup(items, batch["seen"], combiner="mean")
-        return user, seen, jd.nn.embedding_lookup(items, batch["shown"])
+        tables = {"user": users, "seen": items, "shown": items}
+        # In one call, so that all rows come in one exchange.
+        found = jd.nn.embedding_lookup(tables, {name: batch[name] for name in tables}, combiner={"seen": "mean"})
+        return found["user"], found["seen"], found["shown"]
 
     def two_towers(batch: dict[str, Any]) -> Any:
         user, seen, shown = rows(batch)

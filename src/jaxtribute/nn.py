@@ -9,8 +9,10 @@ from jaxtribute._src.public import publish as _publish
 if _TYPE_CHECKING:
     from jaxtribute._src.addons.tables.lookup import embedding_lookup as embedding_lookup
     from jaxtribute._src.addons.tables.table import ShardedTable as ShardedTable
+    from jaxtribute._src.addons.tables.vocabulary import DynamicVocabulary as DynamicVocabulary
 
 __all__ = [
+    "DynamicVocabulary",
     "ShardedTable",
     "compute_average_loss",
     "embedding_lookup",

@@ -13,13 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import jaxtribute as jd
 import table_programs as programs
+from jaxtribute._src.addons.tables.exchange import SIZES
 from jaxtribute._src.addons.tables.rows import Places
 from jaxtribute._src.addons.testing.shared import SharedRunners
 from jaxtribute.errors import ArgumentError, ContextError, StrategyMixError, VariableError
-from samples import ALL_CASES
 
 STRATEGIES = {
     "default": jd.get_strategy,
@@ -29,23 +31,26 @@ STRATEGIES = {
     "sharded": lambda: jd.FullyShardedStrategy(2),
     "groups": lambda: jd.MirroredStrategy(4, replica_shape={"model": 2}),
 }
-SEEDS = range(200) if ALL_CASES else range(4)
+explored = settings.get_current_profile_name() == "explore"
+slowly = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+seeds = st.integers(0, 1 << 32)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_programs_do_what_dense_gradients_do(name: str) -> None:
-    """Each seed under one strategy or another, and compiled or not, with all cases; a few without."""
-    place = list(STRATEGIES).index(name)
-    for seed in SEEDS if ALL_CASES else (place,):
-        strategy = STRATEGIES[name]()
-        program = programs.random_program(seed, strategy.num_replicas_in_sync)
-        programs.check(program, strategy, compiled=(seed + place) % 4 != 0)
+@settings(max_examples=200 if explored else 4, suppress_health_check=slowly)
+@given(name=st.sampled_from([*STRATEGIES]), seed=seeds, eager=st.booleans())
+def test_programs_do_what_dense_gradients_do(name: str, seed: int, eager: bool) -> None:
+    """Lazy and exact updates, of random tables and lookups, as `table_programs` draws them."""
+    strategy = STRATEGIES[name]()
+    program = programs.random_program(seed, strategy.num_replicas_in_sync)
+    programs.check(program, strategy, compiled=not eager)
 
 
 @pytest.mark.slow
-def test_two_workers(multi_process: SharedRunners) -> None:
-    for found in multi_process(workers=2, devices=1).run(programs.on_worker, args=([5, 8],), timeout_s=400):
-        assert found == []
+@pytest.mark.timeout(3600)
+@settings(max_examples=40 if explored else 2, suppress_health_check=slowly)
+@given(seed=seeds, eager=st.booleans())
+def test_two_workers(multi_process: SharedRunners, seed: int, eager: bool) -> None:
+    multi_process(workers=2, devices=1).run(programs.on_worker, args=(seed, not eager), timeout_s=400)
 
 
 def table_of(first: Any, **options: Any) -> Any:
@@ -54,30 +59,33 @@ def table_of(first: Any, **options: Any) -> Any:
 
 
 def test_no_array_of_the_tables_size_is_made_in_a_step() -> None:
-    """A step's program takes the table and its slot, and changes rows in place: nothing else is as large."""
+    """A step's program takes tables and slots, and changes rows in place; and both tables share their exchanges."""
     strategy = jd.MirroredStrategy(2)
     with strategy.scope():
-        table = jd.nn.ShardedTable(100_003, 4)
-        optimizer = jd.Optimizer(optax.adagrad(0.1), [table])
-    part = table.policy.places.part
+        tables = {name: jd.nn.ShardedTable(100_003, 4, name=name) for name in ("users", "items")}
+        optimizer = jd.Optimizer(optax.adagrad(0.1), list(tables.values()))
+    part = tables["users"].policy.places.part
 
     def replica(ids: Any) -> None:
         def loss() -> Any:
-            return (jd.nn.embedding_lookup(table, ids) ** 2).sum()
+            found = jd.nn.embedding_lookup(tables, {"items": ids, "users": ids + 1})
+            return (found["items"] ** 2).sum() + (found["users"] ** 2).sum()
 
-        optimizer.apply_gradients(jd.grad(loss, [table])())
+        optimizer.apply_gradients(jd.grad(loss, list(tables.values()))())
 
     client = jax.devices()[0].client
     before = client.live_executables()
-    jd.function(lambda ids: strategy.run(replica, (ids,)))(jnp.arange(6))
+    jd.function(lambda ids: strategy.run(replica, (ids,)))(jnp.arange(16))
     known = set(map(id, before))
     texts = [one.hlo_modules()[0].to_string() for one in client.live_executables() if id(one) not in known]
     (text,) = (text for text in texts if "all-to-all" in text)
     made = re.findall(rf"= f32\[{part},4\]\S* ([a-z-]+)\(", text)
     assert set(made) <= {"parameter", "get-tuple-element", "scatter", "fusion"}
     # A fusion is of that scatter alone.
-    assert made.count("fusion") <= made.count("scatter") == 2
-    assert len(re.findall(r"may-alias|must-alias", text.partition("entry")[0])) == 2
+    assert made.count("fusion") <= made.count("scatter") == 4
+    assert len(re.findall(r"may-alias|must-alias", text.partition("entry")[0])) == 4
+    # Of ids, of rows, and of gradients with their ids.
+    assert len(re.findall(r" all-to-all\(", text)) == 3 * SIZES
 
 
 def test_the_first_rows_do_not_depend_on_the_number_of_replicas() -> None:
@@ -157,10 +165,13 @@ def test_what_a_table_is_not_for() -> None:
         jd.function(lambda: strategy.run(lambda: table + 1.0))()
     with pytest.raises(ContextError, match=r"strategy\.run"):
         optimizer.apply_gradients([jd.IndexedSlices(jnp.ones((1, 2)), jnp.zeros(1, jnp.int32))])
+    with pytest.raises(ArgumentError, match=r"ids and the tables differ in the features \['a', 'b'\]"):
+        jd.nn.embedding_lookup({"a": table}, {"b": np.array([0])})
     with pytest.raises(ArgumentError, match="gives"):
         jd.nn.ShardedTable(5, 2, lambda ids: jnp.ones((len(ids), 3)))
-    with jd.experimental.CentralStorageStrategy(["cpu:0", "cpu:1"]).scope(), pytest.raises(StrategyMixError):
-        jd.nn.ShardedTable(5, 2)
+    for other in (jd.experimental.CentralStorageStrategy(["cpu:0", "cpu:1"]), jd.experimental.ElasticStrategy()):
+        with other.scope(), pytest.raises(StrategyMixError, match=r"under .*Strategy.*HINT: use jd\.Variable"):
+            jd.nn.ShardedTable(5, 2)
 
 
 @pytest.mark.parametrize("before", [1, 2])

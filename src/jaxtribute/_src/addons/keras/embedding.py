@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from jaxtribute import Optimizer, Strategy, VariableSynchronization
+from jaxtribute import Optimizer, Strategy, Variable, VariableSynchronization
 from jaxtribute._src.addons.keras.share import current
 from jaxtribute._src.addons.keras.table_configs import FeatureConfig, TableConfig, first_rows
 from jaxtribute._src.addons.keras.table_optimizers import fixed_rate, transform_of
@@ -192,10 +192,15 @@ class DistributedEmbedding(keras.layers.Layer):
         keras.tree.assert_same_structure(self._feature_configs, inputs)
         given = [None] * len(keras.tree.flatten(inputs)) if weights is None else keras.tree.flatten(weights)
         features = keras.tree.flatten(self._feature_configs)
-        found = map(self._looked_up, features, keras.tree.flatten(inputs), given)
-        return keras.tree.pack_sequence_as(self._feature_configs, list(found))
+        asked = dict(enumerate(map(self._asked, features, keras.tree.flatten(inputs), given)))
+        tables, ids, own_weights = ({str(place): one[part] for place, one in asked.items()} for part in range(3))
+        combiners: Any = {str(place): feature.table.combiner for place, feature in enumerate(features)}
+        found = embedding_lookup(tables, ids, own_weights, combiners)
+        outputs = [found[str(place)].astype(self.compute_dtype) for place in asked]
+        return keras.tree.pack_sequence_as(self._feature_configs, outputs)
 
-    def _looked_up(self, feature: FeatureConfig, ids: Any, weights: Any) -> Any:
+    def _asked(self, feature: FeatureConfig, ids: Any, weights: Any) -> tuple[Any, Any, Any]:
+        """The table of a feature, or its weight's value, with ids and weights as they are looked up in it."""
         config = feature.table
         table = self._tables[config.name]
         if len(ids.shape) == 1:
@@ -213,8 +218,7 @@ class DistributedEmbedding(keras.layers.Layer):
             ids = _own(ids)
         else:
             table = table.value
-        found = embedding_lookup(table, ids, weights, config.combiner)  # pyright: ignore[reportArgumentType]
-        return found.astype(self.compute_dtype)
+        return table, ids, weights
 
     def compute_output_spec(self, inputs: Nest, weights: Nest = None, training: bool = False) -> Any:
         """The outputs' shapes: those of the inputs' batch."""
@@ -264,7 +268,8 @@ class DistributedEmbedding(keras.layers.Layer):
 def has_rows(strategy: Strategy) -> bool:
     """True if tables' rows can lie over a strategy's replicas."""
     policy = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
-    return not (strategy.is_default or policy.remote or policy.parameter_device is not None)
+    elsewhere = policy.remote or policy.parameter_device is not None or strategy.extended.variable_kind is not Variable
+    return not (strategy.is_default or elsewhere)
 
 
 def _own(ids: Any) -> Any:

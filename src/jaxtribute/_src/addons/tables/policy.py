@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -9,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import PartitionSpec
 
 import jaxtribute as jd
-from jaxtribute._src.addons.tables.exchange import Exchange, summed
+from jaxtribute._src.addons.tables.exchange import Exchange
 from jaxtribute._src.addons.tables.rows import Places
-from jaxtribute._src.addons.tables.updates import Reduction, RowUpdates
+from jaxtribute._src.addons.tables.updates import RowUpdates
 from jaxtribute.errors import VariableError
 from jaxtribute.extending import Policy, ReplicaMesh, own
 
 if TYPE_CHECKING:
-    from jaxtribute import IndexedSlices, Variable
+    from jaxtribute import Variable
     from jaxtribute._src.addons.tables.exact import CatchUp
 
 
@@ -48,6 +48,8 @@ class TablePolicy(Policy):
         self._mesh, self.places, self.exact = mesh, places, exact
         self.stripes, self.split = places.stripes, places.replicas > 1
         self.writes = type(self.writes).OWN
+        self.updates: weakref.WeakSet[RowUpdates] = weakref.WeakSet()
+        """What optimizers have that update the table."""
 
     @property
     def mesh(self) -> ReplicaMesh | None:
@@ -160,28 +162,3 @@ class TablePolicy(Policy):
         """The rows for one replica's places, in its program."""
         row = jax.ShapeDtypeStruct(arrays[0].shape[1:], arrays[0].dtype)
         return Exchange(self.places, places).fetched(partial(self.rows, arrays), row)
-
-    def touched(self, rows: IndexedSlices, variable: Variable, reduction: Reduction) -> tuple[Any, Any]:
-        """The rows of this replica's part that a step changes.
-
-        Returns:
-          The places in the part, each once and in order, of shape `(n,)`, with places behind its end that name none;
-          and the gradients there, summed up over the replicas.
-        """
-        places = self.places
-        values = jnp.asarray(rows.values, variable.dtype)
-        ids = jnp.asarray(rows.indices, np.int32)
-        if not ids.shape[0]:
-            # A program has no arrays of no rows to sort.
-            ids, values = jnp.full(1, places.rows, np.int32), jnp.zeros((1, *values.shape[1:]), values.dtype)
-        if not reduction.local:
-            where, total = summed(places.of_ids(ids), values, places.stored)
-            return where, reduction.finish(total)
-        where = places.of_ids(ids)
-        if reduction.idle:
-            own_id = lax.axis_index(jd.REPLICA_AXIS)
-            where = jnp.where(jnp.isin(own_id, np.asarray(reduction.idle, np.int32)), np.int32(places.stored), where)
-        distinct, own_rows = summed(where, values, places.stored)
-        handed = Exchange(places, distinct).handed_over(own_rows)
-        where, total = summed(*handed, places.part)
-        return where, reduction.finish(total)

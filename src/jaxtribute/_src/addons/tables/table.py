@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -19,6 +20,7 @@ from jaxtribute import Variable, VariableAggregation, VariableSynchronization
 from jaxtribute._src.addons.tables.exchange import unique
 from jaxtribute._src.addons.tables.policy import TablePolicy
 from jaxtribute._src.addons.tables.rows import MOST_STRIPES, Places
+from jaxtribute._src.addons.tables.stacking import grouped, rows_from_all
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, StrategyMixError
 from jaxtribute.extending import Context, Overlay, overlaid_rows, own, row_ids, settings
 from jaxtribute.typing import ArrayLike, DType
@@ -60,7 +62,7 @@ class ShardedTable(Variable):
 
     Raises:
       ArgumentError: sizes below 1, an unknown partition or way of updates; an initializer that gives other shapes.
-      StrategyMixError: under a strategy that keeps variables on one device.
+      StrategyMixError: under a strategy that keeps variables on one device, or under `ElasticStrategy`.
 
     Examples:
       >>> with jd.MirroredStrategy(2).scope():
@@ -92,6 +94,11 @@ class ShardedTable(Variable):
                 f"jd.nn.ShardedTable under {strategy!r}, which keeps variables on {usual.parameter_device}. HINT: use "
                 "jd.Variable there, which jd.nn.embedding_lookup takes as well."
             )
+        if strategy.extended.variable_kind is not Variable:
+            raise StrategyMixError(
+                f"jd.nn.ShardedTable under {strategy!r}, each of whose islands holds all variables, as others may die. "
+                "HINT: use jd.Variable there; or MultiWorkerMirroredStrategy, and resize it by a checkpoint."
+            )
         mesh = usual.mesh
         replicas = 1 if mesh is None else mesh.size
         stripes = min(MOST_STRIPES, rows) if replicas > 1 and partition == "striped" else 1
@@ -100,11 +107,15 @@ class ShardedTable(Variable):
         self._synchronization, self._aggregation = VariableSynchronization.ON_WRITE, VariableAggregation.NONE
         self._strategy, self._policy = strategy, policy
         self._shape, self._dtype = (rows, width), np.dtype(jax.dtypes.canonicalize_dtype(dtype))
-        if not jnp.issubdtype(self._dtype, jnp.inexact):
+        if not jnp.issubdtype(self._dtype, jnp.floating):
             raise ArgumentError(f"dtype is {self._dtype}. HINT: a table is trained; pass a floating dtype.")
         self.followers = weakref.WeakSet()
+        if initializer is None:
+            initializer = partial(_uniform, width=width, seed=seed)
+        self.first_rows = initializer if callable(initializer) else None
+        """What gives the first rows of ids; None if they were an array."""
         with jax.ensure_compile_time_eval():
-            self._data = self._first(initializer, policy, seed)
+            self._data = self._first(initializer, policy)
 
     if not TYPE_CHECKING:
 
@@ -142,19 +153,18 @@ class ShardedTable(Variable):
         assert isinstance(policy, TablePolicy)
         return policy
 
-    def _first(self, initializer: Initializer | ArrayLike | None, policy: TablePolicy, seed: int) -> jax.Array:
+    def _first(self, make: Initializer | ArrayLike, policy: TablePolicy) -> jax.Array:
         """The stored array of the first rows, made part by part."""
         if policy.mesh is not None and policy.mesh.described:
             return policy.stored(jax.ShapeDtypeStruct(self._shape, self._dtype))
-        if initializer is not None and not callable(initializer):
-            value = np.asarray(initializer, self._dtype)
+        if not callable(make):
+            value = np.asarray(make, self._dtype)
             if value.shape != self._shape:
                 raise ArgumentError(
                     f"{self._name} has shape {self._shape}, the array of first rows {value.shape}. HINT: pass an array "
                     "of that shape, or a function of ids."
                 )
             return policy.place(value)
-        make = initializer or partial(_uniform, width=self._shape[1], seed=seed)
         found = jax.eval_shape(make, jax.ShapeDtypeStruct((3,), np.int32))
         if getattr(found, "shape", None) != (3, self._shape[1]):
             raise ArgumentError(
@@ -211,6 +221,10 @@ class ShardedTable(Variable):
         Raises:
           ArgumentError: an id that is known names no row. In a compiled function it gives a row of NaN.
         """
+        asked = self._asked(indices, mask)
+        return asked.dealt_out(self._read(asked, lambda executor: self._fetched(executor, asked.places)))
+
+    def _asked(self, indices: ArrayLike, mask: Any) -> _Asked:
         indices = jnp.asarray(indices) if not isinstance(indices, (np.ndarray, jax.Array)) else indices
         if not jnp.issubdtype(indices.dtype, jnp.integer):
             raise ArgumentTypeError(f"ids have dtype {indices.dtype}. HINT: pass integers, ids.astype('int32').")
@@ -219,24 +233,29 @@ class ShardedTable(Variable):
             known = isinstance(indices, np.ndarray) and isinstance(mask, np.ndarray)
             indices = (np if known else jnp).where(mask, indices, np.zeros((), indices.dtype))
         ids = jnp.asarray(row_ids(indices, self.shape[0], self.name), np.int32).reshape(-1)
-        shape = (*np.shape(indices), *self.shape[1:])
-        if not ids.shape[0]:
-            ids = jnp.full(1, self.shape[0], np.int32)
-            return self._looked_up(ids, None)[:0].reshape(shape)
         left_out = None if mask is None else ~jnp.asarray(mask).reshape(-1)
-        return self._looked_up(ids, left_out).reshape(shape)
+        if not ids.shape[0]:
+            # A program has no arrays of no rows to sort.
+            ids, left_out = jnp.full(1, self.shape[0], np.int32), None
+        shape = (*np.shape(indices), *self.shape[1:])
+        return _Asked(shape, left_out, *_wanted(self.policy.places, ids, left_out))
 
-    def _looked_up(self, ids: jax.Array, left_out: Any) -> jax.Array:
-        """Rows, of which those that are left out are zeros, and those that are none of the table's NaN."""
-        wanted = _wanted(self.policy.places, ids, left_out)
+    def _read(self, asked: _Asked, read: Callable[[Any], jax.Array]) -> jax.Array:
+        """The rows at distinct places, which `read` gets as an executor sees them."""
         executor = self._context().executor
+        return overlaid_rows(executor, self, asked.ids, read) if isinstance(executor, Overlay) else read(executor)
 
-        def read(executor: Any) -> jax.Array:
-            return self._fetched(executor, wanted.places)
-
-        overlaid = isinstance(executor, Overlay)
-        rows = overlaid_rows(executor, self, wanted.ids, read) if overlaid else read(executor)
-        return _dealt_out(rows, wanted, left_out)
+    @staticmethod
+    def read_together(tables: Sequence[ShardedTable], indices: Sequence[Any], masks: Sequence[Any]) -> list[jax.Array]:
+        """Returns what `sparse_read` of each table does; tables of one width share an exchange in a compiled step."""
+        asked = [table._asked(*one) for table, *one in zip(tables, indices, masks, strict=True)]
+        found: dict[int, jax.Array] = {}
+        for group in grouped(tables):
+            own = [tables[number] for number in group]
+            rows = _Together(own, [asked[number].places for number in group])
+            for place, number in enumerate(group):
+                found[number] = asked[number].dealt_out(own[place]._read(asked[number], partial(rows.of, place)))
+        return [found[number] for number in range(len(tables))]
 
     def _fetched(self, executor: Any, places: jax.Array) -> jax.Array:
         """The rows at distinct places, as an executor sees them."""
@@ -324,39 +343,76 @@ def _rows_of_server(
     return np.concatenate([np.asarray(make(some), dtype) for some in ids])
 
 
-class _Wanted(NamedTuple):
+class _Asked(NamedTuple):
     """The rows of a lookup.
 
     Attributes:
+      shape: the shape of its result.
+      left_out: True for each id of which zeros are returned; None for none.
       ids: the distinct ids.
       places: their places.
       inverse: for each id that was given the index of its row among them.
       missing: True for each id that names no row.
     """
 
+    shape: tuple[int, ...]
+    left_out: Any
     ids: jax.Array
     places: jax.Array
     inverse: jax.Array
     missing: jax.Array
 
+    def dealt_out(self, rows: jax.Array) -> jax.Array:
+        """The row of each id; zeros for those that are left out, NaN for those that name none."""
+        found = _dealt_out(rows, self.inverse, self.missing, self.left_out)
+        return found[: math.prod(self.shape[:-1])].reshape(self.shape)
+
+
+class _Together:
+    """The rows of lookups in tables that can share an exchange, which is made once for each executor that reads them.
+
+    Args:
+      tables: the tables.
+      places: the distinct places in each.
+    """
+
+    def __init__(self, tables: Sequence[ShardedTable], places: Sequence[jax.Array]) -> None:
+        self._tables, self._places = tables, places
+        self._read: list[tuple[Any, list[jax.Array]]] = []
+
+    def of(self, place: int, executor: Any) -> jax.Array:
+        """The rows of the table at a place, as an executor sees them."""
+        for one, rows in self._read:
+            if one is executor:
+                return rows[place]
+        first = self._tables[0]
+        if executor.local and executor.traced and first.policy.split:
+            first._context().strategy.extended.check_variable(first)  # pyright: ignore[reportPrivateUsage]
+            arrays = [table.policy.arrays(executor, table) for table in self._tables]
+            rows = rows_from_all(self._tables, arrays, self._places)
+        else:
+            pairs = zip(self._tables, self._places, strict=True)
+            rows = [table._fetched(executor, places) for table, places in pairs]  # pyright: ignore[reportPrivateUsage]
+        self._read.append((executor, rows))
+        return rows[place]
+
 
 @partial(jax.jit, static_argnums=0)
-def _wanted(places: Places, ids: jax.Array, left_out: jax.Array | None) -> _Wanted:
+def _wanted(places: Places, ids: jax.Array, left_out: jax.Array | None) -> tuple[jax.Array, ...]:
     where = places.of_ids(ids)
     missing = where == np.int32(places.stored)
     if left_out is not None:
         where = jnp.where(left_out, np.int32(places.stored), where)
     found = unique(where, places.stored)
-    return _Wanted(places.ids_at(found.places), found.places, found.inverse, missing)
+    return places.ids_at(found.places), found.places, found.inverse, missing
 
 
 @jax.jit
-def _dealt_out(rows: jax.Array, wanted: _Wanted, left_out: jax.Array | None) -> jax.Array:
-    """The row of each id; zeros for those that are left out, NaN for those that name none."""
-    rows = rows[wanted.inverse]
+def _dealt_out(rows: jax.Array, inverse: jax.Array, missing: jax.Array, left_out: jax.Array | None) -> jax.Array:
+    rows = rows[inverse]
     if left_out is not None:
         rows = jnp.where(left_out[:, None], jnp.zeros_like(rows), rows)
-    return jnp.where(wanted.missing[:, None], jnp.full_like(rows, jnp.nan), rows)
+    return jnp.where(missing[:, None], jnp.full_like(rows, jnp.nan), rows)
 
 
 def _part(make: Initializer, places: Places, dtype: Any, replica: Any) -> jax.Array:

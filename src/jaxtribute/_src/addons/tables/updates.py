@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -20,8 +20,10 @@ import numpy as np
 from jaxtribute import IndexedSlices, PerReplica, ReduceOp, Variable
 from jaxtribute._src.addons.tables.exact import CatchUp
 from jaxtribute._src.addons.tables.proof import check_row_wise
+from jaxtribute._src.addons.tables.stacking import grouped
+from jaxtribute._src.addons.tables.stacking import touched as stacked
 from jaxtribute.errors import ArgumentError, ContextError
-from jaxtribute.extending import Context, Cut, Function, Parameters, Slicing, Slots
+from jaxtribute.extending import Context, Cut, Function, Parameters, Slicing, Slots, optax_rules
 from jaxtribute.typing import Nest, Numeric, ReduceOpLike
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ class RowUpdates:
     def __init__(
         self, optimizer: Optimizer, update: Update, parameters: Parameters, slots: Slots, options: Mapping[str, Any]
     ) -> None:
-        self._optimizer, self._slots = optimizer, slots.variables
+        self._optimizer, self._slots, self._parameters = optimizer, slots.variables, parameters
         self._variables = optimizer.trainable_variables
         tables = [place for place, variable in enumerate(self._variables) if variable.policy.by_rows]
         _check_options([self._variables[place] for place in tables], options)
@@ -75,6 +77,7 @@ class RowUpdates:
         self._exact: dict[int, CatchUp] = {}
         """The steps that rows have missed, of tables that are updated exactly."""
         for place in tables:
+            self._policy(place).updates.add(self)
             if self._policy(place).exact:
                 self._begin_exact(place, update, slots)
         self._compiled: Function[..., None] = Function(self._run)
@@ -97,6 +100,22 @@ class RowUpdates:
         policy.updater = weakref.ref(self)
         if catch_up.pending:
             self._exact[place] = catch_up
+
+    def first_slots(self, table: Variable, rows: Any, executor: Any) -> list[tuple[Variable, Any]]:
+        """The slots beside a table's rows, with their values where these rows begin."""
+        place = next(place for place in self._tables if self._variables[place] is table)
+        # Of other tables one row is as good as all.
+        shapes = [(1, *one.shape[1:]) if one.policy.by_rows else one.shape for one in self._variables]
+        params = [jnp.zeros(shape, one.dtype) for shape, one in zip(shapes, self._variables, strict=True)]
+        params[place] = rows
+        with optax_rules():
+            state = Slots.arrays_of(self._optimizer.transform.init(self._parameters.nest(params)))
+        own = [one - len(self._variables) for one in self._tables[place]]
+        found = [(self._slots[one], jnp.asarray(state[one], self._slots[one].dtype)) for one in own]
+        if place in self._exact:
+            catch_up = self._exact[place]
+            found.append((catch_up.last, jnp.broadcast_to(executor.get(catch_up.count), rows.shape[:1])))
+        return found
 
     @property
     def variables(self) -> tuple[Variable, ...]:
@@ -147,11 +166,8 @@ class RowUpdates:
         rows = Reduction(local, finish, idle)
         grads, arrays = list(grads), list(held)
         touched: dict[int, Any] = {}
-        for place, slots in self._tables.items():
-            variable = self._variables[place]
-            policy: Any = variable.policy  # of tables
-            where, values = policy.touched(_as_slices(grads[place], variable), variable, rows)
-            touched[place] = where
+        for place, where, values in self._touched(grads, rows):
+            slots, touched[place] = self._tables[place], where
             grads[place] = _piece(values, replicas)
             for one, array in zip((place, *slots), self._present(place, slots, held, where, executor), strict=True):
                 arrays[one] = _piece(array, replicas)
@@ -168,6 +184,16 @@ class RowUpdates:
         for place, catch_up in self._exact.items():
             catch_up.counted(touched[place], executor)
         return results
+
+    def _touched(self, grads: Sequence[Any], reduction: Reduction) -> Iterator[tuple[int, Any, Any]]:
+        """The places of the tables among the variables, with the rows that a step changes, and their gradients."""
+        places = list(self._tables)
+        tables = [self._variables[place] for place in places]
+        slices = [_as_slices(grads[place], table) for place, table in zip(places, tables, strict=True)]
+        for group in grouped(tables):
+            found = stacked([tables[number] for number in group], [slices[number] for number in group], reduction)
+            for number, (where, values) in zip(group, found, strict=True):
+                yield places[number], where, values
 
     def _present(self, place: int, slots: Sequence[int], held: Sequence[Any], where: Any, executor: Any) -> list[Any]:
         """The rows of a table and of its slots that a step changes, as they are before it."""
