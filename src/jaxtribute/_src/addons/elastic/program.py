@@ -153,7 +153,8 @@ class _Compiled:
 
     def _compile(self, apart: bool) -> None:
         islands = self._mesh.islands
-        pieces = Pieces.of(self._capture.closed, islands.begin_sum, islands.move, self._exchanged, apart=apart)
+        move = islands.move if islands.far else None
+        pieces = Pieces.of(self._capture.closed, islands.begin_sum, move, self._exchanged, apart=apart)
         run: Any = pieces or Programs.as_function(self._capture.closed)
 
         def program(leaves: list[Any], inputs: list[Any]) -> list[Any]:
