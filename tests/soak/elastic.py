@@ -306,6 +306,8 @@ def main() -> int:
         island(options.folder, options.steps, options.virtual, options.pace)
         return 0
     options.steps = STEPS * (options.kills + 1)
+    # The job ends with this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     kills, wrong = soak(options)
     text, met = table(kills)
     print("\n".join([*wrong, text]))
