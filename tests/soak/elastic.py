@@ -30,7 +30,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 120.0
+DEADLINE_S = float(os.environ.get("SOAK_DEADLINE_S", "120"))
+"""Seconds for whatever is waited for."""
 BATCH = 8
 PACE_S = 0.02
 STEPS = 3000
@@ -244,9 +245,9 @@ def drawn(options: argparse.Namespace, number: int, chance: np.random.Generator)
     return [first, second], float(chance.uniform(0, 0.1)) * (number % 10 == 6)
 
 
-def soak(options: argparse.Namespace) -> tuple[list[Kill], list[str]]:
-    """Kills islands; returns what came of it, and what is not as it should be."""
-    chance, kills = np.random.default_rng(options.seed), list[Kill]()
+def soak(options: argparse.Namespace, kills: list[Kill]) -> list[str]:
+    """Kills islands, and adds what came of it; returns what is not as it should be."""
+    chance = np.random.default_rng(options.seed)
     expected = [1] * options.islands
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder), options)
@@ -267,7 +268,7 @@ def soak(options: argparse.Namespace) -> tuple[list[Kill], list[str]]:
         if run.processes() != expected:
             wrong.append(f"{run.processes()} processes were started for the islands, and not {expected}")
     wrong += [f"{kill.again} steps were computed again" for kill in kills if kill.again > len(kill.ranks)]
-    return kills, wrong
+    return wrong
 
 
 def table(kills: list[Kill]) -> tuple[str, bool]:
@@ -308,9 +309,12 @@ def main() -> int:
     options.steps = STEPS * (options.kills + 1)
     # The job ends with this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    kills, wrong = soak(options)
-    text, met = table(kills)
-    print("\n".join([*wrong, text]))
+    kills, wrong = list[Kill](), ["it did not come to its end"]
+    try:
+        wrong = soak(options, kills)
+    finally:
+        text, met = table(kills) if kills else ("no kills", False)
+        print("\n".join([*wrong, text]), flush=True)
     if options.json:
         options.json.write_text(json.dumps({"wrong": wrong, "kills": [asdict(kill) for kill in kills]}, indent=1))
     return int(bool(wrong) or not met)

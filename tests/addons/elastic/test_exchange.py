@@ -314,7 +314,7 @@ def test_a_hundred_views_leave_nothing_behind() -> None:
 
     def here() -> tuple[int, int, int]:
         connections = len(first._links._outgoing) + len(first._links._incoming) + len(first._mail._inbox)
-        return len(os.listdir("/proc/self/fd")), threading.active_count(), connections
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), connections
 
     settings = {"silent_s": 20.0, "timeout_s": 60.0}
     with islands(2, **settings) as made, ThreadPoolExecutor(1) as pool:
