@@ -392,3 +392,33 @@ def test_a_result_that_was_deleted_is_said_to_be_gone() -> None:
     assert journal.entries[1].problem == journal.entries[0].problem
     (entry, second, _) = entries_in(journal.answer(0, view)[1])
     assert entry.problem == second.problem == journal.problem
+
+
+def test_nothing_is_compiled_when_an_island_dies() -> None:
+    """What fewer islands need is compiled while all are there, whoever dies, though shares of a batch differ."""
+    job, counting, compiled = Job(3), threading.Event(), list[str]()
+    data = History(3, 0, [], [7] * 6, []).data()
+    both = threading.Barrier(3, counting.set, timeout=DEADLINE_S)
+
+    def listens(event: str, _: float, **about: Any) -> None:
+        if counting.is_set() and event.endswith("backend_compile_duration"):
+            compiled.append(str(about.get("fun_name")))
+
+    def lived(rank: int) -> Any:
+        with contextlib.closing(job.strategy(rank)) as strategy:
+
+            def each(number: int, _: Any) -> None:
+                if number == 3:
+                    both.wait()
+                    if rank == 1:
+                        raise Killed
+
+            with contextlib.suppress(Killed):
+                return training(strategy, data, compiled=True, each=each)
+
+    jax.monitoring.register_event_duration_secs_listener(listens)
+    with ThreadPoolExecutor(3) as pool:
+        first, _, last = pool.map(lived, range(3))
+    counting.clear()
+    assert first[:2] == last[:2]
+    assert compiled == []
