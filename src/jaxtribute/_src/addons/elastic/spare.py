@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxtribute import Optimizer, Variable, function, value_and_grad
+from jaxtribute._src.addons.live.starting import apply_environment
 from jaxtribute.config import prepare_cpu_backend
 
 _SPARE = "JAXTRIBUTE_SPARE"
@@ -29,6 +30,7 @@ def await_place() -> None:
     if not told:
         sys.exit(0)
     os.environ.update(json.loads(told))
+    apply_environment()
 
 
 def _rehearse() -> None:
