@@ -25,7 +25,7 @@ EXCHANGE = "exchange between islands: "
 Begin = Callable[[list[HostArray], str], Callable[[], Sequence[HostArray]]]
 """Begins an exchange: sends arrays, and returns the function that waits for their sums."""
 Pump = Callable[[], object]
-_STAGE = 4 << 20
+_STAGE = 1 << 20
 """Bytes that are sent as soon as they are there, while the rest of the part before an exchange is computed.
 
 Where islands share a host: never, as there is no cable to wait for, and what sends them takes cores from the rest.
