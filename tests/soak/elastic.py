@@ -194,7 +194,9 @@ class Run:
             killed.add(pid := self.tails[rank].read()[-1].pid)
             moment = time.time()
             os.kill(pid, signal.SIGKILL)
-        self.until(lambda: all(self.live(rank, killed) for rank in range(self.count)))
+        # One that has joined may tell of a step before those that took it with it do.
+        went_on = lambda rank: self.tails[rank].read()[-1].moment > moment  # noqa: E731
+        self.until(lambda: all(map(went_on, others)) and all(self.live(rank, killed) for rank in range(self.count)))
         busy = (starved_s() - starved) / (time.monotonic() - begun)
         joined = [told.moment for rank in ranks if (told := self.live(rank, killed))]
         next_ones = [min(told.moment for told in self.tails[rank].told if told.moment > moment) for rank in others]
