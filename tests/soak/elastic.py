@@ -119,7 +119,8 @@ class Kill:
       apart_s: seconds from the first to the second.
       wait_s: seconds to the next step that the others finished.
       join_s: seconds until all are there.
-      again: steps that an island computed in vain.
+      again: steps that an island computed in vain until then.
+      rejoined: the same after that, until all were there: a step in which the others take one in is done again.
       busy: the share of the time meanwhile in which something waited for a core.
     """
 
@@ -128,6 +129,7 @@ class Kill:
     wait_s: float
     join_s: float
     again: int
+    rejoined: int
     busy: float
 
 
@@ -199,9 +201,11 @@ class Run:
         self.until(lambda: all(map(went_on, others)) and all(self.live(rank, killed) for rank in range(self.count)))
         busy = (starved_s() - starved) / (time.monotonic() - begun)
         joined = [told.moment for rank in ranks if (told := self.live(rank, killed))]
-        next_ones = [min(told.moment for told in self.tails[rank].told if told.moment > moment) for rank in others]
-        again = max(self.tails[rank].told[-1].again - before[rank] for rank in others)
-        return Kill(ranks, apart_s, min(next_ones) - moment, max(joined) - moment, again, busy)
+        nexts = {rank: next(told for told in self.tails[rank].told if told.moment > moment) for rank in others}
+        wait_s = min(told.moment for told in nexts.values()) - moment
+        again = max(told.again - before[rank] for rank, told in nexts.items())
+        rejoined = max(self.tails[rank].told[-1].again - told.again for rank, told in nexts.items())
+        return Kill(ranks, apart_s, wait_s, max(joined) - moment, again, rejoined, busy)
 
     def end(self) -> list[str]:
         """Ends the training; what is not as it should be."""
@@ -261,7 +265,7 @@ def soak(options: argparse.Namespace, kills: list[Kill]) -> list[str]:
                 for rank in kill.ranks:
                     expected[rank] += 1
                 named = " and ".join(map(str, kill.ranks)) + f", {kill.apart_s * 1e3:.0f} ms apart" * bool(kill.apart_s)
-                figures = f"next step after {kill.wait_s:.2f} s, back after {kill.join_s:.1f} s, {kill.again} again"
+                figures = f"next step after {kill.wait_s:.2f} s, back after {kill.join_s:.1f} s, {kill.again} + {kill.rejoined} again"
                 print(f"kill {number + 1} of {named}: {figures}, waits for cores {kill.busy:.0%}", flush=True)
             wrong = run.end()
         finally:
@@ -284,6 +288,7 @@ def table(kills: list[Kill]) -> tuple[str, bool]:
     ]
     lines = [f"| {name} | {value:.2f} s | {bar:g} s |" for name, value, bar in rows]
     lines.append(f"| steps computed again after a kill, most | {max(kill.again for kill in kills)} | 1 a process |")
+    lines.append(f"| steps computed again to take islands in, most | {max(kill.rejoined for kill in kills)} | |")
     lines.append(f"| share of time in which something waited for a core | {np.mean([k.busy for k in kills]):.0%} | |")
     kinds = [len(kill.ranks) == 2 and not kill.apart_s for kill in kills], [kill.apart_s > 0 for kill in kills]
     firsts = sum(0 in kill.ranks for kill in kills)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import threading
@@ -422,3 +423,22 @@ def test_nothing_is_compiled_when_an_island_dies() -> None:
     counting.clear()
     assert first[:2] == last[:2]
     assert compiled == []
+
+
+def test_a_step_that_fails_for_fewer_islands_is_told_while_all_are_there(caplog: pytest.LogCaptureFixture) -> None:
+    def counted(strategy: Any) -> list[float]:
+        @jd.function
+        def step() -> Any:
+            if strategy.num_replicas_in_sync < 2:
+                raise ValueError("two are needed")
+            return strategy.reduce("SUM", strategy.run(lambda: jnp.float32(1)), axis=None)
+
+        return [float(step()) for _ in range(3)]
+
+    with caplog.at_level(logging.WARNING):
+        assert Job(2).run(counted) == [[2.0] * 3] * 2
+    assert "the step () fails once an island dies: ValueError: two are needed" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert Job(2, min_islands=2).run(counted) == [[2.0] * 3] * 2
+    assert "fails once" not in caplog.text

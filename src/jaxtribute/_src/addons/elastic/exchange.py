@@ -53,7 +53,7 @@ class Islands(Exchanges):
     ) -> None:
         self._links = Links(me, addresses, self._heard, self._lost, self._received)
         super().__init__(me, Mail(me, self._links.traffic))
-        self.silent_s, self.timeout_s, self._min_islands = silent_s, timeout_s, min_islands
+        self.silent_s, self.timeout_s, self.min_islands = silent_s, timeout_s, min_islands
         first = View(0, tuple(Island(rank) for rank in range(len(addresses))))
         self.others = len(addresses) - 1
         if not self.others:
@@ -149,9 +149,9 @@ class Islands(Exchanges):
         with self.lock:
             self._await(self._is_settled, "come to an agreement on who goes on")
             self._settle()
-            if len(self.view.members) < self._min_islands:
+            if len(self.view.members) < self.min_islands:
                 raise ClusterError(
-                    f"{len(self.view.members)} of the islands are left, and min_islands is {self._min_islands}. "
+                    f"{len(self.view.members)} of the islands are left, and min_islands is {self.min_islands}. "
                     "HINT: start the job anew, or allow fewer."
                 )
             self._attempt = Attempt(self._committed, self.view)
