@@ -265,7 +265,8 @@ def soak(options: argparse.Namespace, kills: list[Kill]) -> list[str]:
                 for rank in kill.ranks:
                     expected[rank] += 1
                 named = " and ".join(map(str, kill.ranks)) + f", {kill.apart_s * 1e3:.0f} ms apart" * bool(kill.apart_s)
-                figures = f"next step after {kill.wait_s:.2f} s, back after {kill.join_s:.1f} s, {kill.again} + {kill.rejoined} again"
+                figures = f"next step after {kill.wait_s:.2f} s, back after {kill.join_s:.1f} s"
+                figures += f", {kill.again} + {kill.rejoined} again"
                 print(f"kill {number + 1} of {named}: {figures}, waits for cores {kill.busy:.0%}", flush=True)
             wrong = run.end()
         finally:
