@@ -5,13 +5,17 @@ The kernel's token bucket holds the rate; it adds no delay. Both machines share 
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from tests.support.namespaces import Machine, two_machines
 
-from benchmarks.comparison import TENSORFLOW, TORCH, Comparison, Contender, compare
-from benchmarks.peers.jax_steps import WIRE
+from benchmarks.comparison import TENSORFLOW, TORCH, Comparison, Contender, Kind, compare
+from benchmarks.peers.jax_steps import ELASTIC, WIRE
 from benchmarks.suites import DIGITS, LARGE
+from jaxtribute._src.addons.launcher.certificates import write_certificates
 
 RATE = "1gbit"
 BAR = 0.9
@@ -19,6 +23,8 @@ BAR = 0.9
 SMALL_BAR = 0.65
 """Of PyTorch's DistributedDataParallel, where gradients travel as bfloat16."""
 SMALL = f"{WIRE}bfloat16"
+OVERLAP_BAR, OVERLAP_DDP_BAR = 0.75, 0.8
+"""Of the step of workers and of PyTorch's, for islands, which send gradients while others are still computed."""
 
 
 def suite(quick: bool) -> list[Comparison]:
@@ -40,6 +46,7 @@ def suite(quick: bool) -> list[Comparison]:
             steps, rounds = (4, 2) if quick else (steps, 11)
             found.append(compare(name, arguments, contenders, steps=steps, rounds=rounds, workers=2, machines=machines))
         found.append(small_wire(quick, machines))
+        found += overlapped(quick, machines)
     return found
 
 
@@ -53,3 +60,18 @@ def small_wire(quick: bool, machines: Sequence[Machine]) -> Comparison:
     return compare(
         name, arguments, contenders, steps=steps, rounds=rounds, workers=2, machines=machines, tolerance=1e-2
     )
+
+
+def overlapped(quick: bool, machines: Sequence[Machine]) -> list[Comparison]:
+    """Islands beside workers, whose gradients are sent when all are there, and DDP, which sends them in buckets."""
+    found: list[Comparison] = []
+    with tempfile.TemporaryDirectory() as folder:
+        kind = Kind(env=tuple(write_certificates(os.urandom(32), Path(folder)).items()))
+        contenders = [Contender(ELASTIC, kind), Contender("jaxtribute", bar=OVERLAP_BAR)]
+        contenders.append(Contender("ddp", TORCH, OVERLAP_DDP_BAR))
+        for problem, batch in (("transformer-12", 16), (LARGE, 512)):
+            arguments = ["--problem", problem, "--batch", str(batch), "--devices", "1"]
+            name = f"{problem}, batch {batch}, 2 machines, {RATE}, islands"
+            steps, rounds = (2, 2) if quick else (4, 7)
+            found.append(compare(name, arguments, contenders, steps=steps, rounds=rounds, workers=2, machines=machines))
+    return found

@@ -1,12 +1,15 @@
 """Islands of an elastic job are killed again and again, and started again: how long the others wait, and what is lost.
 
-    python -m tests.soak.elastic --islands 3 --kills 10
+    python -m tests.soak.elastic --islands 4 --kills 100 --spares 2 [--virtual 4] [--json FILE]
 
-Prints seconds from a kill to the next finished step, from a kill to the first step of the process that was started
-again, and the steps that were computed again. Checks that each example was seen once, and that all have learned the
-same; with `--virtual 6` that it is to the bit what one island learns which nobody kills. Each kill comes when all
-islands are there, at a random moment; every second one hits the first. Of three islands and more, every tenth kill hits
-two at once, and every tenth a second one while the others recover from the first.
+The job is one of `jaxtribute launch --elastic`. Each kill comes at a random moment after all islands are there; every
+second one hits the first island. Of three islands and more, every tenth kill hits two at once, and every tenth a second
+one while the others recover from the first. Prints seconds from a kill to the next finished step, and to the first step
+of the process that was started again, beside what share of the time something waited for a core.
+
+Checked: each island finishes each step once, and none that is finished is lost; at most one step is computed again for
+each kill; each example was seen once; all have learned the same; no process was started but for those that were killed.
+With `--virtual 4` that it is to the bit what one island learns which nobody kills.
 """
 
 from __future__ import annotations
@@ -14,26 +17,30 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tests.support.processes import free_ports
 
-DEADLINE_S = 120.0
-BATCH = 6
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = float(os.environ.get("SOAK_DEADLINE_S", "120"))
+"""Seconds for whatever is waited for."""
+BATCH = 8
 PACE_S = 0.02
-VIRTUAL = "SOAK_VIRTUAL"
+STEPS = 3000
+"""The most steps for each kill: a process that is started again takes some seconds, and the others go on meanwhile."""
+WAIT_BARS_S, JOIN_BAR_S = (1.0, 3.0), 10.0
+"""Of the median and the 99th percentile from a kill to the next finished step; from a kill until it is made good."""
 
 
-def island(folder: Path, steps: int) -> None:
+def island(folder: Path, steps: int, virtual: int, pace_s: float) -> None:
     """The program of an island."""
     import jax
     import jax.numpy as jnp
@@ -41,242 +48,285 @@ def island(folder: Path, steps: int) -> None:
 
     import jaxtribute as jd
 
-    virtual, pace_s = int(os.environ.get(VIRTUAL, "0")) or None, float(os.environ.get("PACE", PACE_S))
-    strategy = jd.experimental.ElasticStrategy(timeout_s=DEADLINE_S, virtual_replicas=virtual)
+    strategy = jd.experimental.ElasticStrategy(timeout_s=DEADLINE_S, virtual_replicas=virtual or None)
     with strategy.scope():
         w = jd.Variable(jnp.zeros(4))
         seen = jd.Variable(jnp.zeros(steps, jnp.int32), aggregation="SUM")
         optimizer = jd.Optimizer(optax.adam(1e-3), [w])
 
-    def replica(x: jax.Array, number: jax.Array) -> None:
+    def replica(x: jax.Array, number: jax.Array, ends: jax.Array) -> jax.Array:
         _, grads = jd.value_and_grad(lambda: jnp.sum((x @ w - 1) ** 2), [w])()
         optimizer.apply_gradients(zip(grads, [w], strict=True))
         seen.assign_add(jnp.zeros(steps, jnp.int32).at[number].add(x.shape[0]))
+        return jnp.maximum(ends, 0)
 
-    step = jd.function(lambda x, number: strategy.run(replica, (x, number)))
+    step = jd.function(lambda *batch: strategy.reduce("SUM", strategy.run(replica, batch), axis=None))
     chance = np.random.default_rng(0)
     data = (chance.normal(size=(BATCH, 4)).astype("float32") for _ in range(steps))
     islands = strategy.extended.islands_mesh.islands  # pyright: ignore[reportAttributeAccessIssue]
     with (folder / f"island-{strategy.island}").open("a", buffering=1) as file:
         for number, x in enumerate(strategy.experimental_distribute_dataset(data)):
-            replays = islands.newcomer is not None
-            step(x, jnp.int32(number))
-            replays = replays and islands.newcomer is not None
-            file.write(f"{os.getpid()} {number} {time.time()} {islands.again} {int(not replays)}\n")
-            if not replays:
+            # What one island has seen ends the training of all.
+            ends = step(x, jnp.int32(number), jnp.int32((folder / "end").exists()))
+            if islands.newcomer is None:
+                file.write(f"{os.getpid()} {number} {time.time()} {islands.again}\n")
                 time.sleep(pace_s)
+            if ends:
+                break
     np.savez(folder / f"result-{strategy.island}.npz", seen=np.asarray(seen), w=np.asarray(w))
 
 
 class Told(NamedTuple):
-    """A step that an island has finished."""
+    """A step that an island has finished with the others."""
 
     pid: int
     number: int
     moment: float
     again: int
-    live: int
 
 
-class Forked:
-    """A process that is forked from one that has imported all there is, in the manner of `Popen`.
+@dataclass
+class Tail:
+    """What an island tells in its file, read as it comes.
 
-    Args:
-      call: what it runs, and with what.
-      env: its environment variables.
-      output: the file for what it prints.
+    Attributes:
+      file: the file.
+      told: all of it so far.
     """
 
-    def __init__(self, call: tuple[Any, ...], env: dict[str, str], output: Path) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["jaxtribute", "jax.numpy", "optax", "tests.soak.elastic"])
-        self._process = context.Process(target=_forked, args=(call, env, output), daemon=True)
-        self._process.start()
-        assert self._process.pid is not None
-        self.pid = self._process.pid
+    file: Path
+    told: list[Told] = field(default_factory=list)
+    _place: int = 0
 
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        self._process.join(timeout)
-        return self._process.exitcode
-
-    def kill(self) -> None:
-        self._process.kill()
+    def read(self) -> list[Told]:
+        """Everything that has been told by now."""
+        if self.file.exists():
+            with self.file.open("rb") as file:
+                file.seek(self._place)
+                whole, newline, _ = file.read().rpartition(b"\n")
+            self._place += len(whole) + len(newline)
+            parts = [line.split() for line in whole.splitlines()]
+            self.told += [Told(int(pid), int(number), float(at), int(again)) for pid, number, at, again in parts]
+        return self.told
 
 
-def _forked(call: tuple[Any, ...], env: dict[str, str], output: Path) -> None:
-    os.environ.update(env)
-    with output.open("wb") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    function, *arguments = call
-    function(*arguments)
+@dataclass
+class Kill:
+    """A kill, and what came of it.
+
+    Attributes:
+      ranks: the islands.
+      apart_s: seconds from the first to the second.
+      wait_s: seconds to the next step that the others finished.
+      join_s: seconds until all are there.
+      again: steps that an island computed in vain until then.
+      rejoined: the same after that, until all were there: a step in which the others take one in is done again.
+      busy: the share of the time meanwhile in which something waited for a core.
+    """
+
+    ranks: list[int]
+    apart_s: float
+    wait_s: float
+    join_s: float
+    again: int
+    rejoined: int
+    busy: float
+
+
+def starved_s() -> float:
+    """Seconds in which something on this machine waited for a core."""
+    with contextlib.suppress(OSError):
+        return int(Path("/proc/pressure/cpu").read_text().splitlines()[0].rpartition("=")[2]) / 1e6
+    return float("nan")
 
 
 class Run:
-    """The processes of a job.
+    """A job.
 
     Args:
-      folder: where they tell what they do.
-      count: how many islands.
-      steps: how many steps the program takes.
-      fork: True for processes that have all imported when they start.
+      folder: where its islands tell what they do.
+      options: how many of what.
     """
 
-    def __init__(self, folder: Path, count: int, steps: int, fork: bool = False) -> None:
-        self._fork = fork
-        self.folder, self.count, self.steps = folder, count, steps
-        self._addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
-        self.lives = [0] * count
-        self.processes = [self._started(rank) for rank in range(count)]
-
-    def _started(self, rank: int) -> subprocess.Popen[bytes] | Forked:
-        cluster = {"cluster": {"worker": self._addresses}, "task": {"type": "worker", "index": rank}}
-        env = {"TF_CONFIG": json.dumps(cluster), "JAXTRIBUTE_INCARNATION": str(self.lives[rank])}
-        file = self.folder / f"output-{rank}-{self.lives[rank]}"
-        if self._fork:
-            return Forked((island, self.folder, self.steps), env, file)
-        with file.open("wb") as output:
-            return subprocess.Popen(
-                [sys.executable, "-m", "tests.soak.elastic", "--folder", str(self.folder), "--steps", str(self.steps)],
-                env=os.environ | env,
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self.folder, self.count, self.options = folder, options.islands, options
+        self.output = folder / "output"
+        self.tails = [Tail(folder / f"island-{rank}") for rank in range(self.count)]
+        launch = ["jaxtribute.cli", "launch", "--elastic", "--workers", str(self.count), "--devices-per-worker", "1"]
+        launch += ["--spares", str(options.spares), "--max-restarts", str(3 * options.kills)]
+        with self.output.open("wb") as output:
+            self.job = subprocess.Popen(
+                [sys.executable, "-m", *launch, __file__, *self._arguments(folder, options.steps, options.pace)],
+                cwd=ROOT,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
 
-    def told(self, rank: int) -> list[Told]:
-        """What an island has finished, in all its lives."""
-        file = self.folder / f"island-{rank}"
-        lines = file.read_text().splitlines() if file.exists() else []
-        whole = [line.split() for line in lines if line.count(" ") == 4]
-        return [Told(int(a), int(b), float(c), int(d), int(e)) for a, b, c, d, e in whole]
+    def _arguments(self, folder: Path, steps: int, pace_s: float) -> list[str]:
+        return [f"--folder={folder}", f"--steps={steps}", f"--virtual={self.options.virtual}", f"--pace={pace_s}"]
 
-    def live(self, rank: int) -> Told | None:
-        """The last step that an island's present process has taken with the others."""
-        pid = self.processes[rank].pid
-        return next((told for told in reversed(self.told(rank)) if told.pid == pid and told.live), None)
-
-    def await_all(self) -> None:
-        """Waits until all islands train together."""
+    def until(self, condition: Any) -> None:
+        """Waits for a condition."""
         end = time.monotonic() + DEADLINE_S
-        while not all(self.live(rank) for rank in range(self.count)):
-            for rank, process in enumerate(self.processes):
-                if process.poll() not in (None, 0):
-                    output = (self.folder / f"output-{rank}-{self.lives[rank]}").read_text()
-                    raise AssertionError(f"island {rank} ended with {process.poll()}:\n{output}")
-            assert time.monotonic() < end, f"not all have come: {list(map(self.live, range(self.count)))}"
+        while not condition():
+            assert self.job.poll() in (None, 0), f"the job ended with {self.job.returncode}:\n{self.said()}"
+            if time.monotonic() > end:
+                raise TimeoutError(f"waited in vain for {DEADLINE_S:g} s:\n{self.said()}")
             time.sleep(0.005)
 
-    def kill(self, ranks: list[int], apart_s: float = 0.0) -> tuple[float, float]:
-        """Kills islands, one after the other, and starts them again.
+    def said(self) -> str:
+        """The end of what the job has printed."""
+        return self.output.read_text(errors="replace")[-20_000:]
 
-        Returns:
-          seconds from the last kill to the next step of the others, and to the first one of all that were killed.
-        """
-        moment = time.time()
+    def live(self, rank: int, gone: set[int]) -> Told | None:
+        """The first step that an island's present process has taken with the others."""
+        told = self.tails[rank].read()
+        if not told or told[-1].pid in gone:
+            return None
+        return next(each for each in told if each.pid == told[-1].pid)
+
+    def kill(self, ranks: list[int], apart_s: float) -> Kill:
+        """Kills islands, one after the other, and waits until all are there again."""
+        others = [rank for rank in range(self.count) if rank not in ranks]
+        before = {rank: self.tails[rank].read()[-1].again for rank in others}
+        moment, starved, begun = time.time(), starved_s(), time.monotonic()
+        killed = set[int]()
         for number, rank in enumerate(ranks):
             time.sleep(apart_s * (number > 0))
+            killed.add(pid := self.tails[rank].read()[-1].pid)
             moment = time.time()
-            self.processes[rank].kill()
-            self.processes[rank].wait()
-        for rank in ranks:
-            self.lives[rank] += 1
-            self.processes[rank] = self._started(rank)
-        self.await_all()
-        pids = {self.processes[rank].pid for rank in ranks}
-        joined = [next(told for told in self.told(rank) if told.pid in pids and told.live) for rank in ranks]
-        others = [told for other in range(self.count) if other not in ranks for told in self.told(other)]
-        wait = min(told.moment for told in others if told.moment > moment) - moment
-        return wait, max(told.moment for told in joined) - moment
+            os.kill(pid, signal.SIGKILL)
+        # One that has joined may tell of a step before those that took it with it do.
+        went_on = lambda rank: self.tails[rank].read()[-1].moment > moment  # noqa: E731
+        self.until(lambda: all(map(went_on, others)) and all(self.live(rank, killed) for rank in range(self.count)))
+        busy = (starved_s() - starved) / (time.monotonic() - begun)
+        joined = [told.moment for rank in ranks if (told := self.live(rank, killed))]
+        nexts = {rank: next(told for told in self.tails[rank].told if told.moment > moment) for rank in others}
+        wait_s = min(told.moment for told in nexts.values()) - moment
+        again = max(told.again - before[rank] for rank, told in nexts.items())
+        rejoined = max(self.tails[rank].told[-1].again - told.again for rank, told in nexts.items())
+        return Kill(ranks, apart_s, wait_s, max(joined) - moment, again, rejoined, busy)
 
-    def end(self) -> None:
-        """Waits for the end, and checks what all have learned."""
-        end = time.monotonic() + DEADLINE_S + self.steps * PACE_S
-        for process in self.processes:
-            assert process.wait(max(end - time.monotonic(), 0.1)) == 0
+    def end(self) -> list[str]:
+        """Ends the training; what is not as it should be."""
+        (self.folder / "end").touch()
+        assert self.job.wait(DEADLINE_S) == 0, self.said()
+        wrong, count = list[str](), max(tail.read()[-1].number for tail in self.tails) + 1
         results = [np.load(self.folder / f"result-{rank}.npz") for rank in range(self.count)]
-        for result in results:
-            np.testing.assert_array_equal(result["seen"], np.full(self.steps, BATCH))
-            np.testing.assert_array_equal(result["w"], results[0]["w"])
-        if os.environ.get(VIRTUAL):
-            np.testing.assert_array_equal(results[0]["w"], self._alone())
+        expected = self._alone(count) if self.options.virtual else results[0]["w"]
+        for rank, result in enumerate(results):
+            numbers = [told.number for told in self.tails[rank].read()]
+            if sorted(set(numbers)) != numbers:
+                wrong.append(f"island {rank} has finished a step twice, or in another order")
+            if not (result["seen"][:count] == BATCH).all():
+                wrong.append(f"island {rank}: examples were lost, or counted twice")
+            if not np.array_equal(result["w"], expected):
+                wrong.append(f"island {rank} has learned {result['w']}, and not {expected}")
+        # A step that any island has finished all that live have finished: together they have no gap.
+        if {told.number for tail in self.tails for told in tail.told} != set(range(count)):
+            wrong.append("steps are missing")
+        return wrong
 
-    def _alone(self) -> Any:
-        """What one island learns that nobody kills."""
+    def processes(self) -> list[int]:
+        """How many processes each island has had."""
+        return [len({told.pid for told in tail.read()}) for tail in self.tails]
+
+    def _alone(self, steps: int) -> Any:
+        """What one island learns in so many steps that nobody kills."""
         folder = self.folder / "alone"
         folder.mkdir()
-        command = [sys.executable, "-m", "tests.soak.elastic", "--folder", str(folder), "--steps", str(self.steps)]
-        env = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"} | {"PACE": "0"}
-        subprocess.run(command, env=env, check=True, timeout=DEADLINE_S)
+        env = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+        command = [sys.executable, __file__, *self._arguments(folder, steps, 0.0)]
+        subprocess.run(command, env=env, cwd=ROOT, check=True, timeout=DEADLINE_S)
         with np.load(folder / "result-0.npz") as result:
             return result["w"]
 
 
-@contextlib.contextmanager
-def running(count: int, steps: int, fork: bool = False) -> Generator[Run]:
-    """A job, whose processes are ended at last."""
+def drawn(options: argparse.Namespace, number: int, chance: np.random.Generator) -> tuple[list[int], float]:
+    """The islands of a kill, and the seconds between them."""
+    first = 0 if number % 2 == 0 else int(chance.integers(1, options.islands))
+    second = (first + int(chance.integers(1, options.islands))) % options.islands
+    if options.islands < 3 or number % 10 not in (3, 6):
+        return [first], 0.0
+    return [first, second], float(chance.uniform(0, 0.1)) * (number % 10 == 6)
+
+
+def soak(options: argparse.Namespace, kills: list[Kill]) -> list[str]:
+    """Kills islands, and adds what came of it; returns what is not as it should be."""
+    chance = np.random.default_rng(options.seed)
+    expected = [1] * options.islands
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(Path(folder), count, steps, fork)
+        run = Run(Path(folder), options)
         try:
-            yield run
+            run.until(lambda: all(run.live(rank, set()) for rank in range(run.count)))
+            for number in range(options.kills):
+                time.sleep(float(chance.uniform(0, 0.5)))
+                kills.append(kill := run.kill(*drawn(options, number, chance)))
+                for rank in kill.ranks:
+                    expected[rank] += 1
+                named = " and ".join(map(str, kill.ranks)) + f", {kill.apart_s * 1e3:.0f} ms apart" * bool(kill.apart_s)
+                figures = f"next step after {kill.wait_s:.2f} s, back after {kill.join_s:.1f} s"
+                figures += f", {kill.again} + {kill.rejoined} again"
+                print(f"kill {number + 1} of {named}: {figures}, waits for cores {kill.busy:.0%}", flush=True)
+            wrong = run.end()
         finally:
-            for process in run.processes:
-                if process.poll() is None:
-                    process.kill()
-                process.wait()
+            run.job.kill()  # the islands end with it
+            run.job.wait()
+        if run.processes() != expected:
+            wrong.append(f"{run.processes()} processes were started for the islands, and not {expected}")
+    wrong += [f"{kill.again} steps were computed again" for kill in kills if kill.again > len(kill.ranks)]
+    return wrong
 
 
-def soak(count: int, kills: int, steps: int, seed: int = 0, fork: bool = False) -> dict[str, Any]:
-    """Kills islands; returns the figures."""
-    chance = np.random.default_rng(seed)
-    waits: list[float] = []
-    joins: list[float] = []
-    with running(count, steps, fork) as run:
-        run.await_all()
-        for number in range(kills):
-            time.sleep(float(chance.uniform(0, 0.5)))
-            first = 0 if number % 2 == 0 else int(chance.integers(1, count))
-            second = (first + int(chance.integers(1, count))) % count
-            two = count > 2 and number % 10 in (3, 6)
-            ranks, apart_s = (
-                ([first, second], float(chance.uniform(0, 0.1)) * (number % 10 == 6)) if two else ([first], 0)
-            )
-            wait, join = run.kill(ranks, apart_s)
-            waits.append(wait)
-            joins.append(join)
-            named = " and ".join(map(str, ranks)) + (f", {apart_s * 1e3:.0f} ms apart" if apart_s else "")
-            print(f"kill {number + 1} of {named}: next step after {wait:.2f} s, back after {join:.1f} s", flush=True)
-        again = max((told.again for rank in range(count) for told in run.told(rank)), default=0)
-        run.end()
-    return {
-        "kills": kills,
-        "wait_s": {"median": round(float(np.median(waits)), 3), "p99": round(float(np.quantile(waits, 0.99)), 3)},
-        "join_s": {"median": round(float(np.median(joins)), 2), "worst": round(max(joins), 2)},
-        "again": again,
-    }
+def table(kills: list[Kill]) -> tuple[str, bool]:
+    """The figures beside their bars, and whether all are met."""
+    waits, joins = [kill.wait_s for kill in kills], [kill.join_s for kill in kills]
+    rows = [
+        ("kill to next step, median", float(np.median(waits)), WAIT_BARS_S[0]),
+        ("kill to next step, 99th percentile", float(np.quantile(waits, 0.99)), WAIT_BARS_S[1]),
+        ("kill until it is made good, median", float(np.median(joins)), JOIN_BAR_S),
+        ("kill until it is made good, longest", max(joins), JOIN_BAR_S),
+    ]
+    lines = [f"| {name} | {value:.2f} s | {bar:g} s |" for name, value, bar in rows]
+    lines.append(f"| steps computed again after a kill, most | {max(kill.again for kill in kills)} | 1 a process |")
+    lines.append(f"| steps computed again to take islands in, most | {max(kill.rejoined for kill in kills)} | |")
+    lines.append(f"| share of time in which something waited for a core | {np.mean([k.busy for k in kills]):.0%} | |")
+    kinds = [len(kill.ranks) == 2 and not kill.apart_s for kill in kills], [kill.apart_s > 0 for kill in kills]
+    firsts = sum(0 in kill.ranks for kill in kills)
+    title = f"{len(kills)} kills, {firsts} of the first, {sum(kinds[0])} of two, {sum(kinds[1])} in a recovery"
+    head = f"| {title} | measured | bar |\n| --- | --- | --- |"
+    return "\n".join([head, *lines]), all(value <= bar for _, value, bar in rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--islands", type=int, default=3)
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=0)
+def main() -> int:
+    """Runs it; the exit status says whether nothing was lost and all bars are met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--islands", type=int, default=4)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--spares", type=int, default=2)
+    parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--pace", type=float, default=PACE_S)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--fork", action="store_true", help="start processes that have all imported: many more kills")
     parser.add_argument("--virtual", type=int, default=0, help="so many virtual replicas")
-    parser.add_argument("--folder", type=Path)
-    arguments = parser.parse_args()
-    if arguments.folder is not None:
-        island(arguments.folder, arguments.steps)
-        return
-    if arguments.virtual:
-        os.environ[VIRTUAL] = str(arguments.virtual)
-    # A process that is started again takes some seconds, and the others go on meanwhile.
-    steps = arguments.steps or 400 * (arguments.kills + 1)
-    print(json.dumps(soak(arguments.islands, arguments.kills, steps, arguments.seed, arguments.fork)))
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.folder is not None:
+        island(options.folder, options.steps, options.virtual, options.pace)
+        return 0
+    options.steps = STEPS * (options.kills + 1)
+    # The job ends with this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    kills, wrong = list[Kill](), ["it did not come to its end"]
+    try:
+        wrong = soak(options, kills)
+    finally:
+        text, met = table(kills) if kills else ("no kills", False)
+        print("\n".join([*wrong, text]), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps({"wrong": wrong, "kills": [asdict(kill) for kill in kills]}, indent=1))
+    return int(bool(wrong) or not met)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

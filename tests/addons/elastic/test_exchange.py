@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -293,3 +294,44 @@ def test_the_slowest_island_is_named(caplog: pytest.LogCaptureFixture, monkeypat
     assert named
     for text in named:
         assert re.match(r"island [02] has waited \d+\.\d s of the last \d+\.\d s for island 1, which is slower", text)
+
+
+LIVES = 50 if os.environ.get("JAXTRIBUTE_ALL_CASES") else 8
+
+
+def test_a_hundred_views_leave_nothing_behind() -> None:
+    """An island that dies and comes back again and again: no descriptors, no threads and no messages are kept of it."""
+
+    def taken(island: Islands) -> View:
+        view, _ = island.step(lambda view: (view, island.sum([np.ones(20_000)], "sum")))
+        island.journal.append("step", view, None)
+        return view
+
+    def back(island: Islands) -> None:
+        while island.newcomer is not None:
+            island.newcomer.next("step", None)
+        assert len(taken(island).members) == 2
+
+    def here() -> tuple[int, int, int]:
+        connections = len(first._links._outgoing) + len(first._links._incoming) + len(first._mail._inbox)
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), connections
+
+    settings = {"silent_s": 20.0, "timeout_s": 60.0}
+    with islands(2, **settings) as made, ThreadPoolExecutor(1) as pool:
+        first, second = made
+        addresses = [str(address) for address in first._links._addresses]
+        together(made, taken)
+        kept: list[tuple[int, int, int]] = []
+        for life in range(1, LIVES + 1):
+            second.close()
+            assert len(taken(first).members) == 1
+            second = Islands(Island(1, life), addresses, **settings)
+            joined = pool.submit(back, second)
+            while len(taken(first).members) < 2:
+                pass
+            joined.result(60.0)
+            kept.append(here())
+        second.close()
+        assert first.view.number >= 2 * LIVES
+    # A thread of the last life may still be about to end.
+    assert all(late <= early + 3 for early, late in zip(kept[2], kept[-1], strict=True)), (kept[2], kept[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import threading
@@ -392,3 +393,52 @@ def test_a_result_that_was_deleted_is_said_to_be_gone() -> None:
     assert journal.entries[1].problem == journal.entries[0].problem
     (entry, second, _) = entries_in(journal.answer(0, view)[1])
     assert entry.problem == second.problem == journal.problem
+
+
+def test_nothing_is_compiled_when_an_island_dies() -> None:
+    """What fewer islands need is compiled while all are there, whoever dies, though shares of a batch differ."""
+    job, counting, compiled = Job(3), threading.Event(), list[str]()
+    data = History(3, 0, [], [7] * 6, []).data()
+    both = threading.Barrier(3, counting.set, timeout=DEADLINE_S)
+
+    def listens(event: str, _: float, **about: Any) -> None:
+        if counting.is_set() and event.endswith("backend_compile_duration"):
+            compiled.append(str(about.get("fun_name")))
+
+    def lived(rank: int) -> Any:
+        with contextlib.closing(job.strategy(rank)) as strategy:
+
+            def each(number: int, _: Any) -> None:
+                if number == 3:
+                    both.wait()
+                    if rank == 1:
+                        raise Killed
+
+            with contextlib.suppress(Killed):
+                return training(strategy, data, compiled=True, each=each)
+
+    jax.monitoring.register_event_duration_secs_listener(listens)
+    with ThreadPoolExecutor(3) as pool:
+        first, _, last = pool.map(lived, range(3))
+    counting.clear()
+    assert first[:2] == last[:2]
+    assert compiled == []
+
+
+def test_a_step_that_fails_for_fewer_islands_is_told_while_all_are_there(caplog: pytest.LogCaptureFixture) -> None:
+    def counted(strategy: Any) -> list[float]:
+        @jd.function
+        def step() -> Any:
+            if strategy.num_replicas_in_sync < 2:
+                raise ValueError("two are needed")
+            return strategy.reduce("SUM", strategy.run(lambda: jnp.float32(1)), axis=None)
+
+        return [float(step()) for _ in range(3)]
+
+    with caplog.at_level(logging.WARNING):
+        assert Job(2).run(counted) == [[2.0] * 3] * 2
+    assert "the step () fails once an island dies: ValueError: two are needed" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert Job(2, min_islands=2).run(counted) == [[2.0] * 3] * 2
+    assert "fails once" not in caplog.text

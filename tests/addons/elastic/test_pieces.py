@@ -168,7 +168,7 @@ def test_what_is_large_is_sent_while_the_rest_is_computed(monkeypatch: pytest.Mo
         return finish
 
     closed = jax.make_jaxpr(program)(*weights, x)
-    pieces = Pieces.of(closed, begin)
+    pieces = Pieces.of(closed, begin, bool)
     assert pieces is not None
     results = pieces(*weights, x)
     for result, expected in zip(results, as_function(closed)(*weights, x), strict=True):
@@ -177,6 +177,12 @@ def test_what_is_large_is_sent_while_the_rest_is_computed(monkeypatch: pytest.Mo
     large = (width, width)
     stages = [[large], [large], [large, ()]]
     assert kinds == [*(("begun", stage) for stage in stages), *(("finished", stage) for stage in stages)]
+    # Each piece has what its gradient needs, and nothing that only those of the layers below need.
+    first, *_ = pieces._pieces
+    products = [
+        str(jax.make_jaxpr(piece.run)(*[var.aval for var in piece.inputs])).count("dot_general") for piece in first
+    ]
+    assert products == [4, 2, 2]
     # In the order in which the backward pass makes them.
     gradients = [arrays[0] for kind, arrays in told if kind == "begun"]
     for gradient, expected, w in zip(gradients, results[2::-1], weights[::-1], strict=True):

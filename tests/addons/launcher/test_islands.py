@@ -156,7 +156,7 @@ def test_a_stopped_island_does_not_hold_up_the_end(capsys: pytest.CaptureFixture
 
 SPARE = """
 if test -n "$JAXTRIBUTE_SPARE"; then
-    test -z "$TF_CONFIG" || exit 3
+    test -z "$TF_CONFIG$JAXTRIBUTE_RUN" || exit 3
     told=$(cat /dev/fd/$JAXTRIBUTE_SPARE)
     echo "${told:-nothing}" >> spares
     exit 0
@@ -174,8 +174,9 @@ def test_a_spare_takes_the_place_of_an_island_that_dies(capsys: pytest.CaptureFi
 
     await_spare = "until test -s spares; do sleep 0.02; done"
     script = SPARE + RECORD + f"test $index = 1 && kill -9 $$; {await_spare}"
-    assert go(script, bare=True, workers=2, max_restarts=1, spares=1) == 0
+    assert go(script, bare=True, workers=2, max_restarts=1, spares=1, variables={"JAXTRIBUTE_RUN": "run"}) == 0
     environment = json.loads(told()[0])
+    assert environment["JAXTRIBUTE_RUN"] == "run"
     assert json.loads(environment["TF_CONFIG"])["task"]["index"] == 1
     assert environment["JAXTRIBUTE_INCARNATION"] == "1"
     assert starts() == [(0, 0), (1, 0)]

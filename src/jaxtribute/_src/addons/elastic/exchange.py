@@ -12,39 +12,32 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-
 from jaxtribute._src.addons.elastic.attempt import Attempt
+from jaxtribute._src.addons.elastic.exchanges import Exchanges
 from jaxtribute._src.addons.elastic.joining import ASKS, STATE, Newcomer, answer
 from jaxtribute._src.addons.elastic.journal import Journal
 from jaxtribute._src.addons.elastic.links import Lane, Links
 from jaxtribute._src.addons.elastic.mail import Mail
 from jaxtribute._src.addons.elastic.membership import Island, Kind, Membership, Message, Send, State, View
 from jaxtribute._src.addons.elastic.messages import Status, decoded, encoded
-from jaxtribute._src.addons.elastic.packing import Parcel
 from jaxtribute._src.addons.elastic.presence import Presence
 from jaxtribute._src.addons.elastic.progress import Progress
-from jaxtribute._src.addons.elastic.sums import Finish, begun
 from jaxtribute._src.addons.elastic.traffic import Head
-from jaxtribute._src.addons.elastic.virtual import summed
 from jaxtribute.errors import ClusterError, DeadlineError, JaxtributeError
-from jaxtribute.typing import HostArray
 
 R = TypeVar("R")
 
 _TICK_S = 0.05
 _CONTROL_S = 0.2
-_MOMENT_S = 0.001
 _JOIN_LIMIT_S = 20.0
 """Seconds that the others wait for an island that they have taken in."""
 _CONFIRM = -1
 """The place in a step of the message that an island holds it."""
 
 
-class Islands:
+class Islands(Exchanges):
     """This island among the others.
 
     Args:
@@ -58,7 +51,9 @@ class Islands:
     def __init__(
         self, me: Island, addresses: Sequence[str], silent_s: float, timeout_s: float, min_islands: int = 1
     ) -> None:
-        self.me, self.silent_s, self.timeout_s, self._min_islands = me, silent_s, timeout_s, min_islands
+        self._links = Links(me, addresses, self._heard, self._lost, self._received)
+        super().__init__(me, Mail(me, self._links.traffic))
+        self.silent_s, self.timeout_s, self.min_islands = silent_s, timeout_s, min_islands
         first = View(0, tuple(Island(rank) for rank in range(len(addresses))))
         self.others = len(addresses) - 1
         if not self.others:
@@ -75,13 +70,10 @@ class Islands:
         self._committed = 0
         self.again = 0
         """Number of steps that this island has computed in vain, as another one had died."""
-        self._attempt: Attempt | None = None
         self._progress = Progress(me, None if joins else first)
         self._presence = Presence()
         self._sends: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closed = False
-        self._links = Links(me, addresses, self._heard, self._lost, self._received)
-        self._mail = Mail(me, self._links.traffic)
         self._links.begin()
         threading.Thread(target=self._speak, name="islands: speaking", daemon=True).start()
         try:
@@ -100,6 +92,11 @@ class Islands:
         view = self.membership.view
         assert view is not None
         return view
+
+    @property
+    def far(self) -> bool:
+        """True if islands are on several hosts: what is sent between them takes more time than processors."""
+        return self._links.far
 
     @property
     def seen_view(self) -> View:
@@ -152,9 +149,9 @@ class Islands:
         with self.lock:
             self._await(self._is_settled, "come to an agreement on who goes on")
             self._settle()
-            if len(self.view.members) < self._min_islands:
+            if len(self.view.members) < self.min_islands:
                 raise ClusterError(
-                    f"{len(self.view.members)} of the islands are left, and min_islands is {self._min_islands}. "
+                    f"{len(self.view.members)} of the islands are left, and min_islands is {self.min_islands}. "
                     "HINT: start the job anew, or allow fewer."
                 )
             self._attempt = Attempt(self._committed, self.view)
@@ -262,108 +259,6 @@ class Islands:
     def _commit(self) -> None:
         self._committed += 1
         self._mail.forget(self.view.number, self._committed)
-
-    # Exchanges.
-
-    def sum(self, arrays: Sequence[HostArray], what: str) -> list[HostArray]:
-        """The sums of all islands' arrays; zeros if the step has failed, which the program finds out at its end."""
-        return self.begin_sum(arrays, what)()
-
-    def begin_sum(self, arrays: Sequence[HostArray], what: str) -> Callable[[], list[HostArray]]:
-        """Begins to send arrays; returns what waits for their sums, to be called in the order of the beginnings."""
-        begun = self._tried(lambda attempt: self._begun(attempt, Parcel(arrays, what)))
-
-        def sums() -> list[HostArray]:
-            found = self._tried(lambda _: begun() if begun is not None else None)
-            return [np.zeros_like(array) for array in arrays] if found is None else found
-
-        return sums
-
-    def move(self) -> None:
-        """Sends and receives what has been begun, for a moment."""
-        self._mail.traffic.move(_MOMENT_S)
-
-    def gather(self, arrays: Sequence[HostArray], what: str) -> list[list[HostArray]]:
-        """All islands' arrays, in the order of their ranks; this one's alone if the step has failed."""
-        parcel = Parcel(arrays, what)
-
-        def parts(attempt: Attempt) -> list[list[HostArray]] | None:
-            members = attempt.view.members
-            got = self._exchanged(attempt, dict.fromkeys(members, parcel))
-            return None if got is None else parcel.parts(members, self.me, got)
-
-        return self._tried(parts) or [list(arrays)]
-
-    def sum_in_order(self, replicas: Sequence[Sequence[HostArray]], count: int, what: str) -> list[HostArray]:
-        """The sums over replicas of which islands have several: the same bits whoever has which.
-
-        Args:
-          replicas: the arrays of each of this island's.
-          count: the number of all.
-          what: names the exchange.
-        """
-        # All must agree on the number: parts of another tree would be sums of other replicas.
-        what = f"{what} of {count} replicas"
-        sums = self._tried(
-            lambda attempt: summed(self.me, attempt.view, replicas, count, what, partial(self._exchanged, attempt))
-        )
-        return [np.zeros_like(array) for array in replicas[0]] if sums is None else list(sums)
-
-    def _tried(self, exchange: Callable[[Attempt], R | None]) -> R | None:
-        """Results of an exchange; None if the step has failed."""
-        attempt = self._attempt
-        assert attempt is not None
-        try:
-            return exchange(attempt)
-        except ClusterError as error:
-            attempt.error = error
-            return None
-
-    def _begun(self, attempt: Attempt, parcel: Parcel) -> Finish:
-        post, collect = partial(self._posted, attempt), partial(self._collected, attempt)
-        return begun(self.me, attempt.view.members, parcel, post, collect)
-
-    def _exchanged(
-        self, attempt: Attempt, parcels: dict[Island, Parcel], senders: Sequence[Island] | None = None
-    ) -> dict[Island, memoryview] | None:
-        """Sends other islands their parcels, and waits for those of `senders`, or all; None if the view has changed."""
-        return self._collected(attempt, self._posted(attempt, parcels), senders)
-
-    def _posted(self, attempt: Attempt, parcels: dict[Island, Parcel]) -> Head | None:
-        """Begins to send other islands their parcels; None if the step has failed."""
-        if attempt.failed or attempt.error is not None:
-            return None
-        head = (attempt.view.number, attempt.step, attempt.place)
-        attempt.place += 1
-        self._mail.post({other: parcels[other] for other in self._others(attempt) if parcels}, head)
-        return head
-
-    def _collected(
-        self, attempt: Attempt, head: Head | None, senders: Sequence[Island] | None = None
-    ) -> dict[Island, memoryview] | None:
-        """The parcels of `senders`, or of all others, once they are here; None if the view has changed."""
-        has_failed = attempt.failed or attempt.error is not None
-        got = None if head is None or has_failed else self._awaited(attempt, head, senders)
-        if got is None:
-            attempt.failed = True
-        return got
-
-    def _awaited(
-        self, attempt: Attempt, head: Head, senders: Sequence[Island] | None = None
-    ) -> dict[Island, memoryview] | None:
-        others, start = self._others(attempt), time.monotonic()
-        whom = others if senders is None else senders
-        complete = lambda: self.view is not attempt.view or self._mail.is_complete(head, whom, others)  # noqa: E731
-        missing = lambda: self._mail.missing(head, whom)  # noqa: E731
-        try:
-            self._await(complete, f"take part in step {attempt.step}", missing, self._mail.traffic.move)
-        except JaxtributeError as error:
-            attempt.error = error
-            return None
-        return None if self.view is not attempt.view else self._mail.taken(head, start)
-
-    def _others(self, attempt: Attempt) -> list[Island]:
-        return [member for member in attempt.view.members if member != self.me]
 
     def _await(
         self,

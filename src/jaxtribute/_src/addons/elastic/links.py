@@ -111,6 +111,11 @@ class Links:
             (own.host, own.port), family=family, backlog=4 * len(addresses), reuse_port=reserved
         )
 
+    @property
+    def far(self) -> bool:
+        """True if the islands' addresses are on several hosts."""
+        return len({address.host for address in self._addresses}) > 1
+
     def begin(self) -> None:
         """Begins to take connections: from now on the functions are called."""
         _in_thread("islands: accepting", self._accept)

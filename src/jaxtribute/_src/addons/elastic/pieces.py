@@ -24,8 +24,12 @@ EXCHANGE = "exchange between islands: "
 """Before what an exchange is for, in the name of its call in a program."""
 Begin = Callable[[list[HostArray], str], Callable[[], Sequence[HostArray]]]
 """Begins an exchange: sends arrays, and returns the function that waits for their sums."""
-_STAGE = 4 << 20
-"""Bytes that are sent as soon as they are there, while the rest of the part before an exchange is computed."""
+Pump = Callable[[], object]
+_STAGE = 1 << 20
+"""Bytes that are sent as soon as they are there, while the rest of the part before an exchange is computed.
+
+Where islands share a host: never, as there is no cable to wait for, and what sends them takes cores from the rest.
+"""
 
 
 class _Whole(Exception):  # noqa: N818
@@ -68,9 +72,10 @@ class _Cut:
 
     Args:
       eqns: their calls.
+      most: bytes that are sent as soon as they are there, while the rest is computed; None for all at once.
     """
 
-    def __init__(self, eqns: Sequence[Any]) -> None:
+    def __init__(self, eqns: Sequence[Any], most: int | None) -> None:
         atoms = [atom for eqn in eqns for atom in eqn.invars]
         sums = [var for eqn in eqns for var in eqn.outvars]
         self.what = ", ".join(dict.fromkeys(_exchange_of(eqn) or "" for eqn in eqns))
@@ -84,14 +89,13 @@ class _Cut:
             alone = len(places) == 1
             self.sent.append(packed.atoms[0] if alone else packed)
             self.got.append(packed.sums[0] if alone else packed)
-
-        self.stages = _stages(self.sent)
+        self.stages = _stages(self.sent, math.inf if most is None else most)
         self.got = [self.got[place] for stage in self.stages for place in stage]
         self.packed = [each for each in self.sent if isinstance(each, _Packed)]
         self.alone = [each for each in self.sent if not isinstance(each, _Packed)]
 
 
-def _stages(sent: Sequence[Any]) -> list[list[int]]:
+def _stages(sent: Sequence[Any], most: float) -> list[list[int]]:
     """The places of values by when they are sent. They tell by sizes alone, which are the same on all islands.
 
     From the end: what belongs to the last layer is there first in a backward pass. Small ones come last.
@@ -100,7 +104,7 @@ def _stages(sent: Sequence[Any]) -> list[list[int]]:
     stages: list[list[int]] = [[]]
     for place in reversed(range(len(sent))):
         if sizes[place] >= ALONE:
-            if sum(sizes[other] for other in stages[-1]) >= _STAGE:
+            if sum(sizes[other] for other in stages[-1]) >= most:
                 stages.append([])
             stages[-1].append(place)
     stages[-1] += [place for place, size in enumerate(sizes) if size < ALONE]
@@ -161,20 +165,20 @@ class Pieces:
     Args:
       program: one that `_flat` has written out.
       begin: begins to sum arrays over the islands.
-      pump: lets what has been begun go on, for a moment.
+      pump: lets what has been begun go on, for a moment; None if nothing is to be sent while the rest is computed.
       exchanged: called after the last exchange, before the piece behind it runs.
       apart: True if each exchange is to be made alone.
     """
 
     def __init__(
-        self, program: Any, begin: Begin, pump: Callable[[], object], exchanged: Callable[[], object], apart: bool
+        self, program: Any, begin: Begin, pump: Pump | None, exchanged: Callable[[], object], apart: bool
     ) -> None:
         self._program, self._begin, self._pump, self._exchanged = program, begin, pump, exchanged
         whole = Programs.opened(program)
         self._inputs, self._outputs = list(whole.invars), list(whole.outvars)
         self._constants = dict(zip(whole.constvars, Programs.constants(program), strict=True))
         parts = parts_of(whole.eqns, lambda eqn: _exchange_of(eqn) is not None, apart)
-        self._cuts = [_Cut(part.exchanges) for part in parts[:-1]]
+        self._cuts = [_Cut(part.exchanges, _STAGE if pump else None) for part in parts[:-1]]
         self._packs = {var: packed for cut in self._cuts for packed in cut.packed for var in packed.sums}
         self._pieces = self._compiled(parts)
 
@@ -206,7 +210,7 @@ class Pieces:
         cls,
         program: Any,
         begin: Begin,
-        pump: Callable[[], object] = bool,
+        pump: Pump | None = None,
         exchanged: Callable[[], object] = bool,
         *,
         apart: bool = False,
@@ -273,7 +277,7 @@ class Pieces:
     def _begun_stage(self, cut: _Cut, stage: list[int], values: dict[Any, Any]) -> Callable[[], Sequence[HostArray]]:
         """Begins to send values as soon as they are computed, while later ones still are."""
         given: list[Any] = [_read(cut.sent[place], values) for place in stage]
-        if len(cut.stages) > 1:
+        if self._pump is not None and len(cut.stages) > 1:
             # What is on its way goes on meanwhile.
             while not all(array.is_ready() for array in given if hasattr(array, "is_ready")):
                 self._pump()
@@ -341,15 +345,22 @@ class ReplicaPieces(Pieces):
 
 
 def _staged(eqns: list[Any], cut: _Cut) -> list[list[Any]]:
-    """The operations before an exchange, up to where each of its stages can be sent."""
-    made = {var: place + 1 for place, eqn in enumerate(eqns) for var in eqn.outvars}
+    """The operations before an exchange: for each of its stages what that needs and no earlier one does."""
     stages: list[list[Any]] = []
-    start = 0
     for stage in cut.stages[:-1]:
-        stop = max([start, *(made.get(var, 0) for var in Programs.used_by([], [cut.sent[place] for place in stage]))])
-        stages.append(eqns[start:stop])
-        start = stop
-    return [*stages, eqns[start:]]
+        needed = Programs.used_by([], [cut.sent[place] for place in stage])
+        found, rest, effect = list[Any](), list[Any](), False
+        for eqn in reversed(eqns):
+            # Those with effects stay in their order.
+            if any(var in needed for var in eqn.outvars) or (effect and eqn.effects):
+                needed |= Programs.used_by([eqn])
+                effect |= bool(eqn.effects)
+                found.append(eqn)
+            else:
+                rest.append(eqn)
+        stages.append(found[::-1])
+        eqns = rest[::-1]
+    return [*stages, eqns]
 
 
 def _read(atom: Any, values: dict[Any, Any]) -> Any:

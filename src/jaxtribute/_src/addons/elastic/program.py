@@ -65,7 +65,9 @@ class IslandProgram:
 
     def rehearse(self, leaves: Sequence[Any], view: View) -> None:
         """Compiles the function for a view, by a call of which nothing is kept."""
-        jax.block_until_ready(self._taken(leaves, None, view, blank=True)[1])
+        # A newcomer's variables have no values yet; of others there need not be a second copy.
+        blank = self._mesh.islands.newcomer is not None
+        jax.block_until_ready(self._taken(leaves, None, view, blank=blank)[1])
 
     def _taken(
         self, leaves: Sequence[Any], within: EagerStep | None, view: View, *, blank: bool = False, is_step: bool = False
@@ -153,7 +155,8 @@ class _Compiled:
 
     def _compile(self, apart: bool) -> None:
         islands = self._mesh.islands
-        pieces = Pieces.of(self._capture.closed, islands.begin_sum, islands.move, self._exchanged, apart=apart)
+        move = islands.move if islands.far else None
+        pieces = Pieces.of(self._capture.closed, islands.begin_sum, move, self._exchanged, apart=apart)
         run: Any = pieces or Programs.as_function(self._capture.closed)
 
         def program(leaves: list[Any], inputs: list[Any]) -> list[Any]:

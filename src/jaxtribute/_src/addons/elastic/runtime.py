@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ from jaxtribute.extending import Context, Overlay, ReplicaMesh, TracedProgram, T
 from jaxtribute.typing import Array, Device, HostArray
 
 R = TypeVar("R")
+_LOG = logging.getLogger(__name__)
 
 
 class Place:
@@ -55,6 +57,8 @@ class IslandMesh(ReplicaMesh):
         """The variable whose old value is of no use to the program: it is being assigned."""
         islands.state, islands.bind = self.register.state, self.register.take
         self._pinned: View | None = None
+        self._prepared: set[str] = set()
+        """The steps that are compiled for one island fewer."""
         self._traced: weakref.WeakKeyDictionary[Any, View] = weakref.WeakKeyDictionary()
         """The view that each function is traced for."""
         from jaxtribute._src.addons.elastic.program import IslandProgram  # it needs this module
@@ -70,8 +74,7 @@ class IslandMesh(ReplicaMesh):
             return body(self._pinned)
         newcomer = self.islands.newcomer
         if newcomer is not None:
-            rehearse = kind.rehearse
-            prepare = None if rehearse is None else lambda view: self._pinning(view, rehearse)
+            prepare = None if kind.rehearse is None else lambda view: self._rehearse(kind, view)
             entry = newcomer.next(kind.signature, prepare)
             if entry is not None:
                 return self._pinning(entry.view, lambda view: self._replayed(kind, entry, view))
@@ -83,7 +86,39 @@ class IslandMesh(ReplicaMesh):
 
         result = self.islands.step(within)
         self.islands.journal.append(kind.signature, tried[0], kind.kept(result))
-        return kind.finished(result, tried[0])
+        finished = kind.finished(result, tried[0])
+        self._prepare(kind, tried[0])
+        return finished
+
+    def _prepare(self, kind: Step[Any], view: View) -> None:
+        """Compiles a step for one island fewer, so that nobody waits for that when one dies."""
+        if kind.rehearse is not None and kind.signature not in self._prepared and self._fewer(view):
+            self.islands.rehearse(self.islands.committed, view, lambda _: self._rehearse_fewer(kind, view))
+
+    def _fewer(self, view: View) -> list[View]:
+        """The views to be ready for if all islands are there: this one's rows depend on who dies, before or behind."""
+        islands = self.islands
+        others = [member for member in view.members if member != islands.me]
+        if len(others) < max(islands.others, islands.min_islands) or self.replicas.virtual is not None:
+            return []
+        lost = dict.fromkeys([*others[:1], *others[-1:]])
+        return [View(view.number + 1, tuple(each for each in view.members if each != member)) for member in lost]
+
+    def _rehearse(self, kind: Step[Any], view: View) -> None:
+        assert kind.rehearse is not None
+        self._pinning(view, kind.rehearse)
+        self._rehearse_fewer(kind, view)
+
+    def _rehearse_fewer(self, kind: Step[Any], view: View) -> None:
+        assert kind.rehearse is not None
+        self._prepared.add(kind.signature)
+        for fewer in self._fewer(view):
+            try:
+                self._pinning(fewer, kind.rehearse)
+            except Exception as error:  # noqa: BLE001  # it may never come to that
+                _LOG.warning(
+                    "the step %s fails once an island dies: %s: %s", kind.signature, type(error).__name__, error
+                )
 
     @property
     def in_step(self) -> bool:

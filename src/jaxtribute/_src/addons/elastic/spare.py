@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 
 import jax
 import jax.numpy as jnp
+import optax
 
+from jaxtribute import Optimizer, Variable, function, value_and_grad
+from jaxtribute._src.addons.live.starting import apply_environment
 from jaxtribute.config import prepare_cpu_backend
 
 _SPARE = "JAXTRIBUTE_SPARE"
@@ -20,10 +24,29 @@ def await_place() -> None:
     if not text:
         return
     prepare_cpu_backend()
-    # What takes long, and is the same for all: the devices, and the first program.
-    jax.block_until_ready(jax.jit(jnp.add)(jnp.zeros(1), jnp.ones(1)))
+    _rehearse()
     with os.fdopen(int(text), "rb") as pipe:
         told = pipe.read()
     if not told:
         sys.exit(0)
     os.environ.update(json.loads(told))
+    apply_environment()
+
+
+def _rehearse() -> None:
+    """Trains a little, alone: what takes long at first, and is the same for all, is over when there is a place."""
+    from jaxtribute._src.addons.elastic.strategy import ElasticStrategy  # it needs this module
+
+    with contextlib.closing(ElasticStrategy()) as strategy:
+        with strategy.scope():
+            w = Variable(jnp.zeros(2), name="w")
+            optimizer = Optimizer(optax.adam(0.1), [w])
+
+        def replica(x: jax.Array) -> jax.Array:
+            value, gradients = value_and_grad(lambda: jnp.sum((x * w) ** 2), [w])()
+            optimizer.apply_gradients(zip(gradients, [w], strict=True))
+            return value
+
+        step = function(lambda x: strategy.reduce("SUM", strategy.run(replica, (x,)), axis=None))
+        for x in strategy.experimental_distribute_dataset([jnp.ones((2, 2))] * 2):
+            step(x)

@@ -12,6 +12,7 @@ from jaxtribute._src.addons.launcher.attempt import Program, start_rank
 from jaxtribute._src.addons.launcher.environment import SPARE, TF_CONFIG
 from jaxtribute._src.addons.launcher.family import Family, Process
 from jaxtribute._src.addons.launcher.output import OutputReader, RankOutput
+from jaxtribute._src.addons.live.starting import RUN
 
 _AGAIN_S = 3.0
 """Seconds from when a spare is taken to the start of another: the islands have better things to do meanwhile."""
@@ -30,7 +31,9 @@ class _Spare:
     def __init__(self, family: Family, program: Program) -> None:
         reading, self._pipe = os.pipe()
         self._environment = {**program.environment, SPARE: str(reading)}
-        self._environment.pop(TF_CONFIG, None)
+        # It has no rank yet, under which it could record what it does.
+        for name in (TF_CONFIG, RUN):
+            self._environment.pop(name, None)
         # A rank's output, as its lines are that rank's once it has one.
         self._output = program.output
         waiting = Program(program.command, self._environment, program.output)
