@@ -9,7 +9,7 @@ import sys
 import jax
 import jax.numpy as jnp
 
-from jaxtribute.config import prepare_cpu_backend
+from jaxtribute.config import prepare_cpu_backend, record_run
 
 _SPARE = "JAXTRIBUTE_SPARE"
 
@@ -27,3 +27,5 @@ def await_place() -> None:
     if not told:
         sys.exit(0)
     os.environ.update(json.loads(told))
+    if run := os.environ.pop("JAXTRIBUTE_RUN", ""):
+        record_run(run)

@@ -150,7 +150,8 @@ def _launched(arguments: argparse.Namespace, options: Options) -> int:
     # Machine 0 starts the job and starts it again, so its launcher keeps the record.
     if arguments.run is None or options.node_rank:
         return launch(options)
-    return JobRecorder(arguments.run, options.command).run(lambda: launch(options))
+    recorder = JobRecorder(arguments.run, options.command)
+    return recorder.run(lambda: launch(replace(options, told=recorder.note_island)))
 
 
 def _options(arguments: argparse.Namespace) -> Options:
