@@ -218,7 +218,7 @@ def test_another_launcher_of_machine_0_takes_the_place_of_one_that_was_lost(caps
         await until(started(restart=0, ranks=3))
         assert first._meeting is not None  # pyright: ignore[reportPrivateUsage]
         # As a process that is killed leaves it: its connections end, and nobody is told how the job did.
-        for node in first._meeting.present.values():  # pyright: ignore[reportPrivateUsage]
+        for node in list(first._meeting.present.values()):  # pyright: ignore[reportPrivateUsage]
             await node.line.close()
         first._meeting.present.clear()  # pyright: ignore[reportPrivateUsage]
         job.cancel()

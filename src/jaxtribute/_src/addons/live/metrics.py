@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jaxtribute._src.addons.live.state import TROUBLE
 from jaxtribute.typing import Json
@@ -45,15 +45,19 @@ def _samples(state: dict[str, Json]) -> Iterator[Sample]:
     for kind in sorted(TROUBLE):
         yield "events", {"kind": kind}, kinds[kind]
     yield "notices", {}, len(state["notices"])
-    for name, key in (("worker_state_seconds", "seconds"), ("worker_memory_bytes", "rss")):
-        for worker in state["workers"]:
-            if worker[key] is not None:
-                yield name, {"worker": str(worker["rank"]), "state": worker["event"]}, worker[key]
+    yield from _of_workers(state["workers"])
     for name, points in state["metrics"].items():
         if points:
             yield "metric", {"name": name}, points[-1][2]
     for name in ("view", "changes", "recovery", "restarts") if state["islands"] else ():
         yield f"islands_{name}", {}, state["islands"][name]
+
+
+def _of_workers(workers: Sequence[dict[str, Json]]) -> Iterator[Sample]:
+    for name, key in (("worker_state_seconds", "seconds"), ("worker_memory_bytes", "rss")):
+        for worker in workers:
+            if worker[key] is not None:
+                yield name, {"worker": str(worker["rank"]), "state": worker["event"]}, worker[key]
 
 
 def _escaped(text: str) -> str:
