@@ -80,7 +80,7 @@ def in_words(returncode: int) -> str:
     return f"was killed by {name}"
 
 
-_LOST = re.compile(r"since worker (\d+) \(.*?\) was lost")
+_LOST = re.compile(r"worker (\d+) \([^()]*\) was lost")
 CAUSE_S = 3.0
 """Seconds that the rank that caused a failure may take to end once another has ended because of it."""
 DRAIN_S = 1.0
@@ -216,9 +216,9 @@ class Attempt:
         told = failure(ExitCode.ELSEWHERE, rank, self._programs[rank].output, killed)
         named = [_LOST.search(line.decode(errors="replace")) for line in self._programs[rank].output.lines()]
         lost = next((int(match[1]) for match in reversed(named) if match), None)
-        if lost is None or told.traceback:
+        if lost is None:
             return told
-        return replace(told, rank=lost, words=f"was lost, as rank {rank} says: it gave no sign of life")
+        return replace(told, rank=lost, words=f"was lost, as rank {rank} says: it gave no sign of life", traceback="")
 
 
 SAME = 3
