@@ -131,8 +131,11 @@ def _add_apart(found: Goodput, workers: Sequence[Worker], attempt: Attempt, ende
         # Before its first start the process was being made; the gaps after that are those between two processes.
         first = max(float(table[0, 0]), attempt.start) if len(table) else ended
         missing = max(0.0, ended - attempt.start - told)
-        bar["other"] += min(missing, first - attempt.start)
-        bar["recovery"] += max(0.0, missing - (first - attempt.start))
+        # Nor is one made that ended well before the others.
+        over = bool(worker.ends) and worker.ends[-1] >= max(worker.starts, default=0.0)
+        idle = first - attempt.start + (max(0.0, ended - worker.ends[-1]) if over else 0.0)
+        bar["other"] += min(missing, idle)
+        bar["recovery"] += max(0.0, missing - idle)
 
 
 def _move_recovery(table: HostArray, since: float, until: float) -> None:
