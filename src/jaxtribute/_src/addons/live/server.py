@@ -67,6 +67,18 @@ class Cached:
         """The state as text for Prometheus."""
         return self._fresh()[1]
 
+    def health(self) -> str:
+        """`ok`, or that the run cannot be read, which is an error.
+
+        Raises:
+          ArgumentError: likewise; it names nothing.
+        """
+        try:
+            self._fresh()
+        except ArgumentError as error:
+            raise ArgumentError("the run cannot be read. HINT: see the folder that is served.") from error
+        return "ok"
+
     def _fresh(self) -> tuple[bytes, bytes]:
         # One visitor's request reads; others meanwhile wait and get the same.
         with self._lock:
@@ -148,27 +160,33 @@ def application(run: Run, host: str, token: str | None) -> Starlette:
 
         return answer
 
-    def told(what: Callable[[], str | bytes], kind: str, *, to_all: bool = False) -> Callable[[Request], Response]:
-        # Not async, so that the server calls it in a thread of its pool: it reads files.
-        def answer(request: Request) -> Response:
-            refusal = None if to_all and token is not None else refused(request)
-            if refusal is not None:
-                return refusal
-            try:
-                return Response(what(), 200, _HEADERS, kind)
-            except ArgumentError as error:  # the folder is gone
-                return Response("the run cannot be read" if to_all else str(error), 503, _HEADERS, "text/plain")
-
-        return answer
-
     answers = {
-        "/state.json": told(cached.text, "application/json"),
-        "/metrics": told(cached.metrics, "text/plain; version=0.0.4"),
+        "/state.json": _answer(cached.text, "application/json", refused),
+        "/metrics": _answer(cached.metrics, "text/plain; version=0.0.4", refused),
         # For probes, which have no token: it tells nothing of the run.
-        "/healthz": told(lambda: cached.text() and "ok", "text/plain", to_all=True),
+        "/healthz": _answer(cached.health, "text/plain", refused if token is None else lambda _: None),
     }
     routes = [Route(path, page(name, kind), methods=["GET"]) for path, (name, kind) in _PAGE.items()]
     return Starlette(routes=[*routes, *(Route(path, answer, methods=["GET"]) for path, answer in answers.items())])
+
+
+def _answer(
+    told: Callable[[], str | bytes], kind: str, refused: Callable[[Request], Response | None]
+) -> Callable[[Request], Response]:
+    """Makes what answers a request with the run's state."""
+    from starlette.responses import Response
+
+    # Not async, so that the server calls it in a thread of its pool: it reads files.
+    def answer(request: Request) -> Response:
+        refusal = refused(request)
+        if refusal is not None:
+            return refusal
+        try:
+            return Response(told(), 200, _HEADERS, kind)
+        except ArgumentError as error:  # the folder is gone
+            return Response(str(error), 503, _HEADERS, "text/plain")
+
+    return answer
 
 
 def check_library() -> None:

@@ -105,28 +105,23 @@ class Run:
         # Workers of parameter servers start and end as they like; the job is that of their coordinator.
         workers = self._of("ps-worker") or programs
         attempts = attempts_of(self._job, programs or workers, now)
-        first = attempts[0].start if attempts else now
-        start = min(self._job.started or first, first)
+        start = min(filter(None, (self._job.started, attempts[0].start if attempts else now)))
         end = self._ended(attempts, programs or workers, now)
         served = workers is not programs
         islands = islands_of(workers)
         together = not served and islands is None
         parts = goodput(workers, attempts, start, now if end is None else end, together=together)
         bar = parts.job()
-        states = {
-            one.rank: doing(one, attempts[-1] if attempts else None, now, self._job.lost.get(one.rank))
-            for one in workers
-        }
-        servers = parameter_servers(self._processes, attempts[-1] if attempts else None, now)
-        if together:
-            note_waits(workers, states)
+        attempt = attempts[-1] if attempts else None
+        states = {one.rank: doing(one, attempt, now, self._job.lost.get(one.rank)) for one in workers}
+        servers = parameter_servers(self._processes, attempt, now)
+        note_waits(workers if together else (), states)
         note_absent(states, ((servers or {}).get("coordinator") or {}).get("absent", ()))
         tables = {one.rank: one.table() for one in workers}
         lead = max(workers, key=lambda one: one.examples, default=None)
         return {
             "name": self.directory.resolve().name,
-            "command": self._job.command
-            or next((str(one.about.get("program", "")) for one in programs or workers), ""),
+            "command": self._job.command or _program(programs or workers),
             "now": now,
             "started": start,
             "wall": (now if end is None else end) - start,
@@ -214,6 +209,11 @@ class Run:
             if isinstance(one, dict) and one.get("devices") == devices:
                 return number(one.get("compute")) + number(one.get("collectives")) or None
         return None
+
+
+def _program(workers: Sequence[Worker]) -> str:
+    """The program as the first worker has told it."""
+    return next((str(one.about.get("program", "")) for one in workers), "")
 
 
 def _step_times(workers: Sequence[Worker]) -> dict[str, Json]:
