@@ -48,6 +48,7 @@ def main() -> None:
     handler = jd.experimental.PreemptionCheckpointHandler(strategy.cluster_resolver, manager)
     batches, value = len(images) // BATCH, jnp.zeros(())
     examples = strategy.experimental_make_numpy_dataset((images, labels))
+    # A start that goes on at the end of an epoch has no batch left in it: what follows the loop must not need one.
     for epoch in range(handler.total_run_calls // batches, options.epochs):
         # Shuffled by the number of the epoch, so that the batches that were trained on are known and left out.
         data = strategy.experimental_distribute_dataset(examples.shuffle(seed=epoch).batch(BATCH, drop_remainder=True))

@@ -48,8 +48,17 @@ def manifest(path: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
     """The parts of a manifest: the job, its pod, and the name of its first pod."""
     *others, found = yaml.safe_load_all(path.read_text(encoding="utf-8"))
     name = found["metadata"]["name"]
+    claim, policy, *services = others
+    pod = found["spec"].get("template") or found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    assert pod["spec"]["volumes"][1]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    # The same pods are closed to others, let in each other, and are kept apart.
+    label = "job-name" if found["kind"] == "Job" else "jobset.sigs.k8s.io/jobset-name"
+    (allowed,) = policy["spec"]["ingress"][0]["from"]
+    (apart,) = pod["spec"]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    for selector in (policy["spec"]["podSelector"], allowed["podSelector"], apart["podAffinityTerm"]["labelSelector"]):
+        assert selector == {"matchLabels": {label: name}}
     if found["kind"] == "Job":
-        (service,) = others
+        (service,) = services
         assert service["spec"]["selector"] == {"job-name": name}
         assert found["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
         return found, found["spec"]["template"]["spec"], f"{name}-0.{service['metadata']['name']}"
@@ -74,7 +83,7 @@ def test_a_manifest_fits_together(path: Path) -> None:
     assert int(options["--nodes"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
     assert pod["terminationGracePeriodSeconds"] > float(options["--save-time"])
     rules = job["spec"]["podFailurePolicy"]["rules"]
-    assert rules[0]["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [75]}
+    assert rules[0]["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [75, 143]}
     assert pod["restartPolicy"] == "Never"  # as a podFailurePolicy asks for
     assert (ROOT / container["args"][-2]).is_file()
     (volume, kept), (mount, written) = pod["volumes"], container["volumeMounts"]
@@ -99,7 +108,7 @@ def test_kubernetes_knows_every_field_of_the_manifests() -> None:
 
     api: Any = client.ApiClient()
     documents = [one for path in MANIFESTS for one in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
-    types = {"Service": "V1Service", "Job": "V1Job"}
+    types = {kind: f"V1{kind}" for kind in ("Service", "Job", "PersistentVolumeClaim", "NetworkPolicy")}
     for document in documents:
         if document["kind"] in types:
             assert sanitized(api, document, types[document["kind"]]) == document
@@ -145,6 +154,7 @@ def test_the_command_of_the_manifests_runs_in_every_pod(machines: tuple[Machine,
     job, pod, first = jobs[0]
     (container,) = pod["containers"]
     changed = {"--coordinator": (first, machines[0].address), "--key": ("/run/jaxtribute", str(place))}
+    changed |= {option: ("/checkpoints", str(place)) for option in ("--log-dir", "--run")}
     command = [word.replace(*changed.get(word.partition("=")[0], ("", ""))) for word in container["args"]]
     given = {entry["name"]: entry["value"] for entry in container["env"]}
     pods = [

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from elastic_program import batches, expected
+from jaxtribute._src.addons.live.state import Run
 from jaxtribute._src.addons.testing.leaks import is_alive
 from samples import ALL_CASES
 
@@ -130,11 +131,19 @@ def job(folder: Path, workers: int, steps: int = 300, options: tuple[str, ...] =
 
 @pytest.mark.parametrize("killed", [0, 1] if ALL_CASES else [0])
 def test_the_others_finish_what_a_killed_island_has_begun(killed: int, tmp_path: Path) -> None:
-    with job(tmp_path, 2) as running:
+    with job(tmp_path, 2, options=("--run", str(tmp_path / "run"))) as running:
         running.signal(signal.SIGKILL, killed, at_step=60)
         assert running.wait() == 0, running.output
         assert f"goes on without island {killed}" in running.output
         running.check(1 - killed)
+    state = Run(tmp_path / "run").state()
+    assert [(event["kind"], event["rank"]) for event in state["events"]] == [("failure", killed), ("view", None)]
+    assert state["events"][0]["text"] == "was killed by SIGKILL"
+    assert f"goes on without island {killed}" in state["events"][1]["text"]
+    assert (state["islands"]["members"], state["islands"]["changes"]) == ([1 - killed], 1)
+    assert state["steps"] == 300
+    assert state["step"]["p50"] > 0
+    assert min(worker["bar"]["step"] for worker in state["workers"]) > 0
 
 
 @pytest.mark.skipif(not ALL_CASES, reason="JAXTRIBUTE_ALL_CASES is not set")

@@ -92,8 +92,17 @@ def test_a_signal_is_handed_on() -> None:
     outcome = ranks.run(lambda attempt: attempt.forward(Signal.SIGTERM))
     assert (outcome.kind, outcome.code) == (Kind.PREEMPTED, 75)
     assert ranks.lines(1) == ["ready", "saving"]
-    outcome = Ranks("echo ready; sleep 600").run(lambda attempt: attempt.forward(Signal.SIGTERM))
-    assert (outcome.kind, outcome.code) == (Kind.STOPPED, 143)
+    # One that had nothing to save with may be started again; one that answers with an error asks for nothing.
+    for script, code in {"echo ready; sleep 600": 75, trap.replace("75", "1"): 143}.items():
+        outcome = Ranks(script).run(lambda attempt: attempt.forward(Signal.SIGTERM))
+        assert (outcome.kind, outcome.code) == (Kind.STOPPED, code)
+
+
+def test_a_rank_that_the_others_have_lost_is_named() -> None:
+    told = "jaxtribute: worker 0 (a:1) ends, since worker 1 (a:2) was lost: no pulse for 3 s, as worker 0 (a:1) noticed"
+    outcome = Ranks(f"echo '{told}'; echo gloo; exit 70", "sleep 600").run()
+    assert (outcome.kind, outcome.code, outcome.rank) == (Kind.FAILED, 70, 1)
+    assert outcome.words == "was lost, as rank 0 says: it gave no sign of life"
 
 
 def test_ctrl_c_ends_the_ranks_and_a_second_one_at_once() -> None:

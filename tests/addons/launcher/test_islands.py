@@ -122,9 +122,9 @@ def test_other_errors_in_between_are_no_loop() -> None:
 
 def test_a_long_life_is_no_part_of_a_loop() -> None:
     failed = Outcome(Kind.FAILED, 1, 0, "", "Traceback:\nValueError: boom")
-    life = Life(0)
-    assert [life.loops(failed, 1.0), life.loops(failed, 1.0), life.loops(failed, 100.0)] == [False] * 3
-    assert [life.loops(failed, 1.0) for _ in range(3)] == [False, False, True]
+    loops = Life(0).repetition.loops
+    assert [loops(failed, 1.0), loops(failed, 1.0), loops(failed, 100.0)] == [False] * 3
+    assert [loops(failed, 1.0) for _ in range(3)] == [False, False, True]
 
 
 def test_a_budget_ends() -> None:

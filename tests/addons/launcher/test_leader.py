@@ -95,6 +95,14 @@ def test_after_the_last_restart_the_code_is_that_of_the_failure() -> None:
 
 
 @pytest.mark.slow
+def test_the_same_error_three_times_ends_the_job(capsys: pytest.CaptureFixture[str]) -> None:
+    error = "echo 'Traceback (most recent call last):'; echo 'NameError: loss'; exit 1"
+    assert go(Leader(options(error, max_restarts=9)).run()) == [1]
+    assert len(starts()) == 3
+    assert "the job has ended 3 times in a row with the same error" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_preemptions_have_a_budget_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     script = 'case "$JAXTRIBUTE_RESTART" in [01]) exit 75;; 2) exit 9;; 3) exit 75;; esac'
     assert go(Leader(options(script, max_restarts=1)).run()) == [0]
@@ -197,7 +205,30 @@ def test_a_machine_that_waits_can_be_told_to_leave() -> None:
         await until(lambda: patient._meeting is not None and not patient._meeting.present)  # pyright: ignore[reportPrivateUsage]
         patient.forward(Signal.SIGTERM)
 
-    assert go(patient.run(), third.run(), leave()) == [143, 143, None]
+    assert go(patient.run(), third.run(), leave()) == [75, 75, None]
+
+
+@pytest.mark.slow
+def test_another_launcher_of_machine_0_takes_the_place_of_one_that_was_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = machines("test -e again || sleep 600", max_restarts=1)
+    third = Leader(first._options)  # pyright: ignore[reportPrivateUsage]
+
+    async def lose() -> int:
+        job = asyncio.ensure_future(first.run())
+        await until(started(restart=0, ranks=3))
+        assert first._meeting is not None  # pyright: ignore[reportPrivateUsage]
+        # As a process that is killed leaves it: its connections end, and nobody is told how the job did.
+        for node in list(first._meeting.present.values()):  # pyright: ignore[reportPrivateUsage]
+            await node.line.close()
+        first._meeting.present.clear()  # pyright: ignore[reportPrivateUsage]
+        job.cancel()
+        await asyncio.gather(job, return_exceptions=True)
+        Path("again").touch()
+        return await third.run()
+
+    assert go(second.run(), lose()) == [0, 0]
+    assert len(starts()) == 6
+    assert "machine 1 lost the launcher of machine 0 and tries to come back" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import os
+import re
 import struct
 import termios
 from collections.abc import Callable
@@ -73,6 +74,11 @@ def test_what_is_not_shown_is_in_the_log(written: list[bytes], tmp_path: Path) -
         rank.close()
     assert written == []
     assert (tmp_path / "logs" / "rank-1.log").read_bytes() == b"hidden\n\n--- restart 1\nhidden\n"
+    # Another launch into the same folder, such as a job's that was put back into its queue.
+    RankOutput(b"", shown=False, log=open_log(tmp_path / "logs", 1, 0)).close()
+    assert re.search(
+        rb"hidden\n\n--- start of 2\d\d\d-[-0-9]+ [:0-9]+\n$", (tmp_path / "logs" / "rank-1.log").read_bytes()
+    )
     assert open_log(None, 0, 0) is None
 
 

@@ -1,11 +1,14 @@
 """The parts of a run's time, from records that are made up to the second."""
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import live_runs
+from jaxtribute._src.addons.live import terminal
 from jaxtribute._src.addons.live.state import Run
 from live_runs import START
 
@@ -174,3 +177,47 @@ def test_starts_without_a_launcher(tmp_path: Path) -> None:
     assert state["status"] == "ended"
     assert state["wall"] == pytest.approx(51, abs=1)
     assert sum(state["goodput"].values()) == pytest.approx(state["wall"], rel=0.01)
+
+
+def test_islands_of_which_one_dies_and_comes_back(tmp_path: Path) -> None:
+    """Island 1 is killed after 40 s, and trains again from 52 s on; island 0 lost 2 s of a step, and then 1 s."""
+    zero, one = live_runs.Writer(tmp_path, 0), live_runs.Writer(tmp_path, 1)
+
+    def view(writer: live_runs.Writer, second: float, number: int, *islands: int, seconds: float = 0.0) -> None:
+        writer.add("view", START + second, view=number, islands=list(islands), s=seconds)
+
+    zero.start(START)
+    zero.train(START, 100)
+    for second, number, islands, seconds in ((1, 0, (0, 1), 0.0), (43, 1, (0,), 2.0), (53, 2, (0, 1), 1.0)):
+        view(zero, second, number, *islands, seconds=seconds)
+    one.start(START)
+    one.train(START, 40)
+    view(one, 1, 0, 0, 1)
+    one.start(START + 46)
+    one.train(START + 46, 6, lambda rank, second: {"recovery": 1.0})
+    one.train(START + 52, 48)
+    view(one, 53, 2, 0, 1)
+    for writer in (zero, one):
+        writer.add("end", START + 100, failed=False)
+        writer.close()
+    death = {"k": "island end", "t": START + 40, "kind": "failed", "rank": 1, "words": "was killed by SIGKILL"}
+    over = [{"k": "attempt end", "t": START + 100, "kind": "done"}, {"k": "over", "t": START + 100, "code": 0}]
+    live_runs.write_job(tmp_path, *live_runs.launched(), death | {"again": True}, *over)
+    state = Run(tmp_path).state(START + 100)
+    bars = {worker["rank"]: worker["bar"] for worker in state["workers"]}
+    assert (bars[0]["recovery"], bars[0]["step"]) == (pytest.approx(3), pytest.approx(97))
+    # From its end to its next start, and from that to its first step.
+    assert (bars[1]["recovery"], bars[1]["step"]) == (pytest.approx(12), pytest.approx(88))
+    assert sum(state["goodput"].values()) == pytest.approx(state["wall"], rel=0.01)
+    assert state["islands"] == {"view": 2, "members": [0, 1], "changes": 2, "recovery": 3.0, "restarts": 1}
+    assert [(event["kind"], event["rank"], event["text"]) for event in state["events"]] == [
+        ("failure", 1, "was killed by SIGKILL"),
+        ("restart", 1, "started again, alone"),
+        ("view", None, "goes on without island 1 after 2.0 s: 1 island (view 1)"),
+        ("view", None, "goes on with island 1 after 1.0 s: 2 islands (view 2)"),
+    ]
+    console = Console(width=160, file=io.StringIO(), record=True)
+    console.print(terminal.view(state, 160))
+    assert (
+        "islands 0, 1 train together (view 2); 2 change(s) cost 3.0 s of steps, 1 restart(s)" in console.export_text()
+    )

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,11 @@ def test_the_page_and_its_state(run: Path) -> None:
         assert "https://" not in answer.text
     state = visitor.get("/state.json").json()
     assert len(state["workers"]) == 2
+    told = dict(line.rsplit(" ", 1) for line in visitor.get("/metrics").text.splitlines() if line[0] != "#")
+    assert float(told["jaxtribute_steps{}"]) == state["steps"]
+    assert float(told['jaxtribute_part_seconds{part="step"}']) == pytest.approx(state["goodput"]["step"], rel=0.1)
+    assert told['jaxtribute_events{kind="failure"}'] == "0"
+    assert visitor.get("/healthz").text == "ok"
     assert visitor.get("/../job.jsonl").status_code == 404
     assert visitor.get("/job.jsonl").status_code == 404
 
@@ -77,6 +83,7 @@ def test_beyond_this_machine_a_token_is_needed(run: Path) -> None:
     assert visitor.get("/", params={"token": secret}).status_code == 200
     bearer = {"authorization": "Bearer " + "a" * 40}
     assert visitor.get("/state.json", headers=bearer).status_code == 401
+    assert [visitor.get(path).status_code for path in ("/metrics", "/healthz")] == [401, 200]
 
 
 def test_what_is_loopback() -> None:
@@ -101,6 +108,8 @@ def test_hostile_names_are_data(tmp_path: Path) -> None:
     state = json.loads(answer.text)
     assert state["workers"][0]["host"] == HOSTILE
     assert HOSTILE in state["metrics"]
+    for line in client(tmp_path).get("/metrics").text.removesuffix("\n").split("\n"):
+        assert re.fullmatch(r'# TYPE \w+ gauge|\w+\{(\w+="([^"\\]|\\.)*",?)*\} [-+.\w]+', line), line
 
 
 def test_the_commands_refuse_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

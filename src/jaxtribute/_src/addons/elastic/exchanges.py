@@ -143,7 +143,7 @@ class Exchanges(ABC):
         complete = lambda: self.view is not attempt.view or self._mail.is_complete(head, whom, others)  # noqa: E731
         missing = lambda: self._mail.missing(head, whom)  # noqa: E731
         try:
-            self._await(complete, f"take part in step {attempt.step}", missing, self._mail.traffic.move)
+            self._await(complete, f"take part in step {attempt.step}", missing, self._mail.wait)
         except JaxtributeError as error:
             attempt.error = error
             return None

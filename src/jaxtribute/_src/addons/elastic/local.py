@@ -305,6 +305,11 @@ class LocalProgram(Program):
         return self._islands.call(run, leaves, self._updates, self.donated)
 
     @property
+    def view(self) -> View:
+        """The view that this island is in."""
+        return self._islands.islands.view
+
+    @property
     def again(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Any] | None:
         """See `Program.again`."""
         again = super().again if self._has_run else None  # and not been given another island's result

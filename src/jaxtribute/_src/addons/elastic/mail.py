@@ -9,6 +9,7 @@ from jaxtribute._src.addons.elastic.membership import Island
 from jaxtribute._src.addons.elastic.packing import Parcel
 from jaxtribute._src.addons.elastic.traffic import Head, Traffic
 from jaxtribute._src.addons.elastic.waits import Waits
+from jaxtribute.extending import Kinds
 
 
 class Mail:
@@ -32,6 +33,11 @@ class Mail:
         """Begins to send each island its parcel."""
         for island, parcel in parcels.items():
             self.traffic.post([island.rank], head, parcel.frames)
+
+    def wait(self, seconds: float) -> None:
+        """Sends and receives, or waits for others, for a while: an event."""
+        with Kinds.WAIT.during(self, "for the other islands"):
+            self.traffic.move(seconds)
 
     def is_complete(self, head: Head, senders: Sequence[Island], receivers: Sequence[Island]) -> bool:
         """True if the senders' messages are here, and what this island has for the receivers has been sent."""

@@ -19,7 +19,7 @@ from jaxtribute._src.addons.elastic.values import island_values, stamped
 from jaxtribute._src.addons.elastic.variables import check_known
 from jaxtribute._src.addons.elastic.virtual import together
 from jaxtribute.errors import TraceError, VariableError
-from jaxtribute.extending import Capture, EagerStep, Programs, slice_sizes, updating
+from jaxtribute.extending import Capture, EagerStep, Kinds, Programs, slice_sizes, updating
 from jaxtribute.typing import Device
 
 
@@ -33,7 +33,14 @@ class IslandProgram:
       donated_leaves: accepted; nothing is donated.
       name: the function's, for messages.
       repeatable: accepted.
+
+    Attributes:
+      donated: the variables that a step gives other arrays, as observers ask of a program.
+      donated_leaves: arguments that it gives up: none.
+      view: the view that the last step was taken in; None before the first.
     """
+
+    donated_leaves: Sequence[int] = ()
 
     def __init__(
         self,
@@ -47,16 +54,26 @@ class IslandProgram:
         mesh = first.executor.home
         assert isinstance(mesh, IslandMesh)
         self.name, self._mesh, self._retrace = name, mesh, retrace
+        self.donated: Sequence[Variable] = ()
+        self.view: View | None = None
         self._first: Capture | None = first
         self._compiled: dict[Any, Any] = {}
 
     def __call__(self, leaves: Sequence[Any], within: EagerStep | None = None) -> Any:
-        """Takes one step with the other islands."""
+        """Takes one step with the other islands; an event, unless this island is only given what they have had."""
+        if Kinds.DISPATCH.due() and self._mesh.islands.newcomer is None:
+            return Kinds.DISPATCH.around(self._step, self, self.name, leaves, within)
+        return self._step(leaves, within)
+
+    def _step(self, leaves: Sequence[Any], within: EagerStep | None) -> Any:
         mesh = self._mesh
         is_step = within is None and not mesh.in_step
 
         def body(view: View) -> tuple[_Compiled, list[Any]]:
-            return self._taken(leaves, within, view, is_step=is_step)
+            self.view = view
+            compiled, outputs = self._taken(leaves, within, view, is_step=is_step)
+            self.donated = compiled.written
+            return compiled, outputs
 
         if within is not None:
             compiled, outputs = mesh.step(Step(self.name), body)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Self
 
-from jaxtribute._src.addons.launcher.escalation import Escalation, Signal
+from jaxtribute._src.addons.launcher.escalation import Escalation, Signal, stopped_code
 from jaxtribute._src.addons.launcher.family import Family, Process
 from jaxtribute._src.addons.launcher.output import OutputReader, RankOutput, copy_size
 from jaxtribute._src.addons.launcher.terminal import say
@@ -78,6 +80,7 @@ def in_words(returncode: int) -> str:
     return f"was killed by {name}"
 
 
+_LOST = re.compile(r"worker (\d+) \([^()]*\) was lost")
 CAUSE_S = 3.0
 """Seconds that the rank that caused a failure may take to end once another has ended because of it."""
 DRAIN_S = 1.0
@@ -197,13 +200,60 @@ class Attempt:
         )
         if self._signals.asked is not None and (bad or self._signals.asked is Signal.SIGINT):
             saved = ExitCode.RESUME in codes
-            kind = Kind.PREEMPTED if saved else Kind.STOPPED
-            return Outcome(kind, ExitCode.RESUME if saved else 128 + self._signals.asked)
+            if saved:
+                return Outcome(Kind.PREEMPTED, ExitCode.RESUME)
+            return Outcome(Kind.STOPPED, stopped_code(self._signals.asked, [end.code for end in bad]))
+        if causes and causes[0].code == ExitCode.ELSEWHERE:
+            return self._failure_elsewhere(causes[0].rank, killed)
         if causes:
             return failure(causes[0].code, causes[0].rank, self._programs[causes[0].rank].output, killed)
         if own:
             return Outcome(Kind.PREEMPTED, ExitCode.RESUME, own[0].rank, "saved and asks to be started again")
         return Outcome(Kind.STOPPED, 128 + Signal.SIGTERM) if bad else Outcome(Kind.DONE)
+
+    def _failure_elsewhere(self, rank: int, killed: int) -> Outcome:
+        """Outcome of ranks that have only reported a failure of another one, which is named if they have named it."""
+        told = failure(ExitCode.ELSEWHERE, rank, self._programs[rank].output, killed)
+        named = [_LOST.search(line.decode(errors="replace")) for line in self._programs[rank].output.lines()]
+        lost = next((int(match[1]) for match in reversed(named) if match), None)
+        if lost is None:
+            return told
+        return replace(told, rank=lost, words=f"was lost, as rank {rank} says: it gave no sign of life", traceback="")
+
+
+SAME = 3
+"""Number of ends in a row with the same error after which nothing else is to be expected."""
+SHORT_S = 60.0
+"""Seconds of a life in which a process is taken to have come no further than the last time."""
+
+
+class Repetition:
+    """The last ends of a job, or of an island."""
+
+    def __init__(self) -> None:
+        self._errors: deque[str] = deque(maxlen=SAME)
+
+    def loops(self, outcome: Outcome, lasted_s: float) -> bool:
+        """Takes note of an end; true if it ends in the same way over and over.
+
+        Args:
+          outcome: the end.
+          lasted_s: seconds since the start before it.
+        """
+        line = outcome.traceback.rpartition("\n")[2]
+        if not line or lasted_s > SHORT_S:
+            self._errors.clear()
+            return False
+        self._errors.append(line)
+        return len(self._errors) == SAME and len(set(self._errors)) == 1
+
+    @staticmethod
+    def described(who: str) -> str:
+        """Says that it was found."""
+        return (
+            f"{who} has ended {SAME} times in a row with the same error, each within {SHORT_S:g} s of its start: it "
+            "would go on like this, so the job ends here"
+        )
 
 
 def failure(code: int, rank: int, output: RankOutput, killed: int = 0) -> Outcome:
@@ -216,7 +266,7 @@ def failure(code: int, rank: int, output: RankOutput, killed: int = 0) -> Outcom
       killed: see `Outcome`.
     """
     if output.noise() and output.shown:
-        say(f"Gloo has said in rank {rank}, which is left out where nothing fails:\n{output.noise()}")
+        say(f"no cause, but with whom rank {rank} was connected, as Gloo said at the start:\n{output.noise()}")
     if code == -Signal.SIGKILL:  # somebody else's, before which the program has said nothing of it
         return Outcome(Kind.FAILED, exit_code(code), rank, in_words(code), killed=killed)
     words, traceback = in_words(code), output.traceback()

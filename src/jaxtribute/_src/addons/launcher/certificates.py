@@ -50,6 +50,34 @@ def secret_of_run(options: Options, run: str, environment: Mapping[str, str] | N
     return hmac.new(options.key or b"", b"certificates of run " + run.encode(), hashlib.sha512).digest()
 
 
+def open_to_others(options: Options, environment: Mapping[str, str] | None = None) -> str | None:
+    """Says what of a job on several machines is not encrypted and could be; None if nothing is.
+
+    Args:
+      options: the launch.
+      environment: as of `secret_of_run`.
+    """
+    environment = os.environ if environment is None else environment
+    if options.nodes == 1 or not environment.keys().isdisjoint(VARIABLES):
+        return None
+    if options.key is None:
+        return (
+            "there is no --key: whoever reaches these machines' ports can join or stop the job. HINT: give all "
+            "launchers the same --key FILE, or leave it so in a network of their own."
+        )
+    if not _jax_can():
+        return (
+            f"--key keeps strangers from the launchers; the workers' coordination is not encrypted, which JAX "
+            f"{version('jax')} cannot. HINT: install JAX 0.12 or newer, or encrypt below it (WireGuard, IPsec)."
+        )
+    if find_spec("cryptography") is None:
+        return (
+            "--key keeps strangers from the launchers; the workers' coordination is not encrypted. HINT: pip install "
+            "-e '.[tls]' in a clone."
+        )
+    return None
+
+
 def secret_of_islands(key: bytes, addresses: Sequence[str]) -> bytes:
     """Secret from which the certificates of islands on several machines follow, of which each makes its own."""
     return hmac.new(key, b"certificates of islands " + ",".join(addresses).encode(), hashlib.sha512).digest()

@@ -5,10 +5,28 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections.abc import Iterable
 
 from jaxtribute._src.addons.launcher.family import Family
+from jaxtribute.extending import ExitCode
 
 Signal = signal.Signals
+
+
+_BY_SIGTERM = (0, -Signal.SIGTERM, -Signal.SIGKILL, 128 + Signal.SIGTERM)
+
+
+def stopped_code(asked: Signal, codes: Iterable[int] = ()) -> int:
+    """Exit code of a job that a signal has ended before it had saved.
+
+    After SIGTERM that is the one which asks for another start: whoever takes the machine away gives another one.
+
+    Args:
+      asked: the signal.
+      codes: return codes of its processes: one that answers SIGTERM with an error of its own asks for nothing.
+    """
+    again = asked is Signal.SIGTERM and all(code in _BY_SIGTERM for code in codes)
+    return int(ExitCode.RESUME) if again else 128 + asked
 
 
 class Escalation:

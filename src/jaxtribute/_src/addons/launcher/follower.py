@@ -7,7 +7,7 @@ import time
 
 from jaxtribute._src.addons.launcher.attempt import Outcome
 from jaxtribute._src.addons.launcher.connection import Line, Message, connect
-from jaxtribute._src.addons.launcher.escalation import Signal
+from jaxtribute._src.addons.launcher.escalation import Signal, stopped_code
 from jaxtribute._src.addons.launcher.node import LocalNode, Start
 from jaxtribute._src.addons.launcher.options import Options
 from jaxtribute._src.addons.launcher.terminal import say
@@ -45,21 +45,21 @@ class Follower:
     async def run(self) -> int:
         """Takes part until machine 0 says how the job ended; the exit code.
 
-        Where fewer workers suffice, the job may go on without this machine while the network between them is cut: it
-        then tries to come back, for as long as it waits at the start.
+        If machine 0's launcher is lost, a job that may start again waits for another one, for as long as at the start.
+        Where fewer workers suffice, it may be the same one, which has gone on while the network between them was cut.
 
         Raises:
           DeadlineError: machine 0 was not there in time.
           ClusterError: machine 0 does not want this one.
         """
-        lost = None
+        lost, losses = None, 0
         while True:
             line = await self._reach()
             # The address by which machine 0 is reached is one by which this machine can be.
             self._node = LocalNode(self._options, line.own_host)
             try:
                 line.send({"machine": self._options.node_rank})
-                code = await self._follow(line, self._node)
+                code = await self._follow(line, self._node, again=losses < self._options.max_restarts)
                 lost = time.monotonic()
             except ClusterError:
                 # Machine 0 may not have noticed yet that this machine was gone.
@@ -71,7 +71,11 @@ class Follower:
                 await line.close()
             if code is not None:
                 return code
-            say(f"machine {self._options.node_rank} lost the launcher of machine 0 and tries to come back")
+            losses += 1
+            say(
+                f"machine {self._options.node_rank} lost the launcher of machine 0 and tries to come back, for "
+                f"{self._options.join_timeout_s:g} s"
+            )
             await asyncio.sleep(RETRY_S)
 
     async def _reach(self) -> Line:
@@ -91,10 +95,16 @@ class Follower:
                 spoken = now
                 say(f"machine {self._options.node_rank} waits for machine 0 at {self._address}")
             await asyncio.sleep(RETRY_S)
-        raise SystemExit(128 + self._leaving)
+        raise SystemExit(stopped_code(self._leaving))
 
-    async def _follow(self, line: Line, node: LocalNode) -> int | None:
-        """The exit code; None if machine 0 was lost, and the job may go on without this machine."""
+    async def _follow(self, line: Line, node: LocalNode, *, again: bool) -> int | None:
+        """The exit code; None if machine 0 was lost, and this machine is to come back.
+
+        Args:
+          line: to machine 0.
+          node: this machine.
+          again: whether the job may start again with another launcher of machine 0.
+        """
         running: asyncio.Task[Outcome] | None = None
         hearing = asyncio.ensure_future(line.receive())
         leaving = asyncio.ensure_future(self._told_to_leave.wait())
@@ -104,11 +114,11 @@ class Follower:
                 # Told to leave, the ranks end first, if there are any.
                 await asyncio.wait([hearing, running or leaving], return_when=asyncio.FIRST_COMPLETED)
                 if running is None and self._leaving is not None:
-                    return 128 + self._leaving
+                    return stopped_code(self._leaving)
                 if hearing.done():
                     message = hearing.result()
                     if message is None:
-                        return await self._orphaned(line, node, running)
+                        return await self._orphaned(line, node, running, again=again)
                     if "exit" in message:
                         return int(message["exit"])
                     running = self._obey(node, message) or running
@@ -143,7 +153,9 @@ class Follower:
             node.stop()
         return None
 
-    async def _orphaned(self, line: Line, node: LocalNode, running: asyncio.Task[Outcome] | None) -> int | None:
+    async def _orphaned(
+        self, line: Line, node: LocalNode, running: asyncio.Task[Outcome] | None, *, again: bool
+    ) -> int | None:
         # Nobody would tell these ranks any more that others have failed, and they might wait for ever.
         if running is not None:
             node.stop()
@@ -154,7 +166,7 @@ class Follower:
                 f"machine 0 at {self._address} did not answer as a launcher of this job. HINT: see what it says, and "
                 "give the same --key on all machines, or on none."
             )
-        if self._options.min_workers is not None and self._leaving is None:
+        if (again or self._options.min_workers is not None) and self._leaving is None:
             return None
         say(f"machine {self._options.node_rank} lost the launcher of machine 0 at {self._address} and ends")
         return ExitCode.ELSEWHERE

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import time
-from collections import deque
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +15,7 @@ from jaxtribute._src.addons.launcher.attempt import (
     Kind,
     Outcome,
     Program,
+    Repetition,
     exit_code,
     failure,
     in_words,
@@ -23,7 +23,7 @@ from jaxtribute._src.addons.launcher.attempt import (
 )
 from jaxtribute._src.addons.launcher.certificates import VARIABLES, secret_of_islands, write_certificates
 from jaxtribute._src.addons.launcher.environment import INCARNATION
-from jaxtribute._src.addons.launcher.escalation import Escalation, Signal
+from jaxtribute._src.addons.launcher.escalation import Escalation, Signal, stopped_code
 from jaxtribute._src.addons.launcher.family import Family, Process
 from jaxtribute._src.addons.launcher.leader import report, worst
 from jaxtribute._src.addons.launcher.node import LOOPBACK, LocalNode, Start
@@ -34,10 +34,6 @@ from jaxtribute._src.addons.launcher.terminal import say
 from jaxtribute.errors import ClusterError, DeadlineError, MissingLibraryError
 from jaxtribute.extending import Address, ExitCode, Folder, Kinds
 
-SAME = 3
-"""Number of ends in a row with the same error after which nothing else is to be expected."""
-SHORT_S = 60.0
-"""Seconds of a life in which an island is taken to have finished no step."""
 _LOOK_S = 0.5
 _LEFT = tuple(f"{error.__module__}.{error.__qualname__}:" for error in (ClusterError, DeadlineError))
 _PREEMPTED = (-Signal.SIGTERM, 128 + Signal.SIGTERM, int(ExitCode.RESUME))
@@ -76,14 +72,14 @@ class Life:
       rank: the island.
       process: the one that runs.
       incarnation: how many there were before.
-      errors: last lines of the tracebacks of its last short lives.
+      repetition: its last ends.
     """
 
     rank: int
     process: Process | None = None
     reader: OutputReader | None = None
     incarnation: int = 0
-    errors: deque[str] = field(default_factory=lambda: deque[str](maxlen=SAME))
+    repetition: Repetition = field(default_factory=Repetition)
 
     def is_stopped(self) -> bool:
         """True if somebody has stopped the process (SIGSTOP), so far as this machine tells."""
@@ -94,15 +90,6 @@ class Life:
         except OSError:
             return False
         return stat.rpartition(")")[2].split()[:1] == ["T"]
-
-    def loops(self, outcome: Outcome, lasted_s: float) -> bool:
-        """Takes note of an end; true if it ends in the same way over and over."""
-        line = outcome.traceback.rpartition("\n")[2]
-        if not line or lasted_s > SHORT_S:
-            self.errors.clear()
-            return False
-        self.errors.append(line)
-        return len(self.errors) == SAME and len(set(self.errors)) == 1
 
 
 class IslandsLauncher:
@@ -209,7 +196,9 @@ class IslandsLauncher:
         asked = self._signals.asked
         if asked is not None and (self._lost or asked is Signal.SIGINT):
             saved = any(outcome.code == ExitCode.RESUME for outcome in self._lost.values())
-            return Outcome(Kind.PREEMPTED, ExitCode.RESUME) if saved else Outcome(Kind.STOPPED, 128 + asked)
+            if saved:
+                return Outcome(Kind.PREEMPTED, ExitCode.RESUME)
+            return Outcome(Kind.STOPPED, stopped_code(asked, [outcome.code for outcome in self._lost.values()]))
         if self._cause is not None:
             return self._cause
         return Outcome(Kind.DONE) if self._done else worst(list(self._lost.values()))
@@ -242,7 +231,7 @@ class IslandsLauncher:
 
     async def _live(self, family: Family, node: LocalNode, addresses: list[str], life: Life) -> None:
         """Keeps an island alive until it is done, or is not started again."""
-        rank = life.rank
+        rank, options = life.rank, self._options
         while not self._is_ending:
             start = Start(addresses, self._first, len(self._lives), life.incarnation)
             program = node.program(start, rank - self._first, self._certificates)
@@ -256,15 +245,15 @@ class IslandsLauncher:
                 self._lost[rank] = Outcome(Kind.STOPPED, exit_code(code), rank)
                 return
             outcome = _outcome(code, rank, program)
-            if outcome.kind is Kind.FAILED or not self._options.quiet:
-                report(outcome, self._options, shown=program.output.shown)
-            looping = life.loops(outcome, time.monotonic() - begun)
+            if outcome.kind is Kind.FAILED or not options.quiet:
+                report(outcome, options, shown=program.output.shown)
+            looping = life.repetition.loops(outcome, time.monotonic() - begun)
             if looping:
-                say(
-                    f"island {rank} has ended {SAME} times in a row with the same error, each within {SHORT_S:g} s of "
-                    "its start: it would go on like this, so the job ends here"
-                )
-            if looping or not self._goes_on(life, outcome):
+                say(life.repetition.described(f"island {rank}"))
+            again = not looping and self._goes_on(life, outcome)
+            if options.told is not None:
+                options.told(outcome, again)
+            if not again:
                 self._lose(outcome, rank, for_good=looping)
                 return
             life.incarnation += 1

@@ -10,8 +10,9 @@ from itertools import chain
 from operator import attrgetter
 from typing import Protocol
 
-from jaxtribute._src.addons.launcher.attempt import CAUSE_S, Kind, Outcome
-from jaxtribute._src.addons.launcher.escalation import Signal
+from jaxtribute._src.addons.launcher.attempt import CAUSE_S, Kind, Outcome, Repetition
+from jaxtribute._src.addons.launcher.certificates import open_to_others
+from jaxtribute._src.addons.launcher.escalation import Signal, stopped_code
 from jaxtribute._src.addons.launcher.node import LOOPBACK, LocalNode, Start
 from jaxtribute._src.addons.launcher.options import Options
 from jaxtribute._src.addons.launcher.remote import Meeting, RemoteNode
@@ -90,6 +91,8 @@ class Leader:
             await self._meeting.open(self._options.join_timeout_s)
             host = self._meeting.host
         self._local = LocalNode(self._options, host)
+        if (unsafe := open_to_others(self._options)) is not None:
+            self._inform(unsafe)
         try:
             code = await self._supervise()
         finally:
@@ -100,11 +103,12 @@ class Leader:
         return code
 
     async def _supervise(self) -> int:
-        restart, failures, preemptions = 0, 0, 0
+        restart, failures, preemptions, repetition = 0, 0, 0, Repetition()
         while True:
             nodes, addresses = await self._gather(again=restart > 0)
             if self._asked is not None:
-                return 128 + self._asked
+                return stopped_code(self._asked)
+            begun = time.monotonic()
             outcome = await self._attempt(nodes, addresses, restart)
             if outcome.kind is Kind.DONE:
                 return 0
@@ -117,6 +121,9 @@ class Leader:
             preempted = outcome.kind is Kind.PREEMPTED
             if not self._growing:
                 failures, preemptions = failures + (not preempted), preemptions + preempted
+                if failures < self._options.max_restarts and repetition.loops(outcome, time.monotonic() - begun):
+                    say(repetition.described("the job"))
+                    return outcome.code
                 if failures > self._options.max_restarts or preemptions > self._options.preemptions:
                     return outcome.code
                 self._shrink(outcome)
@@ -255,7 +262,8 @@ def report(outcome: Outcome, options: Options, *, shown: bool) -> None:
     """Says why the job ended. A traceback that this terminal has shown is not shown again."""
     who = "the job" if outcome.rank is None else f"rank {outcome.rank}"
     if outcome.kind is Kind.STOPPED:
-        say(f"the job was stopped (exit code {outcome.code})")
+        saved = " before it had saved, and may be started again" if outcome.code == ExitCode.RESUME else ""
+        say(f"the job was stopped{saved} (exit code {outcome.code})")
         return
     if outcome.traceback and not shown:
         say(f"the traceback of {who}:\n{outcome.traceback}")

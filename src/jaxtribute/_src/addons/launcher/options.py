@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxtribute._src.addons.resolvers.slurm import HOSTS, RANK, TASKS, expand_hosts
 from jaxtribute.errors import ArgumentError, ClusterSpecError
 from jaxtribute.extending import Address, shown, whole_number
+
+if TYPE_CHECKING:
+    from jaxtribute._src.addons.launcher.attempt import Outcome
 
 PREEMPTIONS = 100
 """Starts after preemptions; a program that always asks to be started again must end some time."""
@@ -49,6 +53,7 @@ class Options:
       resources: amounts of the Ray cluster's resources that each worker takes.
       programs: folder for compiled programs, which restarts find there; `None` keeps none.
       variables: environment variables for every rank.
+      told: is told how each process of an island has ended, and if the island is started again.
     """
 
     command: tuple[str, ...]
@@ -78,6 +83,7 @@ class Options:
     resources: Mapping[str, float] = field(default_factory=dict[str, float])
     programs: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    told: Callable[[Outcome, bool], object] | None = field(default=None, repr=False)
 
     @property
     def preemptions(self) -> int:

@@ -280,7 +280,7 @@ def _follows(lines: list[bytes]) -> bool:
 
 
 def open_log(directory: Path | None, rank: int, restart: int) -> FileIO | None:
-    """The log file of a rank; a restart writes on, below a line that says so.
+    """The log file of a rank; a restart writes on, and another launch into the same folder, below a line that says so.
 
     Raises:
       OSError: it cannot be made, or something else than a file is in its place.
@@ -290,10 +290,10 @@ def open_log(directory: Path | None, rank: int, restart: int) -> FileIO | None:
     directory.mkdir(parents=True, exist_ok=True)
     # Appending, so that whoever empties the file meanwhile finds what comes later at its beginning.
     log = FileIO(str(directory / f"rank-{rank}.log"), "ab", opener=_open_log)
-    if restart:
-        log.write(f"\n--- restart {restart}\n".encode())
-    else:
-        log.truncate(0)
+    # A job that its scheduler starts again, with its number, has the same folder.
+    if restart or os.fstat(log.fileno()).st_size:
+        what = f"restart {restart}" if restart else f"start of {time.strftime('%Y-%m-%d %H:%M:%S')}"
+        log.write(f"\n--- {what}\n".encode())
     return log
 
 

@@ -41,6 +41,7 @@ class Job:
       code: the exit code that it ended with.
       attempts: the starts that it made.
       events: failures and restarts.
+      lost: of islands, the last end of a process of each, by rank.
     """
 
     tail: Tail
@@ -50,6 +51,7 @@ class Job:
     code: int | None = None
     attempts: list[Attempt] = field(default_factory=list[Attempt])
     events: list[Event] = field(default_factory=list[Event])
+    lost: dict[int, Event] = field(default_factory=dict[int, Event])
 
     @classmethod
     def at(cls, directory: Path) -> Job:
@@ -71,6 +73,8 @@ class Job:
                 self.attempts.append(Attempt(moment))
             elif kind == "attempt end" and self.attempts:
                 self._end(self.attempts[-1], moment, record)
+            elif kind == "island end":
+                self._end_island(moment, record)
             elif kind == "over":
                 self.over = moment
                 code = record.get("code")
@@ -78,12 +82,29 @@ class Job:
 
     def _end(self, attempt: Attempt, moment: float, record: dict[str, Json]) -> None:
         attempt.end, attempt.kind = moment, str(record.get("kind", ""))
-        if attempt.kind == "failed":
-            rank = record.get("rank")
-            words, trace = str(record.get("words") or "failed"), str(record.get("traceback") or "")
-            self.events.append(Event(moment, "failure", rank if isinstance(rank, int) else None, words, trace))
-        elif attempt.kind == "preempted":
-            self.events.append(Event(moment, "preemption", None, "saved and asked to be started again"))
+        event = _ending(moment, record)
+        # The end of an island that ends the job was told before.
+        known = event is not None and self.lost.get(event.rank if event.rank is not None else -1)
+        if event is not None and not (known and known.text == event.text):
+            self.events.append(event)
+
+    def _end_island(self, moment: float, record: dict[str, Json]) -> None:
+        event = _ending(moment, record)
+        if event is None or event.rank is None:
+            return
+        self.lost[event.rank] = event
+        self.events.append(event)
+        if record.get("again") is True:
+            self.events.append(Event(moment, "restart", event.rank, "started again, alone"))
+
+
+def _ending(moment: float, record: dict[str, Json]) -> Event | None:
+    """The event of a bad end of the job or of an island; None for a good one."""
+    kind, rank = record.get("kind"), record.get("rank")
+    words, trace = str(record.get("words") or kind), str(record.get("traceback") or "")
+    if kind == "preempted":
+        return Event(moment, "preemption", rank if "again" in record else None, words)
+    return Event(moment, "failure", rank if isinstance(rank, int) else None, words, trace) if kind == "failed" else None
 
 
 def attempts_of(job: Job, workers: Sequence[Worker], now: float) -> list[Attempt]:

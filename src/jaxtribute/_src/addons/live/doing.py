@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from jaxtribute._src.addons.live.attempts import Attempt
-from jaxtribute._src.addons.live.worker import Worker, number
+from jaxtribute._src.addons.live.worker import Event, Worker, number
 from jaxtribute.typing import Json
 
 _SILENT_S = 3.0
@@ -27,13 +27,14 @@ _WORDS = {
 }
 
 
-def doing(worker: Worker, attempt: Attempt | None, now: float) -> dict[str, Json]:
+def doing(worker: Worker, attempt: Attempt | None, now: float, lost: Event | None = None) -> dict[str, Json]:
     """State of a worker: its event, since when in seconds, words, and the line of the program.
 
     Args:
       worker: the worker.
       attempt: the last start of the job.
       now: seconds since 1970.
+      lost: of an island, the last end of its process that the launcher has told.
     """
     seen = worker.last_seen()
     began = max(worker.starts, default=0.0)
@@ -43,6 +44,8 @@ def doing(worker: Worker, attempt: Attempt | None, now: float) -> dict[str, Json
     if worker.ends and worker.ends[-1] >= began:
         failed = any(one.kind == "failure" and one.time >= began for one in worker.events)
         return _state("failed" if failed else "ended", max(now - worker.ends[-1], 0.0))
+    if lost is not None and lost.time >= began:
+        return _state("failed", max(now - lost.time, 0.0))
     if attempt is not None and attempt.end is not None:
         return _state("failed" if attempt.kind == "failed" else "ended", max(now - attempt.end, 0.0))
     if worker.now is None:

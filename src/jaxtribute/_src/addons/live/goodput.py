@@ -21,7 +21,9 @@ _STEP = BUCKETS.index("step")
 _COLLECTIVE = BUCKETS.index("collective")
 _LOST = BUCKETS.index("lost")
 _STEPS = COLUMNS.index("steps")
+_RECOVERY = BUCKETS.index("recovery")
 _MAY_BE_LOST = list(map(BUCKETS.index, ("step", "input", "collective", "compile", "other")))
+_OF_A_STEP = list(map(BUCKETS.index, ("step", "collective", "compile")))
 _PARTS = slice(2, 2 + len(BUCKETS))
 _SILENT_S = 3.0
 _UNHEARD_S = 0.6
@@ -70,7 +72,7 @@ def goodput(
       attempts: starts of the job.
       start: beginning of the run, in seconds since 1970.
       end: its end, or now.
-      together: whether the workers do each step together; those of parameter servers do not, and start and end alone.
+      together: whether the workers start and end together; those of parameter servers do not, and islands neither.
     """
     found = Goodput({worker.rank: dict.fromkeys(BUCKETS, 0.0) for worker in workers})
     last = start
@@ -122,13 +124,30 @@ def _add_apart(found: Goodput, workers: Sequence[Worker], attempt: Attempt, ende
     for worker in workers:
         table = worker.table()
         table = table[(table[:, 0] + table[:, 1] > attempt.start) & (table[:, 0] < ended)]
+        for view in worker.views:
+            _move_recovery(table, view.time - view.seconds, view.time)
         bar = found.workers[worker.rank]
         told = _add_told(bar, table)
         # Before its first start the process was being made; the gaps after that are those between two processes.
         first = max(float(table[0, 0]), attempt.start) if len(table) else ended
         missing = max(0.0, ended - attempt.start - told)
-        bar["other"] += min(missing, first - attempt.start)
-        bar["recovery"] += max(0.0, missing - (first - attempt.start))
+        # Nor is one made that ended well before the others.
+        over = bool(worker.ends) and worker.ends[-1] >= max(worker.starts, default=0.0)
+        idle = first - attempt.start + (max(0.0, ended - worker.ends[-1]) if over else 0.0)
+        bar["other"] += min(missing, idle)
+        bar["recovery"] += max(0.0, missing - idle)
+
+
+def _move_recovery(table: HostArray, since: float, until: float) -> None:
+    """Makes what an island did in a step from a moment to another its recovery from a change of islands."""
+    parts, left = table[:, _PARTS], until - since
+    for row in np.flatnonzero((table[:, 0] < until) & (table[:, 0] + table[:, 1] > since)):
+        there = float(parts[row, _OF_A_STEP].sum())
+        moved = min(there, left)
+        if moved > 0:
+            parts[row, _OF_A_STEP] *= 1 - moved / there
+            parts[row, _RECOVERY] += moved
+            left -= moved
 
 
 def _add_told(bar: Bar, table: HostArray) -> float:

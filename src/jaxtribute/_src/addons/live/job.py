@@ -53,6 +53,15 @@ class JobRecorder(Observer):
         if isinstance(event.result, Outcome):
             self._write("attempt end", asdict(event.result))
 
+    def note_island(self, outcome: Outcome, again: bool) -> None:
+        """Notes the end of an island's process.
+
+        Args:
+          outcome: how it ended.
+          again: whether the island is started again.
+        """
+        self._write("island end", asdict(outcome) | {"again": again})
+
     def close(self, code: int | None) -> None:
         """Notes that the job is over, with its exit code, and closes the file."""
         self._write("over", {"code": code})

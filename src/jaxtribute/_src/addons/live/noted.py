@@ -21,6 +21,7 @@ from jaxtribute.extending import Kinds, examples_in
 from jaxtribute.typing import Foreign, Json
 
 if TYPE_CHECKING:
+    from jaxtribute._src.addons.elastic.membership import View
     from jaxtribute.extending import Program
 
 OBSERVED = (*PLACES, Kinds.WRITE.name, Kinds.METRICS.name, Kinds.TASK.name)
@@ -42,6 +43,28 @@ class _Ended:
     def figures(self) -> dict[str, Json]:
         """Returns them."""
         return self.last
+
+
+class _Views:
+    """Views of islands, as this process has come into them.
+
+    Attributes:
+      number: of the view that the last step was taken in; -1 before the first.
+      usual_s: the mean time of the last steps.
+    """
+
+    def __init__(self) -> None:
+        self.number, self.usual_s = -1, 0.0
+
+    def come(self, view: View, event: Event) -> dict[str, Json]:
+        """The record of another view, with what its first step has taken more than usually."""
+        length = event.seconds or 0.0
+        # The first step of a process is slow by itself.
+        seconds = 0.0 if self.number < 0 else max(0.0, length - self.usual_s)
+        self.number = view.number
+        ranks = [member.rank for member in view.members]
+        told: dict[str, Json] = {"k": "view", "t": wall(event.start_s + length), "s": round(seconds, 4)}
+        return told | {"view": view.number, "islands": ranks}
 
 
 class Noted(Observer):
@@ -77,6 +100,7 @@ class Noted(Observer):
         """Tasks of a cluster with parameter servers that run here."""
         self._compiled = False
         """True if the thread that trains has compiled a program since the last step."""
+        self._views = _Views()
         self._told = (0, 0)
         """The steps and examples that windows have."""
 
@@ -127,6 +151,9 @@ class Noted(Observer):
         if not (program.donated or program.donated_leaves):
             return
         now = event.start_s + (event.seconds or 0.0)
+        view: View | None = getattr(program, "view", None)
+        if view is not None and view.number != self._views.number:
+            self.later.append(self._views.come(view, event))
         began, steps = self._block
         self.steps += 1
         # The time of compiling is no time of a step.
@@ -134,6 +161,7 @@ class Noted(Observer):
             self._block, self._compiled = (now, 0), False
         elif steps + 1 == _BLOCK_STEPS or now - began >= _BLOCK_S:
             self._blocks.append((now - began, steps + 1))
+            self._views.usual_s = (now - began) / (steps + 1)
             self._block = now, 0
         else:
             self._block = began, steps + 1

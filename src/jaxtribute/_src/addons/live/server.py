@@ -17,6 +17,7 @@ from importlib.resources import files
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from jaxtribute._src.addons.live.metrics import prometheus
 from jaxtribute._src.addons.live.state import Run
 from jaxtribute.errors import ArgumentError, MissingLibraryError
 from jaxtribute.typing import Json
@@ -46,7 +47,7 @@ _HEADERS = {
 
 
 class Cached:
-    """State of a run as JSON, read at most twice a second however many look.
+    """State of a run as JSON and as text for Prometheus, read at most twice a second however many look.
 
     Args:
       run: the run.
@@ -55,17 +56,37 @@ class Cached:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._lock = threading.Lock()
-        self._text = b""
+        self._text = self._metrics = b""
         self._read = -_FRESH_S
 
     def text(self) -> bytes:
         """The state as JSON."""
+        return self._fresh()[0]
+
+    def metrics(self) -> bytes:
+        """The state as text for Prometheus."""
+        return self._fresh()[1]
+
+    def health(self) -> str:
+        """`ok`, or that the run cannot be read, which is an error.
+
+        Raises:
+          ArgumentError: likewise; it names nothing.
+        """
+        try:
+            self._fresh()
+        except ArgumentError as error:
+            raise ArgumentError("the run cannot be read. HINT: see the folder that is served.") from error
+        return "ok"
+
+    def _fresh(self) -> tuple[bytes, bytes]:
         # One visitor's request reads; others meanwhile wait and get the same.
         with self._lock:
             if time.monotonic() - self._read > _FRESH_S:
-                self._text = _as_json(self._run.state())
+                state = self._run.state()
+                self._text, self._metrics = _as_json(state), prometheus(state)
                 self._read = time.monotonic()
-            return self._text
+            return self._text, self._metrics
 
 
 def _as_json(state: Json) -> bytes:
@@ -139,18 +160,33 @@ def application(run: Run, host: str, token: str | None) -> Starlette:
 
         return answer
 
+    answers = {
+        "/state.json": _answer(cached.text, "application/json", refused),
+        "/metrics": _answer(cached.metrics, "text/plain; version=0.0.4", refused),
+        # For probes, which have no token: it tells nothing of the run.
+        "/healthz": _answer(cached.health, "text/plain", refused if token is None else lambda _: None),
+    }
+    routes = [Route(path, page(name, kind), methods=["GET"]) for path, (name, kind) in _PAGE.items()]
+    return Starlette(routes=[*routes, *(Route(path, answer, methods=["GET"]) for path, answer in answers.items())])
+
+
+def _answer(
+    told: Callable[[], str | bytes], kind: str, refused: Callable[[Request], Response | None]
+) -> Callable[[Request], Response]:
+    """Makes what answers a request with the run's state."""
+    from starlette.responses import Response
+
     # Not async, so that the server calls it in a thread of its pool: it reads files.
-    def state(request: Request) -> Response:
+    def answer(request: Request) -> Response:
         refusal = refused(request)
         if refusal is not None:
             return refusal
         try:
-            return Response(cached.text(), 200, _HEADERS, "application/json")
+            return Response(told(), 200, _HEADERS, kind)
         except ArgumentError as error:  # the folder is gone
             return Response(str(error), 503, _HEADERS, "text/plain")
 
-    routes = [Route(path, page(name, kind), methods=["GET"]) for path, (name, kind) in _PAGE.items()]
-    return Starlette(routes=[*routes, Route("/state.json", state, methods=["GET"])])
+    return answer
 
 
 def check_library() -> None:

@@ -15,6 +15,7 @@ from jaxtribute._src.addons.live.doing import doing, note_absent, note_waits
 from jaxtribute._src.addons.live.files import BUCKETS, LABELS, PLAN, read_json
 from jaxtribute._src.addons.live.goodput import Goodput, goodput
 from jaxtribute._src.addons.live.tasks import parameter_servers
+from jaxtribute._src.addons.live.views import islands_of, view_events
 from jaxtribute._src.addons.live.windows import quantile, seconds_text
 from jaxtribute._src.addons.live.worker import COLUMNS, Event, Worker, number
 from jaxtribute.errors import ArgumentError
@@ -23,7 +24,7 @@ from jaxtribute.typing import HostArray, Json
 _FILE = re.compile(r"(worker|ps-worker|ps|mirror)-(\d{5,9})\.jsonl")
 _POINTS = 240
 _EVENTS = 100
-TROUBLE = frozenset({"failure", "preemption", "restart"})
+TROUBLE = frozenset({"failure", "preemption", "restart", "view"})
 """Kinds of events that are shown before others, such as saves, which are many."""
 _RECENT_S = 15.0
 _NOTABLE = 0.02
@@ -104,23 +105,23 @@ class Run:
         # Workers of parameter servers start and end as they like; the job is that of their coordinator.
         workers = self._of("ps-worker") or programs
         attempts = attempts_of(self._job, programs or workers, now)
-        first = attempts[0].start if attempts else now
-        start = min(self._job.started or first, first)
+        start = min(filter(None, (self._job.started, attempts[0].start if attempts else now)))
         end = self._ended(attempts, programs or workers, now)
-        together = workers is programs
+        served = workers is not programs
+        islands = islands_of(workers)
+        together = not served and islands is None
         parts = goodput(workers, attempts, start, now if end is None else end, together=together)
         bar = parts.job()
-        states = {one.rank: doing(one, attempts[-1] if attempts else None, now) for one in workers}
-        servers = parameter_servers(self._processes, attempts[-1] if attempts else None, now)
-        if together:
-            note_waits(workers, states)
+        attempt = attempts[-1] if attempts else None
+        states = {one.rank: doing(one, attempt, now, self._job.lost.get(one.rank)) for one in workers}
+        servers = parameter_servers(self._processes, attempt, now)
+        note_waits(workers if together else (), states)
         note_absent(states, ((servers or {}).get("coordinator") or {}).get("absent", ()))
         tables = {one.rank: one.table() for one in workers}
         lead = max(workers, key=lambda one: one.examples, default=None)
         return {
             "name": self.directory.resolve().name,
-            "command": self._job.command
-            or next((str(one.about.get("program", "")) for one in programs or workers), ""),
+            "command": self._job.command or _program(programs or workers),
             "now": now,
             "started": start,
             "wall": (now if end is None else end) - start,
@@ -128,7 +129,7 @@ class Run:
             "code": self._job.code,
             "starts": len(attempts),
             "goodput": bar,
-            "labels": LABELS if together else LABELS | {"collective": "waiting for servers"},
+            "labels": LABELS | {"collective": "waiting for servers"} if served else LABELS,
             "parts": list(BUCKETS),
             "step": _step_times(workers) | {"predicted": self._predicted()},
             "rates": {} if lead is None else _rates(tables[lead.rank], now if end is None else end),
@@ -136,8 +137,9 @@ class Run:
             "speed": [] if lead is None else _speed(tables[lead.rank], over=end is not None),
             "held": _held(parts),
             "notices": [*self._problems(), *_newer(self._processes.values()), *_notices(workers, states, parts, bar)],
-            "metrics": _metrics(programs if together else [*programs, *workers]),
+            "metrics": _metrics([*programs, *workers] if served else programs),
             "parameter_servers": servers,
+            "islands": islands,
             "workers": [_worker(one, states[one.rank], parts, tables[one.rank]) for one in workers],
             "events": self._events(programs or workers),
         }
@@ -177,6 +179,7 @@ class Run:
         for process in self._processes.values():
             if process.role != "worker":
                 events += process.events
+        events += view_events(workers)
         events.sort(key=lambda one: (one.kind in TROUBLE, one.time))
         found: list[dict[str, Json]] = []
         for one in sorted(events[-_EVENTS:], key=lambda one: one.time):
@@ -206,6 +209,11 @@ class Run:
             if isinstance(one, dict) and one.get("devices") == devices:
                 return number(one.get("compute")) + number(one.get("collectives")) or None
         return None
+
+
+def _program(workers: Sequence[Worker]) -> str:
+    """The program as the first worker has told it."""
+    return next((str(one.about.get("program", "")) for one in workers), "")
 
 
 def _step_times(workers: Sequence[Worker]) -> dict[str, Json]:

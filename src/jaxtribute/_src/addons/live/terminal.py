@@ -30,6 +30,7 @@ _BLOCK = "█"
 _TURNS = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """Characters that turn the direction of what follows."""
 _CONTROL = dict.fromkeys((*range(32), *range(127, 160), *_TURNS), "�")
+_WIDE = 160
 _LONGEST = 24
 """Letters of a machine's name."""
 
@@ -69,11 +70,18 @@ def _head(state: dict[str, Json]) -> Text:
     text.append(plain(state["name"]), "bold")
     text.append(f"  {state['status']}", "green" if state["status"] in ("runs", "done") else "red")
     text.append(f"  {seconds_text(state['wall'])}, start {state['starts']}, {len(state['workers'])} worker(s)\n")
-    text.append(f"{state['steps']:,} steps, {rates.get('steps_now', 0):,.3g} a second; ")
+    # What a process counts begins with it.
+    since = " since the last start" if state["starts"] > 1 else ""
+    text.append(f"{state['steps']:,} steps{since}, {rates.get('steps_now', 0):,.3g} a second; ")
     text.append(f"{rates.get('examples_now', 0):,.0f} examples a second; ")
     text.append(f"step time {seconds_text(step['p50'])} (median), {seconds_text(step['p99'])} (p99)")
     if step["predicted"]:
         text.append(f"; predicted {seconds_text(step['predicted'])}")
+    islands = state["islands"]
+    if islands is not None:
+        names = ", ".join(map(str, islands["members"]))
+        text.append(f"\nislands {names} train together (view {islands['view']}); {islands['changes']} change(s) cost ")
+        text.append(f"{seconds_text(islands['recovery'])} of steps, {islands['restarts']} restart(s)")
     return text
 
 
@@ -179,6 +187,8 @@ def show(run: Run, console: Console, *, once: bool, pause: Callable[[float], Non
       once: whether to print it and return, as is done anyway for whoever is no terminal, such as a pipe.
       pause: waits for so many seconds.
     """
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDE)  # a file or a pipe has no width, and Rich takes 80
     if once or not console.is_terminal:
         console.print(view(run.state(), console.width))
         return

@@ -48,6 +48,23 @@ class Event:
     seconds: float | None = None
 
 
+@dataclass(frozen=True)
+class View:
+    """Islands that train together from a moment on.
+
+    Attributes:
+      time: of the first step that they have taken, in seconds since 1970.
+      number: the view's.
+      islands: their ranks.
+      seconds: time that this step took more than others: to agree, to do it again and to compile.
+    """
+
+    time: float
+    number: int
+    islands: tuple[int, ...]
+    seconds: float
+
+
 @dataclass
 class Worker:
     """Records of one worker.
@@ -73,6 +90,7 @@ class Worker:
       figures: for each task of a cluster with parameter servers that runs in it, what that counts of itself.
       figures_at: the moment at which it told them.
       queue: moments, with numbers of functions that waited for a worker then.
+      views: of an island, the views that it has come into.
     """
 
     rank: int
@@ -101,6 +119,7 @@ class Worker:
     figures: dict[str, dict[str, Json]] = field(default_factory=dict[str, dict[str, Json]])
     figures_at: float = 0.0
     queue: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    views: list[View] = field(default_factory=list["View"])
     _figures: deque[tuple[float, dict[str, dict[str, Json]]]] = field(
         default_factory=lambda: deque[tuple[float, dict[str, dict[str, Json]]]](maxlen=_FIGURES)
     )
@@ -185,6 +204,10 @@ class Worker:
                 self._event(Event(moment, kind, self.rank, str(record["path"]), seconds=seconds))
             else:
                 self._writing.setdefault(str(record["path"]), moment)
+        elif kind == "view":
+            ranks = tuple(sorted(int(number(rank)) for rank in record["islands"]))
+            self.views.append(View(moment, int(number(record["view"])), ranks, number(record.get("s"))))
+            del self.views[:-_MOST_EVENTS]
         elif kind == "write start":
             self._writing[str(record["path"])] = moment
         elif kind == "write end":

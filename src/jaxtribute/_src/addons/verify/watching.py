@@ -18,7 +18,7 @@ from jaxtribute._src.addons.verify.sources import calling_place
 from jaxtribute._src.addons.verify.steps import CALLS, Call, Step
 from jaxtribute._src.addons.verify.verdict import Verdict
 from jaxtribute.experimental import Event, Observer, observe
-from jaxtribute.extending import Context, Eager, Function, Kinds, Nests
+from jaxtribute.extending import Context, Eager, Function, Kinds, Nests, Program
 
 _RECENT = 256
 
@@ -68,7 +68,7 @@ class Watcher(Observer):
             self._event, self._call, self._dispatched = event, Call(strategies=dict(self._running)), False
         elif event.kind == Kinds.RUN.name:
             self._begin_run(event)
-        elif event.kind == Kinds.DISPATCH.name and self._event is not None:
+        elif event.kind == Kinds.DISPATCH.name and self._event is not None and isinstance(event.subject, Program):
             self._verify(self._event)
         elif event.kind == Kinds.REDUCE.name and self._event is None:
             self._verify_reduction(event)

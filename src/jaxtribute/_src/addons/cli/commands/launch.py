@@ -53,7 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several.add_argument("--node-rank", type=_number, metavar="R", help="this machine, from 0 up; Kubernetes says it")
     several.add_argument("--coordinator", metavar="HOST:PORT", help="an address of machine 0 with a free port")
     several.add_argument(
-        "--join-timeout", type=_seconds, default=300.0, metavar="S", help="seconds to wait for all (300)"
+        "--join-timeout",
+        type=_seconds,
+        default=300.0,
+        metavar="S",
+        help="seconds to wait for all, also after a loss (300)",
     )
     several.add_argument("--key", type=Path, metavar="FILE", help="a secret by which the launchers know each other")
     on_ray = parser.add_argument_group(
@@ -103,8 +107,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # Python counts them as required in its message.
     add("arguments", nargs=argparse.REMAINDER, help="its arguments").required = False
     parser.epilog = (
-        "Exit status: that of the first rank that failed; 75 if the job has saved and asks to be started again; 130 "
-        "after Ctrl-C. SIGTERM lets the ranks of this machine save; SIGUSR1 lets all save and start with all workers."
+        "Exit status: that of the first rank that failed; 75 if the job was preempted and may be started again; 70 if "
+        "machines or ranks were lost; 130 after Ctrl-C. SIGTERM lets the ranks of this machine save; SIGUSR1 lets all "
+        "save and start with all workers."
     )
 
 
@@ -150,7 +155,8 @@ def _launched(arguments: argparse.Namespace, options: Options) -> int:
     # Machine 0 starts the job and starts it again, so its launcher keeps the record.
     if arguments.run is None or options.node_rank:
         return launch(options)
-    return JobRecorder(arguments.run, options.command).run(lambda: launch(options))
+    recorder = JobRecorder(arguments.run, options.command)
+    return recorder.run(lambda: launch(replace(options, told=recorder.note_island)))
 
 
 def _options(arguments: argparse.Namespace) -> Options:

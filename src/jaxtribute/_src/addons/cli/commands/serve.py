@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import stat
 import sys
 from pathlib import Path
 
@@ -61,7 +62,12 @@ def _read(path: Path) -> str:
     from jaxtribute.errors import ArgumentError
 
     try:
-        return read_secret(path).decode().strip()
+        found = read_secret(path).decode().strip()
+        if path.is_file() and path.stat().st_mode & stat.S_IROTH:
+            sys.stderr.write(
+                f"jaxtribute serve: {path} can be read by every user of this machine. HINT: chmod 600 {path}.\n"
+            )
+        return found
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(
             f"--token-file {path} cannot be read: {error}. HINT: `openssl rand -hex 16 > {path}`."

@@ -79,6 +79,11 @@ function showFigures(state) {
   }
   const workers = state.workers.length === 1 ? "worker" : "workers";
   shown.push([count(state.workers.length), state.starts > 1 ? `${workers}, start ${state.starts}` : workers]);
+  if (state.islands) {
+    const found = state.islands;
+    shown.push([`${found.members.length} of ${state.workers.length}`, `islands train together, view ${found.view}`]);
+    shown.push([seconds(found.recovery), `of steps, for ${found.changes} change${found.changes === 1 ? "" : "s"} of islands`]);
+  }
   fill(byId("figures"), shown.map(([value, label]) =>
     element("div", { class: "figure" }, [element("b", { text: value }), element("span", { text: label })])));
 }
