@@ -27,10 +27,10 @@ _PATTERNS = (
         "local-mean",
         "the mean over this replica's rows is taken for the mean over the batch: the sum over the replicas is too "
         "large by their number",
-        "count = jd.get_replica_context().all_reduce('SUM', x.shape[0]), which holds for a smaller last batch too, and "
-        "{part}, a part of the mean of the batch: "
-        "reduce the loss that is returned with 'SUM'. Or, if all batches divide by the replicas, leave the mean and "
-        "reduce with 'MEAN': optimizer.apply_gradients(gradients, 'MEAN')",
+        "count = jd.get_replica_context().all_reduce('SUM', x.shape[0]), which is right for a smaller last batch too, "
+        "and {part} in place of the mean; then reduce the loss that is returned with 'SUM'. Only if every batch, also "
+        "the last one, divides by every number of replicas that you will use: leave the mean, and reduce with 'MEAN', "
+        "optimizer.apply_gradients(gradients, 'MEAN')",
         "jd.nn.compute_average_loss(per_example_losses, global_batch_size=count)",
     ),
     Pattern(

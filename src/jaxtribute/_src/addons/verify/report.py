@@ -39,6 +39,8 @@ def _lines(verdict: Verdict) -> Iterator[str]:
         yield f"{verdict.name}: NOT VERIFIED"
     for number, finding in enumerate(verdict.findings, start=1):
         yield from _of_finding(number, finding)
+    if verdict.findings:
+        yield "   Mend what is named, and run again: it may hide others."
     yield from (f"  NOT VERIFIED: {what}" for what in _hidden(verdict))
     notes = list(verdict.unverified)
     reasons: dict[str, list[Arrangement]] = {}
@@ -85,7 +87,7 @@ def _of_finding(number: int, finding: Finding) -> Iterator[str]:
         names = list(dict.fromkeys(difference.name for difference in finding.differences))
         shown = [f"{name} ({_percent(by_name[name].error)})" for name in names[:_NAMES]]
         more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-        yield f"   differs: {', '.join(shown)}{more}"
+        yield f"   differs, by all mistakes together: {', '.join(shown)}{more}"
     yield f"   wrong with {_kinds(finding.failing)}" + (
         f"; right with {_kinds(finding.right)}" if finding.right else ""
     )
@@ -97,7 +99,7 @@ def _kinds(arrangements: Sequence[Arrangement]) -> str:
     kinds: dict[str, list[str]] = {}
     for one in arrangements:
         kinds.setdefault(one.kind, []).append(one.short)
-    return ", ".join(f"a batch that {kind} ({', '.join(rows)})" for kind, rows in kinds.items())
+    return ", ".join(f"a batch that {kind} (rows on the replicas: {', '.join(rows)})" for kind, rows in kinds.items())
 
 
 def _percent(error: float) -> str:

@@ -73,13 +73,14 @@ def run(arguments: argparse.Namespace) -> int:
         return NOTHING
     if ended:
         later = f"; {', '.join(unseen)} have not run" if unseen else ""
-        sys.stdout.write(f"\nThe program was ended there: what it runs later was not looked at (--again 0){later}.\n")
+        sys.stdout.write(f"\nThe program was ended there, to save time{later}. HINT: --again 0 runs it to its end.\n")
     if not all(verdict.right for verdict in verdicts):
         return WRONG
     if any(verdict.findings and not verdict.asynchronous for verdict in verdicts):
         sys.stdout.write(
-            "\nAll batches of this program divided by its replicas so far, for which its steps are right. HINT: for "
-            "others they are not; keep drop_remainder=True.\n"
+            "\nAll batches so far divided by the replicas of this run, for which the steps are right. HINT: for a "
+            "smaller last batch, or on another number of devices, they are not: write what stands at INSTEAD, or choose "
+            "batches that divide by every number of devices that you use, with drop_remainder=True.\n"
         )
     if not all(verdict.tried for verdict in verdicts):
         return NOTHING
