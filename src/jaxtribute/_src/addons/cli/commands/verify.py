@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     if any(verdict.findings and not verdict.asynchronous for verdict in verdicts):
         sys.stdout.write(
             "\nAll batches so far divided by the replicas of this run, for which the steps are right. HINT: for a "
-            "smaller last batch, or on another number of devices, they are not: write what stands at INSTEAD, or choose "
+            "smaller last batch, or on another number of devices, they are not: write what stands at INSTEAD, or have "
             "batches that divide by every number of devices that you use, with drop_remainder=True.\n"
         )
     if not all(verdict.tried for verdict in verdicts):
