@@ -96,7 +96,7 @@ class StrategyVariable(keras.Variable):
             stored.move(old, new)
 
     def _own_number(self) -> Any:
-        """That of the worker, or of the replica of a custom loop: each draws random numbers of its own."""
+        """The number of the worker, or of the replica of a custom loop: each draws random numbers of its own."""
         if self._is_remote():
             return worker_index() or 0
         replica = own_replica()

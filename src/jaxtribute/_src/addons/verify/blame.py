@@ -470,5 +470,5 @@ def _value_of(one: Outcome, difference: Difference) -> Any:
 
 
 def _inner_of(one: Outcome, difference: Difference) -> Any:
-    """What the replicas have left in a variable."""
+    """The value that the replicas have left in a variable."""
     return None if difference.variable is None else one.inner.get(difference.variable)

@@ -48,7 +48,7 @@ class Culprit:
 
     @property
     def advice(self) -> str:
-        """What to write instead."""
+        """The code to write instead."""
         return self.pattern.advice.replace("{part}", self.part or self.pattern.part)
 
     @property

@@ -1,4 +1,4 @@
-"""What stands here for `jd.nn.ShardedTable`: a whole variable on every replica, with the gradient of a whole variable.
+"""The stand-in for `jd.nn.ShardedTable`: a whole variable on every replica, with the gradient of a whole variable.
 
 Rows that no example looks up get a gradient of zero. Slots are as they begin, as those of parameter servers.
 """
