@@ -226,6 +226,7 @@ EXPRESSIONS = [
     "tf.argsort([3.0, 1.0, 2.0], direction='DESCENDING')",
     "tf.sort([3, 1, 2], direction='DESCENDING')",
     "tf.math.top_k([1.0, 3.0, 2.0], 2)",
+    "tf.math.top_k([1.0, 3.0, 2.0], 2).indices",
     "tf.linalg.matvec([[1.0, 2.0], [3.0, 4.0]], [1.0, 1.0], transpose_a=True)",
     "tf.nn.embedding_lookup(tf.constant([[1.0], [2.0]]), [1, 0])",
     "tf.nn.moments(tf.constant([[1.0, 2.0], [3.0, 4.0]]), [0])",

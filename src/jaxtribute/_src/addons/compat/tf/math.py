@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -257,9 +257,16 @@ def cumsum(
     return jnp.flip(total, axis) if reverse else total
 
 
+class TopK(NamedTuple):
+    """The largest entries of each row, and where they are."""
+
+    values: Any
+    indices: Any
+
+
 def top_k(input: TensorLike, k: int = 1, sorted: bool = True, name: str | None = None) -> Any:
     """Returns the `k` largest elements of the last axis, and their places. Source: `tf.math.top_k`."""
-    return jax.lax.top_k(as_tensor(input), k)
+    return TopK(*jax.lax.top_k(as_tensor(input), k))
 
 
 def matvec(
