@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxtribute._src.addons.launcher.environment import holds_a_place, rank_of_this_process
+from jaxtribute._src.addons.launcher.environment import RUN, holds_a_place, rank_of_this_process
 from jaxtribute._src.addons.live.files import ROLES
 from jaxtribute.errors import ConfigError
 from jaxtribute.extending import Kinds, shown, whole_number
@@ -14,7 +14,6 @@ from jaxtribute.extending import Kinds, shown, whole_number
 if TYPE_CHECKING:
     from jaxtribute._src.addons.live.recorder import Recorder
 
-RUN = "JAXTRIBUTE_RUN"
 _TASK = "JAXTRIBUTE_RUN_TASK"
 """Set by the coordinator of parameter servers for the processes of its tasks: `ps 0`, `worker 0`, and so on."""
 
