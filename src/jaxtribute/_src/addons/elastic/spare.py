@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxtribute import Optimizer, Variable, function, value_and_grad
-from jaxtribute._src.addons.live.starting import apply_environment
-from jaxtribute.config import prepare_cpu_backend
+from jaxtribute.config import prepare_cpu_backend, record_run
 
-_SPARE = "JAXTRIBUTE_SPARE"
+_SPARE, _RUN = "JAXTRIBUTE_SPARE", "JAXTRIBUTE_RUN"
 
 
 def await_place() -> None:
@@ -30,7 +29,8 @@ def await_place() -> None:
     if not told:
         sys.exit(0)
     os.environ.update(json.loads(told))
-    apply_environment()
+    if folder := os.environ.pop(_RUN, ""):
+        record_run(folder)
 
 
 def _rehearse() -> None:

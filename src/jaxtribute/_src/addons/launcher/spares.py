@@ -9,10 +9,9 @@ from asyncio import Future
 from collections.abc import Callable
 
 from jaxtribute._src.addons.launcher.attempt import Program, start_rank
-from jaxtribute._src.addons.launcher.environment import SPARE, TF_CONFIG
+from jaxtribute._src.addons.launcher.environment import RUN, SPARE, TF_CONFIG
 from jaxtribute._src.addons.launcher.family import Family, Process
 from jaxtribute._src.addons.launcher.output import OutputReader, RankOutput
-from jaxtribute._src.addons.live.starting import RUN
 
 _AGAIN_S = 3.0
 """Seconds from when a spare is taken to the start of another: the islands have better things to do meanwhile."""

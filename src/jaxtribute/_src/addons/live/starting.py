@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxtribute._src.addons.launcher.environment import SPARE, holds_a_place, rank_of_this_process
+from jaxtribute._src.addons.launcher.environment import RUN, holds_a_place, rank_of_this_process
 from jaxtribute._src.addons.live.files import ROLES
 from jaxtribute.errors import ConfigError
 from jaxtribute.extending import Kinds, shown, whole_number
@@ -14,7 +14,6 @@ from jaxtribute.extending import Kinds, shown, whole_number
 if TYPE_CHECKING:
     from jaxtribute._src.addons.live.recorder import Recorder
 
-RUN = "JAXTRIBUTE_RUN"
 _TASK = "JAXTRIBUTE_RUN_TASK"
 """Set by the coordinator of parameter servers for the processes of its tasks: `ps 0`, `worker 0`, and so on."""
 
@@ -67,8 +66,6 @@ def start_recording(directory: str | os.PathLike[str], rank: int, role: str) -> 
 
 def apply_environment() -> None:
     """Applies `JAXTRIBUTE_RUN`, and takes it away: processes that this one starts are no workers of the run."""
-    if os.environ.get(SPARE):
-        return  # it has no rank yet, and begins once it has one
     directory, task = os.environ.pop(RUN, ""), os.environ.pop(_TASK, "")
     if directory and task:
         role, _, index = task.partition(" ")

@@ -192,7 +192,7 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 def _variables(run: Path | None, trackers: Sequence[str]) -> dict[str, str]:
     """Environment variables by which the ranks know where to record, and what to track with."""
-    from jaxtribute._src.addons.live.starting import RUN
+    from jaxtribute._src.addons.launcher.environment import RUN
     from jaxtribute._src.addons.tracking.choosing import TRACK, check_name
 
     # Absolute, as a program may change its directory.
