@@ -1,5 +1,6 @@
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -38,6 +39,19 @@ def test_a_scope_is_cross_replica_context_and_ends() -> None:
         assert where() == (True, True, False)
         assert jd.get_strategy() is strategy
     assert where() == (False, False, True)
+
+
+@pytest.mark.parametrize("strategy", [jd.get_strategy(), one_device(1), mirrored(2)])
+def test_to_leave_a_scope_that_this_thread_is_not_in_is_an_error(strategy: jd.Strategy) -> None:
+    scope = strategy.scope()
+    before = where()
+    with ThreadPoolExecutor() as other:
+        for _ in range(2):
+            with scope, pytest.raises(ContextError, match=r"in no scope to leave.*HINT"):
+                other.submit(scope.__exit__, None, None, None).result()
+            with pytest.raises(ContextError, match=r"in no scope to leave.*HINT"):
+                scope.__exit__(None, None, None)
+    assert where() == before
 
 
 @each_executor

@@ -41,6 +41,7 @@ def test_variables_start_with_the_first_workers_value(multi_process: SharedRunne
         assert values["integers"].tolist() == [0, 1, 2, 3]
         assert values["flags"].tolist() == [True, False]
         assert values["on_read"] == 0.0
+        assert values["eager"] == values["compiled"] == 7.0
 
 
 @pytest.mark.slow

@@ -67,6 +67,13 @@ def first_values() -> dict[str, Any]:
                 aggregation=jd.VariableAggregation.SUM,
             ),
         }
+
+    def step(name: str) -> None:
+        if name not in variables:
+            variables[name] = jd.Variable(lambda: jnp.float32(rank() + 7))
+
+    strategy().run(step, ("eager",))
+    jd.function(lambda: strategy().run(step, ("compiled",)))()
     return {name: np.asarray(variable.read_value()) for name, variable in variables.items()}
 
 

@@ -194,6 +194,15 @@ class TestDeprecation:
         assert caught == []
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_iterators_are_not_made_in_the_scope_of_another_strategy() -> None:
+    strategy = v1.OneDeviceStrategy("CPU:1")
+    with v1.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        for make in (strategy.make_dataset_iterator, lambda data: strategy.make_input_fn_iterator(lambda _: data)):
+            with pytest.raises(jd.errors.StrategyMixError, match="HINT"):
+                make(batches(strategy))
+
+
 def variable_of(strategy: jd.Strategy) -> jd.Variable:
     with strategy.scope():
         return jd.Variable(1.0)

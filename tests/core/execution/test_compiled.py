@@ -161,10 +161,11 @@ def test_mixing_in_reductions(executor: str) -> None:
 
 
 @each_executor
-def test_bare_arguments(executor: str) -> None:
-    run = lambda: mirrored(2).run(lambda x: x, jnp.ones(2))  # noqa: E731
+@pytest.mark.parametrize("arguments", [(jnp.ones(2),), ((), [1]), ((), 3)])
+def test_bare_arguments(arguments: tuple[Any, ...], executor: str) -> None:
+    run = lambda: mirrored(2).run(lambda x: x, *arguments)  # noqa: E731
     with pytest.raises(
-        jd.errors.ArgumentTypeError, match=r"args must be a tuple or list, not .*HINT: strategy.run\(fn, args"
+        jd.errors.ArgumentTypeError, match=r"args must be a tuple or list, and kwargs .*HINT: strategy.run\(fn, args"
     ):
         (jd.function(run) if executor == "compiled" else run)()
 

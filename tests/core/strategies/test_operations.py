@@ -266,6 +266,18 @@ class TestPlacement:
         ):
             pass
 
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda extended: extended.variable_created_in_scope(jnp.ones(2)),
+            lambda extended: extended.update(jnp.ones(2), lambda v: v),
+            lambda extended: extended.colocate_vars_with(3).__enter__(),
+        ],
+    )
+    def test_what_is_no_variable_is_told(self, call: Callable[[Any], Any]) -> None:
+        with mirrored(2).scope(), pytest.raises(ArgumentTypeError, match=r"is no variable.*HINT"):
+            call(mirrored(2).extended)
+
     def test_variable_created_in_scope(self) -> None:
         strategy = mirrored(2)
         assert strategy.extended.variable_created_in_scope(variable(strategy, 1.0))

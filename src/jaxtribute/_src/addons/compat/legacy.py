@@ -95,7 +95,8 @@ class LegacyMethods:
         warn_deprecated(
             "Strategy.make_dataset_iterator", "iterate over strategy.experimental_distribute_dataset(dataset)"
         )
-        return InputIterator(self._extended.strategy.experimental_distribute_dataset(dataset))
+        with self._extended.strategy.scope() as strategy:
+            return InputIterator(strategy.experimental_distribute_dataset(dataset))
 
     def make_input_fn_iterator(
         self, input_fn: Function, replication_mode: InputReplicationMode | None = None
@@ -123,7 +124,8 @@ class LegacyMethods:
             dataset = input_fn(context)
             return _Calls(dataset) if isinstance(dataset, (FunctionType, MethodType, partial)) else dataset
 
-        return InputIterator(self._extended.strategy.distribute_datasets_from_function(made, options))
+        with self._extended.strategy.scope() as strategy:
+            return InputIterator(strategy.distribute_datasets_from_function(made, options))
 
     def update_config_proto(self, config_proto: C) -> C:
         """Returns an unchanged copy of a session's configuration; deprecated.

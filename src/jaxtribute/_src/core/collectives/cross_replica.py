@@ -135,18 +135,19 @@ def gather_value(value: Numeric, axis: int) -> Any:
     Raises:
       ArgumentError: scalars, or an axis that is negative or out of range.
     """
-    if not isinstance(value, (PerReplica, Mirrored)):
-        return value
-    value = value if isinstance(value, Mirrored) else as_array(value)
-    rank = value.data.ndim if isinstance(value, Mirrored) else value.component_ndim
+    value = as_array(value) if isinstance(value, PerReplica) else value
+    array = value.data if isinstance(value, Mirrored) else value
+    rank = value.component_ndim if isinstance(value, PerReplica) else np.ndim(array)
     if rank == 0 or not isinstance(axis, int) or not 0 <= axis < rank:
         raise ArgumentError(
             f"cannot gather values of rank {rank} along axis {axis!r}. "
             f"HINT: gather needs 0 <= axis < rank; give scalars an axis first, e.g. x[None]."
         )
+    if not isinstance(value, (PerReplica, Mirrored)):
+        return value
     if isinstance(value, Mirrored):
         # Each replica has the same value: a gather would give its copies one after another.
-        return _call(_repeat, value.data, axis, value.mesh.size, value.mesh)
+        return _call(_repeat, array, axis, value.mesh.size, value.mesh)
     if value.shapes is None:
         return _call(_gather_split, value.data, axis, value.mesh)
     # Pieces may have different lengths along the axis on which they are joined, and along no other.

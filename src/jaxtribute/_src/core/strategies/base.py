@@ -180,16 +180,17 @@ class Strategy(OlderMethods):
           where they are the same on every replica; with one they stay as they are.
 
         Raises:
-          ArgumentTypeError: `args` is neither a tuple nor a list.
+          ArgumentTypeError: `args` is neither a tuple nor a list, or `kwargs` no dictionary.
           ArgumentError: an array is divided over the replicas' devices and is no distributed value.
           ContextError: called inside a replica function, or `fn` calls a collective of JAX over an unknown axis.
           StrategyMixError: called inside another strategy's scope, or with another strategy's values.
 
         Source: `tf.distribute.Strategy.run`.
         """
-        if not isinstance(args, (tuple, list)):
+        if not isinstance(args, (tuple, list)) or not (kwargs is None or isinstance(kwargs, Mapping)):
             raise ArgumentTypeError(
-                f"args must be a tuple or list, not {type(args).__name__}. HINT: strategy.run(fn, args=(x,))."
+                f"args must be a tuple or list, and kwargs a dictionary, not {type(args).__name__} and "
+                f"{type(kwargs).__name__}. HINT: strategy.run(fn, args=(x,), kwargs={{'rate': 0.1}})."
             )
         settings.function("fn", fn)
         context = contexts.require_cross_replica(self, "run")

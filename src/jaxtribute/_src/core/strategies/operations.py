@@ -232,11 +232,6 @@ class ExtendedOperations(ABC):
 
         Source: `tf.distribute.StrategyExtended.colocate_vars_with`.
         """
-        if not isinstance(colocate_with_variable, Variable):
-            raise ArgumentTypeError(
-                f"colocate_vars_with takes a variable of {self.strategy!r}, not {colocate_with_variable!r}. "
-                "HINT: give one that was created in its scope."
-            )
         if not self.variable_created_in_scope(colocate_with_variable):
             raise ArgumentError(
                 f"{colocate_with_variable.name} was not created in the scope of {self.strategy!r}. "
@@ -254,6 +249,8 @@ class ExtendedOperations(ABC):
 
         Source: `tf.distribute.StrategyExtended.variable_created_in_scope`.
         """
+        if not isinstance(v, Variable):
+            raise ArgumentTypeError(f"{v!r} is no variable. HINT: pass a jd.Variable that was made in a scope.")
         return v.distribute_strategy is self.strategy
 
     def value_container(self, value: Numeric) -> Any:
@@ -284,7 +281,7 @@ class ExtendedOperations(ABC):
 
     def _update(self, var: Variable, fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`update` in cross-replica context."""
-        if var.policy.mesh is not None and not self.variable_created_in_scope(var):
+        if not self.variable_created_in_scope(var) and var.policy.mesh is not None:
             raise StrategyMixError(
                 f"{var.name} belongs to {var.distribute_strategy!r}, not to {self.strategy!r}. "
                 "HINT: call its own strategy's extended.update."

@@ -11,8 +11,6 @@ from jaxtribute._src.core.traced_reads import traced_reads
 from jaxtribute.errors import ContextError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from jaxtribute._src.core.execution.replica_context import ReplicaContext
     from jaxtribute._src.core.strategies.base import Strategy
 
@@ -32,9 +30,11 @@ class Scope:
         contexts.push(now if strategy.is_default else Context(strategy, None, now.executor))
         return strategy
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        if not contexts.depth():
+            raise ContextError(
+                f"{self._strategy!r}: this thread is in no scope to leave. HINT: with strategy.scope(): ..."
+            )
         contexts.pop()
 
 

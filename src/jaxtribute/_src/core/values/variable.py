@@ -151,14 +151,14 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         if chosen and policy.mesh is not None:
             policy = policy.laid_out(check_layout(chosen, self._shape, policy.mesh, self._name))
         self._policy: Policy = policy.fitted(self._shape, self._dtype)
-        if policy.mesh is not None:
-            # Workers may have drawn other first values, as without a seed: all take the first one's.
-            settings_told = f"{self._synchronization.name} {self._aggregation.name}"
-            value = policy.mesh.agreed(value, f"variable {self._name!r}", settings_told)
         on_read = self._synchronization is VariableSynchronization.ON_READ
         self._trainable = trainable if trainable is not None else not on_read
         # A variable outlives the function that makes it: its first array must be no tracer of a program.
         with jax.ensure_compile_time_eval():
+            if policy.mesh is not None:
+                # Workers may have drawn other first values, as without a seed: all take the first one's.
+                settings_told = f"{self._synchronization.name} {self._aggregation.name}"
+                value = policy.mesh.agreed(value, f"variable {self._name!r}", settings_told)
             self._data = self._policy.stored(value)
         self._policy.made(self)
 

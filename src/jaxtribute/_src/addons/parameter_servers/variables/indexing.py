@@ -44,7 +44,7 @@ def wanted_rows(key: Leaf, shape: Sequence[int]) -> tuple[np.ndarray[Any, Any], 
     if isinstance(first, (bool, np.bool_)):
         return None  # a mask without axes
     if isinstance(first, (int, np.integer)):
-        return np.arange(shape[0])[first].reshape(1), (0, *rest)
+        return _rows(shape, first).reshape(1), (0, *rest)
     if not isinstance(first, np.ndarray) or not first.ndim:
         return None
     index: list[Any] = [first]
@@ -61,8 +61,15 @@ def wanted_rows(key: Leaf, shape: Sequence[int]) -> tuple[np.ndarray[Any, Any], 
             f"an index of dtype {first.dtype}. HINT: index with integers, slices, or masks of booleans."
         )
     # A row that is named twice is fetched once.
-    rows, places = np.unique(np.arange(shape[0])[index[0]], return_inverse=True)
+    rows, places = np.unique(_rows(shape, index[0]), return_inverse=True)
     return rows, (places.reshape(index[0].shape), *index[1:], *rest)
+
+
+def _rows(shape: Sequence[int], index: Any) -> Any:
+    try:
+        return np.arange(shape[0])[index]
+    except IndexError as error:
+        raise IndexError(f"a variable of shape {tuple(shape)}: {error}. HINT: name rows that it has.") from None
 
 
 def _bounds(part: slice) -> tuple[Any, Any, Any]:
