@@ -17,7 +17,7 @@ from jaxtribute._src.addons.verify.updating import applied
 from jaxtribute.nn import ShardedTable
 
 _KEPT = frozenset({"__init__", "__new__", "__deepcopy__", "__reduce__"})
-_MOST = 1 << 24
+_MOST = 1 << 20
 """Numbers of a table that is evaluated in 64 bits for several replicas."""
 
 
