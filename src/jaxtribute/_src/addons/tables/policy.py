@@ -49,7 +49,7 @@ class TablePolicy(Policy):
         self.stripes, self.split = places.stripes, places.replicas > 1
         self.writes = type(self.writes).OWN
         self.updates: weakref.WeakSet[RowUpdates] = weakref.WeakSet()
-        """What optimizers have that update the table."""
+        """The parts of optimizers that update the table."""
 
     @property
     def mesh(self) -> ReplicaMesh | None:

@@ -113,7 +113,7 @@ class ShardedTable(Variable):
         if initializer is None:
             initializer = partial(_uniform, width=width, seed=seed)
         self.first_rows = initializer if callable(initializer) else None
-        """What gives the first rows of ids; None if they were an array."""
+        """The function that gives the first rows of ids; None if they were an array."""
         with jax.ensure_compile_time_eval():
             self._data = self._first(initializer, policy)
 
