@@ -89,11 +89,7 @@ def differences(
         if one is None or is_key(one):
             continue
         changes[variable] = (np.asarray(one), np.asarray(other), np.asarray(old))
-    # Counters and the like say nothing of how large gradients are.
-    largest = max(
-        (_change(one, old) for variable, (one, _, old) in changes.items() if variable.trainable or one.ndim),
-        default=0.0,
-    )
+    largest = max((_change(one, old) for one, _, old in changes.values() if _is_real(one)), default=0.0)
     rounded = alone.rounded or found.rounded
     means = _counted_alike(changes, found.arrangement.replicas)
     for variable, (one, other, old) in changes.items():
@@ -131,7 +127,7 @@ def _results(
 ) -> Iterator[Difference]:
     olds = {path: as_wide(old) for path, old in before.results.items() if not is_key(old)}
     real = {path: one for path, one in alone.outputs.items() if path in olds and _is_real(one)}
-    largest = max((_change(one, olds[path]) for path, one in real.items() if one.ndim), default=0.0)
+    largest = max((_change(one, olds[path]) for path, one in real.items()), default=0.0)
     for path, one in alone.outputs.items():
         other = found.outputs.get(path)
         name = f"the result{path}"
