@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import jaxtribute as jd
-from jaxtribute._src.addons.launcher.environment import RESTART, TF_CONFIG, holds_a_place, rank_of_this_process
+from jaxtribute._src.addons.launcher.environment import RESTART, RUN, TF_CONFIG, holds_a_place, rank_of_this_process
 from jaxtribute._src.addons.launcher.launch import rank_set_by_slurm
 from jaxtribute._src.addons.launcher.options import POD_INDEX, Options, complete
 from jaxtribute._src.addons.live import starting
@@ -137,7 +137,7 @@ def test_gpus_that_are_visible(text: str) -> None:
 @pytest.mark.parametrize("task", ["ps", "ps x", f"ps {LONG}", "x 1", "ps -1"])
 def test_a_task_to_record(task: str, tmp_path: object) -> None:
     with (
-        mock.patch.dict(os.environ, {starting.RUN: str(tmp_path), "JAXTRIBUTE_RUN_TASK": task}),
+        mock.patch.dict(os.environ, {RUN: str(tmp_path), "JAXTRIBUTE_RUN_TASK": task}),
         pytest.raises(jd.errors.ConfigError, match="JAXTRIBUTE_RUN_TASK="),
     ):
         starting.apply_environment()

@@ -313,13 +313,16 @@ def test_a_hundred_views_leave_nothing_behind() -> None:
         assert len(taken(island).members) == 2
 
     def here() -> tuple[int, int, int]:
-        connections = len(first._links._outgoing) + len(first._links._incoming) + len(first._mail._inbox)
+        links: Any = first._links  # pyright: ignore[reportPrivateUsage]
+        inbox: Any = first._mail._inbox  # pyright: ignore[reportPrivateUsage]
+        connections = len(links._outgoing) + len(links._incoming) + len(inbox)
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), connections
 
-    settings = {"silent_s": 20.0, "timeout_s": 60.0}
+    settings: Any = {"silent_s": 20.0, "timeout_s": 60.0}
     with islands(2, **settings) as made, ThreadPoolExecutor(1) as pool:
         first, second = made
-        addresses = [str(address) for address in first._links._addresses]
+        links: Any = first._links  # pyright: ignore[reportPrivateUsage]
+        addresses = [str(address) for address in links._addresses]
         together(made, taken)
         kept: list[tuple[int, int, int]] = []
         for life in range(1, LIVES + 1):
@@ -327,8 +330,9 @@ def test_a_hundred_views_leave_nothing_behind() -> None:
             assert len(taken(first).members) == 1
             second = Islands(Island(1, life), addresses, **settings)
             joined = pool.submit(back, second)
+            end = time.monotonic() + 60.0
             while len(taken(first).members) < 2:
-                pass
+                assert time.monotonic() < end, "the second island is not back"
             joined.result(60.0)
             kept.append(here())
         second.close()

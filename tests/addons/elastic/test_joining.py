@@ -401,7 +401,8 @@ def test_nothing_is_compiled_when_an_island_dies() -> None:
     data = History(3, 0, [], [7] * 6, []).data()
     both = threading.Barrier(3, counting.set, timeout=DEADLINE_S)
 
-    def listens(event: str, _: float, **about: Any) -> None:
+    def listens(event: str, duration_secs: float, **about: Any) -> None:
+        del duration_secs
         if counting.is_set() and event.endswith("backend_compile_duration"):
             compiled.append(str(about.get("fun_name")))
 

@@ -178,7 +178,7 @@ def test_what_is_large_is_sent_while_the_rest_is_computed(monkeypatch: pytest.Mo
     stages = [[large], [large], [large, ()]]
     assert kinds == [*(("begun", stage) for stage in stages), *(("finished", stage) for stage in stages)]
     # Each piece has what its gradient needs, and nothing that only those of the layers below need.
-    first, *_ = pieces._pieces
+    first, *_ = pieces._pieces  # pyright: ignore[reportPrivateUsage]
     products = [
         str(jax.make_jaxpr(piece.run)(*[var.aval for var in piece.inputs])).count("dot_general") for piece in first
     ]

@@ -82,7 +82,9 @@ def test_devices_by_the_names_that_plan_has() -> None:
         topology_of([device("tpu", "TPU v5", x, y, z) for x in (0, 1) for y in (0, 1) for z in (0, 1)]) == "v5p:2x2x2"
     )
     assert topology_of([device("gpu", "NVIDIA H100 80GB HBM3")] * 8) == "h100:1x8"
-    hosts = [SimpleNamespace(platform="gpu", device_kind="NVIDIA H100", process_index=host) for host in (0, 1)]
+    hosts: list[Any] = [
+        SimpleNamespace(platform="gpu", device_kind="NVIDIA H100", process_index=host) for host in (0, 1)
+    ]
     assert topology_of([device for device in hosts for _ in range(4)]) == "h100:2x4"
     with pytest.raises(ArgumentError, match="nothing is known of devices of the kind 'Quantum'"):
         topology_of([device("gpu", "Quantum")])

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.addons.launcher.environment import RUN
 from jaxtribute._src.addons.live import starting
 from jaxtribute._src.addons.live.files import worker_file
 from jaxtribute._src.addons.live.recorder import Recorder
@@ -155,11 +156,11 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_the_environment_is_not_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setenv(starting.RUN, str(tmp_path))
+    monkeypatch.setenv(RUN, str(tmp_path))
     monkeypatch.setattr(starting, "record_run", asked.append)
     starting.apply_environment()
     assert asked == [str(tmp_path)]
-    assert starting.RUN not in os.environ
+    assert RUN not in os.environ
     starting.apply_environment()
     assert len(asked) == 1
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 import jaxtribute as jd
 import live_runs
+from jaxtribute._src.addons.launcher.environment import RUN
 from jaxtribute._src.addons.live import starting
 from jaxtribute._src.addons.live.starting import start_recording
 from jaxtribute._src.addons.live.state import Run
@@ -172,9 +173,9 @@ def test_places_for_servers_are_not_recorded(tmp_path: Path, monkeypatch: pytest
     for job, recorded in (("ps", False), ("worker", False), ("chief", True)):
         task = {"cluster": {"chief": ["a"], "ps": ["b"], "worker": ["c"]}, "task": {"type": job, "index": 0}}
         monkeypatch.setenv("TF_CONFIG", json.dumps(task))
-        monkeypatch.setenv(starting.RUN, str(tmp_path))
+        monkeypatch.setenv(RUN, str(tmp_path))
         starting.apply_environment()
-        assert starting.RUN not in os.environ
+        assert RUN not in os.environ
         assert bool(asked) is recorded
 
 

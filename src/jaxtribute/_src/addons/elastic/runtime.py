@@ -87,10 +87,10 @@ class IslandMesh(ReplicaMesh):
         result = self.islands.step(within)
         self.islands.journal.append(kind.signature, tried[0], kind.kept(result))
         finished = kind.finished(result, tried[0])
-        self._prepare(kind, tried[0])
+        self._compile_ahead(kind, tried[0])
         return finished
 
-    def _prepare(self, kind: Step[Any], view: View) -> None:
+    def _compile_ahead(self, kind: Step[Any], view: View) -> None:
         """Compiles a step for one island fewer, so that nobody waits for that when one dies."""
         if kind.rehearse is not None and kind.signature not in self._prepared and self._fewer(view):
             self.islands.rehearse(self.islands.committed, view, lambda _: self._rehearse_fewer(kind, view))
