@@ -1,5 +1,6 @@
 """Calls between a server and its clients; the keys and addresses of both."""
 
+import contextlib
 import os
 import stat
 import sys
@@ -22,6 +23,7 @@ from hypothesis.extra import numpy as arrays
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
 from jaxtribute._src.addons.messaging import wire
+from jaxtribute._src.addons.rpc.client import Client
 from jaxtribute._src.addons.rpc.protocol import checked, endpoint, read_keys
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterError, ClusterSpecError, DeadlineError
 from processes import run_python
@@ -351,6 +353,17 @@ class TestKeys:
             for wrong in (theirs, None):
                 with pytest.raises(DeadlineError, match="the same keys"):
                     rpc.Client.create("grpc", server.address, timeout_in_ms=300, keys=wrong)
+
+    def test_a_server_that_has_refused_the_keys_keeps_nobody_waiting(self, tmp_path: Path) -> None:
+        rpc.make_keys(tmp_path / "keys")
+        with rpc.Server.create("grpc", LOOPBACK, keys=tmp_path / "keys") as server:
+            address = checked("grpc", server.address, None)
+            with contextlib.closing(Client(address, "", 300, None)) as client:
+                socket, end = client._socket, time.monotonic() + 20  # pyright: ignore[reportPrivateUsage]
+                while socket.poll(0, zmq.POLLOUT) and time.monotonic() < end:
+                    time.sleep(0.01)
+                with pytest.raises(DeadlineError, match="the same keys"):
+                    client.call("echo").get_value()
 
     def test_their_file_is_private_and_never_replaced(self, tmp_path: Path) -> None:
         rpc.make_keys(tmp_path / "keys")

@@ -194,8 +194,9 @@ class Link:
         self.socket.connect(endpoint.tcp)
 
     def send(self, frames: Frames) -> None:
-        """Sends a message; it is kept while the connection is being made."""
-        self.socket.send_multipart(frames, copy=False)
+        """Sends a message; it is kept while the connection is being made, and lost if the hub has refused the keys."""
+        with contextlib.suppress(zmq.Again):  # blocking, it would wait for ever then
+            self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
 
     def receive(self, timeout_s: float) -> Frames | None:
         """The frames of the next message, or None after `timeout_s` seconds, or when there will be none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -167,7 +168,9 @@ class Client:
                 raise ClusterError(f"{self!r} was closed. HINT: make another.")
             self._look_for_end()  # of an earlier connection, which this call has nothing to do with
             self._outcomes[number] = None
-            self._socket.send_multipart(frames)
+            # A server that has refused the keys leaves nowhere to send to: the call is late, and says what that may be.
+            with contextlib.suppress(zmq.Again):
+                self._socket.send_multipart(frames, zmq.NOBLOCK)
         outcome: list[Outcome] = []
         # The result may be asked for in several threads, and the outcome is there to be taken once.
         one_at_a_time = threading.Lock()

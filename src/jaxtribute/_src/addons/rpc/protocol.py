@@ -126,5 +126,6 @@ def tuned(socket: zmq.Socket[bytes], address: Address) -> zmq.Socket[bytes]:
     """A socket for an address."""
     # What is unsent must not keep a process from ending.
     socket.linger = 0
+    socket.sndhwm = 0  # a full queue would refuse; calls are bounded by who waits for them
     socket.ipv6 = ":" in address.host
     return socket
