@@ -187,3 +187,25 @@ def test_what_is_large_is_sent_while_the_rest_is_computed(monkeypatch: pytest.Mo
     gradients = [arrays[0] for kind, arrays in told if kind == "begun"]
     for gradient, expected, w in zip(gradients, results[2::-1], weights[::-1], strict=True):
         np.testing.assert_allclose(w - 3 * gradient, expected, rtol=1e-5)
+
+
+def test_what_an_earlier_stage_has_made_is_packed_with_the_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One operation, such as a loop over layers, makes a large gradient, which is sent first, and a small one."""
+    monkeypatch.setattr(pieces_module, "_STAGE", 1 << 16)
+    layers, table = jnp.full((2, 150, 150), 0.01), jnp.full((200, 150), 0.01)
+    biases = jnp.zeros((2, 150)), jnp.zeros((2, 150))
+
+    def program(layers: Any, biases: Any, table: Any, x: Any) -> Any:
+        def loss(layers: Any, biases: Any, table: Any) -> Any:
+            step = lambda h, w: (jnp.tanh(h @ w[0] + w[1][None]) + w[2][None], None)  # noqa: E731
+            return jnp.sum(jax.lax.scan(step, x @ table, (layers, *biases))[0])
+
+        return jax.tree.map(total, jax.grad(loss, (0, 1, 2))(layers, biases, table))
+
+    closed = jax.make_jaxpr(program)(layers, biases, table, jnp.ones((4, 200)))
+    pieces = Pieces.of(closed, lambda arrays, _: lambda: tripled(arrays), bool)
+    assert pieces is not None
+    assert pieces.is_pure
+    given = jax.tree.leaves((layers, biases, table, jnp.ones((4, 200))))
+    for result, expected in zip(pieces(*given), as_function(closed)(*given), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5)

@@ -1,5 +1,6 @@
 """The callback that verifies the steps of `fit`."""
 
+import contextlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -99,9 +100,10 @@ def test_a_mean_counts_what_each_replica_adds(metric: Any, value: Any, names: se
         assert Path(__file__).name in str(one.culprit.place), str(found)
 
 
-def test_replicas_of_a_custom_loop_drop_other_numbers() -> None:
+@pytest.mark.parametrize("made", ["in the scope", "outside"])
+def test_replicas_of_a_custom_loop_drop_other_numbers(made: str) -> None:
     strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
-    with strategy.scope():
+    with strategy.scope() if made == "in the scope" else contextlib.nullcontext():
         dropout: Any = keras.layers.Dropout(0.5)
 
     @jd.function

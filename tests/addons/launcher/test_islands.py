@@ -212,10 +212,20 @@ def test_two_jobs_never_listen_on_one_port() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(Signal.SIGINT, 130), (Signal.SIGTERM, 75)])
-def test_nobody_is_started_again_after_a_signal_to_the_launcher(number: Signal, code: int) -> None:
-    script = "trap 'exit 75' TERM; trap 'exit 1' INT; while :; do sleep 0.02; done"
-    assert go(script, send=lambda launcher: launcher.forward(number), max_restarts=9, max_preemptions=9) == code
+@pytest.mark.parametrize(
+    ("number", "answer", "code"),
+    [
+        (Signal.SIGINT, "exit 75", 130),
+        (Signal.SIGTERM, "exit 75", 75),
+        (Signal.SIGTERM, "", 75),
+        (Signal.SIGTERM, "exit 3", 143),
+    ],
+)
+def test_nobody_is_started_again_after_a_signal_to_the_launcher(number: Signal, answer: str, code: int) -> None:
+    """One that does not even answer in time is asked to start again, too; one with an error of its own is not."""
+    script = f"trap '{answer}' TERM; trap 'exit 1' INT; while :; do sleep 0.02; done"
+    send = lambda launcher: launcher.forward(number)  # noqa: E731
+    assert go(script, send=send, max_restarts=9, max_preemptions=9, save_s=0.3) == code
     assert starts() == [(0, 0), (1, 0)]
     for _, _, pid in lines():
         with pytest.raises(ProcessLookupError):

@@ -103,6 +103,9 @@ def test_without_a_traceback_there_is_none() -> None:
     assert (rank.traceback(), rank.last_line()) == ("", "")
     rank.feed(b"word\n\n")
     assert (rank.traceback(), rank.last_line()) == ("", "word")
+    # All lines of a group of exceptions are indented: its last one says nothing, and two groups would look alike.
+    rank.feed(b"  + Exception Group Traceback (most recent call last):\n  |   File 1\n    +-------------\n")
+    assert rank.traceback() == ""
 
 
 @given(st.lists(st.binary(max_size=12), max_size=8))

@@ -296,3 +296,39 @@ def test_tables_are_shown_pickled_and_copied() -> None:
     assert optimizer.trainable_variables == (table,)
     with pytest.raises(ArgumentError, match="StringLookup"):
         jd.nn.embedding_lookup(table, ["a"])  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("reduced", ["by the optimizer", "before it"])
+def test_two_tables_share_a_norm_and_gradients_may_be_reduced_before(reduced: str) -> None:
+    """The rows of one table count once in a norm over both, wherever they are added up."""
+    first = {
+        name: np.linspace(-1.0, 1.0 + place, 18, dtype=np.float32).reshape(9, 2) for place, name in enumerate("ab")
+    }
+    ids = np.array([[0, 3], [3, 8], [8, 8], [1, 3]])
+
+    def trained(strategy: Any) -> list[Any]:
+        with strategy.scope():
+            tables = {name: table_of(rows, updates="lazy") for name, rows in first.items()}
+            optimizer = jd.Optimizer(optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(1.0)), list(tables.values()))
+
+        def replica(ids: Any) -> None:
+            def loss() -> Any:
+                found = jd.nn.embedding_lookup(tables, {"a": ids[:, 0], "b": ids[:, 1]})
+                return (found["a"] ** 2).sum() + 3 * (found["b"] ** 2).sum()
+
+            gradients = jd.grad(loss, list(tables.values()))()
+            if reduced == "by the optimizer":
+                optimizer.apply_gradients(gradients)
+            else:
+                context = jd.get_replica_context()
+                assert context is not None
+                optimizer.apply_gradients(context.all_reduce("SUM", gradients), reduce_op=None)
+
+        data = strategy.experimental_distribute_dataset([ids])
+        jd.function(lambda rows: strategy.run(replica, (rows,)))(next(iter(data)))
+        return [np.asarray(table.read_value()) for table in tables.values()]
+
+    alone = trained(jd.OneDeviceStrategy("cpu:0"))
+    for replicas in (2, 3):
+        for ours, expected in zip(trained(jd.MirroredStrategy(replicas)), alone, strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)

@@ -168,6 +168,9 @@ class Pieces:
       pump: lets what has been begun go on, for a moment; None if nothing is to be sent while the rest is computed.
       exchanged: called after the last exchange, before the piece behind it runs.
       apart: True if each exchange is to be made alone.
+
+    Attributes:
+      is_pure: True if the program calls and prints nothing.
     """
 
     def __init__(
@@ -180,6 +183,7 @@ class Pieces:
         parts = parts_of(whole.eqns, lambda eqn: _exchange_of(eqn) is not None, apart)
         self._cuts = [_Cut(part.exchanges, _STAGE if pump else None) for part in parts[:-1]]
         self._packs = {var: packed for cut in self._cuts for packed in cut.packed for var in packed.sums}
+        self.is_pure = not any(eqn.effects for eqn in whole.eqns if _exchange_of(eqn) is None)
         self._pieces = self._compiled(parts)
 
     def _compiled(self, parts: Sequence[Part]) -> list[list[_Piece]]:
@@ -200,7 +204,8 @@ class Pieces:
             pieces.insert(0, [])
             for eqns in reversed(stages):
                 pieces[0].insert(0, self._piece(Part(eqns, []), needed, packed, unpacked))
-                needed |= Programs.used_by(eqns)
+                # Also what is packed, which an earlier stage may have made.
+                needed |= Programs.used_by(eqns, [atom for each in packed for atom in each.atoms])
                 packed, unpacked = [], []
             needed |= Programs.used_by(part.exchanges)
         return pieces

@@ -84,6 +84,8 @@ class IslandProgram:
         """Compiles the function for a view, by a call of which nothing is kept."""
         # A newcomer's variables have no values yet; of others there need not be a second copy.
         blank = self._mesh.islands.newcomer is not None
+        if not blank and not self.compiled_for(leaves, view).is_pure:
+            return
         jax.block_until_ready(self._taken(leaves, None, view, blank=blank)[1])
 
     def _taken(
@@ -165,6 +167,8 @@ class _Compiled:
             check_known(variable)
         self.count = capture.tree.num_leaves
         self._fed = capture.executor.fed
+        self.is_pure = False
+        """True if a call with sums that are none does no harm: it calls nothing, and no loop waits for one."""
         self._is_step = False
         """True while a step of its own runs: once it has exchanged, the others may be told that it is held."""
         # What is computed of no rows may depend on less, and all islands must make the same exchanges together.
@@ -175,6 +179,7 @@ class _Compiled:
         move = islands.move if islands.far else None
         pieces = Pieces.of(self._capture.closed, islands.begin_sum, move, self._exchanged, apart=apart)
         run: Any = pieces or Programs.as_function(self._capture.closed)
+        self.is_pure = pieces is not None and pieces.is_pure
 
         def program(leaves: list[Any], inputs: list[Any]) -> list[Any]:
             given = self._ordered(leaves, inputs)
@@ -265,7 +270,7 @@ class _OfReplicas(_Compiled):
                 "behind it, or let islands have one device, and no virtual_replicas=."
             )
         assert isinstance(pieces, ReplicaPieces)
-        self._pieces = pieces
+        self._pieces, self.is_pure = pieces, pieces.is_pure
         places = [number for number, entry in enumerate(self._inputs) if entry is PLACE]
         before = len(Programs.opened(capture.closed).invars) - len(self._inputs) - self._fed
         differing = [number for place in places for number in pieces.differing(before + place)]

@@ -23,7 +23,8 @@ def await_place() -> None:
     if not text:
         return
     prepare_cpu_backend()
-    _rehearse()
+    with contextlib.suppress(Exception):  # it only saves time: what is wrong, the program itself will say
+        _rehearse()
     with os.fdopen(int(text), "rb") as pipe:
         told = pipe.read()
     if not told:

@@ -199,7 +199,8 @@ class PlainValue:
             return self
         value = vars(variable).get("_value")
         if value is not None and _tracked():
-            return joined(variable).read_value()
+            joined(variable)
+            return variable._value  # as `StrategyVariable` gives it: a seed is each replica's own
         return value
 
     def __set__(self, variable: KerasVariable, value: Leaf) -> None:

@@ -13,7 +13,8 @@ from jaxtribute.extending import ExitCode
 Signal = signal.Signals
 
 
-_BY_SIGTERM = (0, -Signal.SIGTERM, -Signal.SIGKILL, 128 + Signal.SIGTERM)
+_BY_SIGTERM = (0, -Signal.SIGTERM, -Signal.SIGKILL, 128 + Signal.SIGTERM, 128 + Signal.SIGKILL, ExitCode.ELSEWHERE)
+"""Ends that SIGTERM brings about, in a process itself or in others that it has met."""
 
 
 def stopped_code(asked: Signal, codes: Iterable[int] = ()) -> int:

@@ -61,6 +61,12 @@ class Follower:
                 line.send({"machine": self._options.node_rank})
                 code = await self._follow(line, self._node, again=losses < self._options.max_restarts)
                 lost = time.monotonic()
+                if code is None:
+                    losses += 1
+                    say(
+                        f"machine {self._options.node_rank} lost the launcher of machine 0 and tries to come back, for "
+                        f"{self._options.join_timeout_s:g} s"
+                    )
             except ClusterError:
                 # Machine 0 may not have noticed yet that this machine was gone.
                 if lost is None or time.monotonic() - lost > self._options.join_timeout_s:
@@ -71,11 +77,6 @@ class Follower:
                 await line.close()
             if code is not None:
                 return code
-            losses += 1
-            say(
-                f"machine {self._options.node_rank} lost the launcher of machine 0 and tries to come back, for "
-                f"{self._options.join_timeout_s:g} s"
-            )
             await asyncio.sleep(RETRY_S)
 
     async def _reach(self) -> Line:

@@ -194,11 +194,12 @@ class IslandsLauncher:
 
     def _judged(self) -> Outcome:
         asked = self._signals.asked
-        if asked is not None and (self._lost or asked is Signal.SIGINT):
-            saved = any(outcome.code == ExitCode.RESUME for outcome in self._lost.values())
-            if saved:
+        # Islands that were lost before the signal, and that the others have gone on without, say nothing of it.
+        ended = [outcome.code for outcome in self._lost.values() if outcome.kind is Kind.STOPPED]
+        if asked is not None and (ended or asked is Signal.SIGINT):
+            if ExitCode.RESUME in ended:
                 return Outcome(Kind.PREEMPTED, ExitCode.RESUME)
-            return Outcome(Kind.STOPPED, stopped_code(asked, [outcome.code for outcome in self._lost.values()]))
+            return Outcome(Kind.STOPPED, stopped_code(asked, ended))
         if self._cause is not None:
             return self._cause
         return Outcome(Kind.DONE) if self._done else worst(list(self._lost.values()))

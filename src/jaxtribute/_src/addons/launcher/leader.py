@@ -194,7 +194,12 @@ class Leader:
         watch = asyncio.ensure_future(self._watch_for_more(len(nodes)))
         try:
             with Kinds.ATTEMPT.during(self, str(restart), len(everyone), len(nodes)) as attempt:
-                attempt.result = outcome = worst(await self._outcomes(tasks))
+                found = await self._outcomes(tasks)
+                outcome = worst(found)
+                if self._asked is Signal.SIGTERM and outcome.code == ExitCode.ELSEWHERE:
+                    # Other machines have only seen that the ranks of this one end.
+                    outcome = next((one for one in found if one.code == ExitCode.RESUME), outcome)
+                attempt.result = outcome
             return outcome
         finally:
             watch.cancel()

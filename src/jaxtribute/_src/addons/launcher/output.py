@@ -181,7 +181,9 @@ class RankOutput:
         """The last traceback among the lines that are kept; empty if there is none."""
         lines = self.lines()
         # Its first line may follow what has not ended, as a progress bar does not.
-        starts = [index for index, line in enumerate(lines) if line.endswith(_TRACEBACK)]
+        # A group of exceptions has no line of its own at its end, by which it could be told from others.
+        grouped = (b"Group " + _TRACEBACK, b"| " + _TRACEBACK)
+        starts = [index for index, line in enumerate(lines) if line.endswith(_TRACEBACK) and not line.endswith(grouped)]
         if not starts:
             return ""
         # An exception raised while another was handled: the first one is where it began.

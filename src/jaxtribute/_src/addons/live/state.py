@@ -108,8 +108,10 @@ class Run:
         start = min(filter(None, (self._job.started, attempts[0].start if attempts else now)))
         end = self._ended(attempts, programs or workers, now)
         served = workers is not programs
-        islands = islands_of(workers)
-        together = not served and islands is None
+        # A launch of islands is one attempt, however often one of them is started again.
+        began = attempts[-1].start if attempts else 0.0
+        islands = islands_of(workers, began)
+        together = not served and not any(worker.views for worker in workers)
         parts = goodput(workers, attempts, start, now if end is None else end, together=together)
         bar = parts.job()
         attempt = attempts[-1] if attempts else None
@@ -141,7 +143,7 @@ class Run:
             "parameter_servers": servers,
             "islands": islands,
             "workers": [_worker(one, states[one.rank], parts, tables[one.rank]) for one in workers],
-            "events": self._events(programs or workers),
+            "events": self._events(programs or workers, began),
         }
 
     def _ended(self, attempts: Sequence[Attempt], workers: Sequence[Worker], now: float) -> float | None:
@@ -168,7 +170,7 @@ class Run:
             events += process.events
         return events
 
-    def _events(self, workers: Sequence[Worker]) -> list[dict[str, Json]]:
+    def _events(self, workers: Sequence[Worker], began: float) -> list[dict[str, Json]]:
         events = list(self._job.events)
         for worker in workers:
             for one in worker.events:
@@ -179,7 +181,7 @@ class Run:
         for process in self._processes.values():
             if process.role != "worker":
                 events += process.events
-        events += view_events(workers)
+        events += view_events(workers, began)
         events.sort(key=lambda one: (one.kind in TROUBLE, one.time))
         found: list[dict[str, Json]] = []
         for one in sorted(events[-_EVENTS:], key=lambda one: one.time):

@@ -10,20 +10,29 @@ from jaxtribute._src.addons.live.windows import seconds_text
 from jaxtribute._src.addons.live.worker import Event, View, Worker
 from jaxtribute.typing import Json
 
+_CLOCKS_S = 1.0
+"""Seconds that the clocks of machines may differ."""
 
-def views_of(workers: Iterable[Worker]) -> list[View]:
-    """The views of all islands, each once: from the first that took a step in it, with the longest time of any."""
+
+def views_of(workers: Iterable[Worker], since: float) -> list[View]:
+    """The views of all islands from a time on, each once: when the first took a step in it, and its longest time.
+
+    Args:
+      workers: the islands.
+      since: the start of the launch; views of an earlier one in this folder have the same numbers.
+    """
     found: dict[tuple[int, tuple[int, ...]], View] = {}
-    for view in sorted((view for worker in workers for view in worker.views), key=lambda view: view.time):
+    views = (view for worker in workers for view in worker.views if view.time > since - _CLOCKS_S)
+    for view in sorted(views, key=lambda view: view.time):
         key = view.number, view.islands
         first = found.setdefault(key, view)
         found[key] = replace(first, seconds=max(first.seconds, view.seconds))
     return list(found.values())
 
 
-def islands_of(workers: Sequence[Worker]) -> dict[str, Json] | None:
-    """The islands as the page and programs see them; None if the workers are none."""
-    views = views_of(workers)
+def islands_of(workers: Sequence[Worker], since: float) -> dict[str, Json] | None:
+    """The islands as the page and programs see them; None if the workers are none, or have taken no step since then."""
+    views = views_of(workers, since)
     if not views:
         return None
     return {
@@ -35,10 +44,10 @@ def islands_of(workers: Sequence[Worker]) -> dict[str, Json] | None:
     }
 
 
-def view_events(workers: Iterable[Worker]) -> list[Event]:
-    """A line for each change of the islands."""
+def view_events(workers: Iterable[Worker], since: float) -> list[Event]:
+    """A line for each change of the islands since a time."""
     events: list[Event] = []
-    for before, view in pairwise(views_of(workers)):
+    for before, view in pairwise(views_of(workers, since)):
         words = ""
         for what, ranks in (
             ("without", set(before.islands) - set(view.islands)),

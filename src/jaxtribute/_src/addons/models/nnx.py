@@ -90,9 +90,10 @@ class Outline:
 
     def wider_than(self, dtype: Any) -> list[str]:
         """The paths of modules that compute in a longer floating type, whatever they are given."""
-        longer = {
+        longer = [
             np.dtype(name) for name in ("float32", "float64") if np.dtype(name).itemsize > np.dtype(dtype).itemsize
-        }
+        ]
+        # By `==`, as a module may be told the class `jnp.float32`.
         return ["/".join(map(str, path)) for path, own in self._dtypes.items() if own is not None and own in longer]
 
 

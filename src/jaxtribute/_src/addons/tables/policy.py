@@ -48,7 +48,7 @@ class TablePolicy(Policy):
         self._mesh, self.places, self.exact = mesh, places, exact
         self.stripes, self.split = places.stripes, places.replicas > 1
         self.writes = type(self.writes).OWN
-        self.updates: weakref.WeakSet[RowUpdates] = weakref.WeakSet()
+        self.updates: weakref.WeakKeyDictionary[RowUpdates, None] = weakref.WeakKeyDictionary()
         """The parts of optimizers that update the table."""
 
     @property

@@ -387,7 +387,8 @@ class _Together:
                 return rows[place]
         first = self._tables[0]
         if executor.local and executor.traced and first.policy.split:
-            first._context().strategy.extended.check_variable(first)  # pyright: ignore[reportPrivateUsage]
+            for table in self._tables:
+                table._context().strategy.extended.check_variable(table)  # pyright: ignore[reportPrivateUsage]
             arrays = [table.policy.arrays(executor, table) for table in self._tables]
             rows = rows_from_all(self._tables, arrays, self._places)
         else:

@@ -77,7 +77,7 @@ class RowUpdates:
         self._exact: dict[int, CatchUp] = {}
         """The steps that rows have missed, of tables that are updated exactly."""
         for place in tables:
-            self._policy(place).updates.add(self)
+            self._policy(place).updates[self] = None
             if self._policy(place).exact:
                 self._begin_exact(place, update, slots)
         self._compiled: Function[..., None] = Function(self._run)
@@ -161,7 +161,8 @@ class RowUpdates:
                 "make the tables with updates='lazy', or leave loss_scale out."
             )
         # Counted once: what is reduced already would be exchanged as rows all the same.
-        idle = executor.idle
+        # What is reduced already is the same on all replicas: the first one hands it over.
+        idle = executor.idle if op is not None or not local else tuple(range(1, replicas))
         finish = _finish(op, replicas - len(idle))
         rows = Reduction(local, finish, idle)
         grads, arrays = list(grads), list(held)

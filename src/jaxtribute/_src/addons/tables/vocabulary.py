@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -36,10 +37,14 @@ class Restart:
                 "table with a function of ids as its initializer, or with the default one."
             )
         self._table = table
+        self._known: list[weakref.ref[Any]] = []
         self._program: Function[..., None] = Function(self._run)
 
     def __call__(self, ids: HostArray) -> None:
         """Begins the rows of ids anew, in code of all replicas."""
+        updates = list(map(weakref.ref, self._table.policy.updates))
+        if updates != self._known:  # the slots of other optimizers
+            self._known, self._program = updates, Function(self._run)
         # Few sizes, so that few programs are compiled; an id behind the last names no row.
         size = 1 << max(3, (len(ids) - 1).bit_length())
         self._program(jnp.asarray(np.pad(ids, (0, size - len(ids)), constant_values=self._table.shape[0])))
@@ -136,7 +141,11 @@ class DynamicVocabulary:
           ArgumentTypeError: keys of another type.
         """
         array = np.asarray(keys)
-        if array.dtype.kind in "OST":
+        if array.dtype.kind in "OS":
+            # Objects of pandas may be strings, bytes or whole numbers, and are keys as what they are.
+            told = [one.decode() if isinstance(one, bytes) else one for one in array.ravel().tolist()]
+            array = np.array(told, None if told else "U1").reshape(array.shape)
+        elif array.dtype.kind == "T":
             array = array.astype(str)
         if array.dtype.kind not in "iuU":
             raise ArgumentTypeError(f"keys have dtype {array.dtype}. HINT: pass whole numbers or strings.")
@@ -166,11 +175,11 @@ class DynamicVocabulary:
         taken = len(self._keys)
         fresh = np.arange(taken, min(rows, taken + len(new)), dtype=np.int32)
         evicted = self._evicted(len(new) - len(fresh), ids[ids >= 0])
-        for one in evicted.tolist():
-            del self._ids[self._keys[one]]
         if len(evicted):
             self._restart(evicted)
             self._count[evicted] = 0
+        for one in evicted.tolist():
+            del self._ids[self._keys[one]]
         ids[new] = np.concatenate([fresh, evicted])
         self._keys += [None] * len(fresh)
         for place in new.tolist():

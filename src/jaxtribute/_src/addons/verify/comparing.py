@@ -23,6 +23,8 @@ _CONSTANTS = 2e-7
 """Of a value: constants of a program, such as the weight 5/11 of a replica, have 32 bits."""
 _BEGUN = 1e3
 """Times the new value: a larger change says only what the old one was."""
+_ROUNDING = 1e-9
+"""Of a change: less of it than that is rounding of the old value."""
 _ROUNDED = 1e-4, 2e-6
 """The same for code around the replicas, which computes in 32 bits: of the change, and of the value."""
 
@@ -189,7 +191,8 @@ def _change(one: Any, old: Any) -> float:
     if not _is_real(one):
         return 1.0
     change, now = _largest(one - old), _largest(one)
-    return min(change, _BEGUN * now) if now else change
+    # No finer than rounding of what it has begun with.
+    return min(change, max(_BEGUN * now, _ROUNDING * change)) if now else change
 
 
 def _largest(value: Any) -> float:

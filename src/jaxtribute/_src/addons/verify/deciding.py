@@ -46,6 +46,10 @@ def decided(one: Outcome, found: Outcome, state: Collection[str]) -> list[Culpri
     return list(culprits.values()) or list(_early(runs))
 
 
+_JOINS = "all_gather", "strategy.", "pmax", "pmin"
+"""Beginnings of the names of operations, besides sums, whose results are the same on all replicas."""
+
+
 def _early(runs: Runs) -> Iterator[Culprit]:
     """The first choice among gradients by what each replica has of its own, before they are reduced."""
     for number, record in enumerate(runs.tape.records):
@@ -69,7 +73,7 @@ def _behind(runs: Runs, numbers: list[int]) -> Iterator[int]:
     todo = list(numbers)
     while todo:
         number = todo.pop()
-        if number in seen or runs.is_sum(number) or runs.record(number).name.startswith(("all_gather", "strategy.")):
+        if number in seen or runs.is_sum(number) or runs.record(number).name.startswith(_JOINS):
             continue
         seen.add(number)
         yield number

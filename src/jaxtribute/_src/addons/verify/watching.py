@@ -21,6 +21,8 @@ from jaxtribute.experimental import Event, Observer, observe
 from jaxtribute.extending import Context, Eager, Function, Kinds, Nests, Program
 
 _RECENT = 256
+_ROWS_BEGIN = "jaxtribute._src.addons.tables.vocabulary"
+"""The module whose functions begin rows of a table anew, and are no steps of the program's."""
 
 
 class Watcher(Observer):
@@ -124,7 +126,7 @@ class Watcher(Observer):
 
     def _verify(self, event: Event) -> None:
         function: Any = event.subject
-        if not isinstance(function, Function) or self._dispatched:
+        if not isinstance(function, Function) or self._dispatched or function.python_function.__module__ == _ROWS_BEGIN:
             return
         self._dispatched = True
         call = self._call
