@@ -105,7 +105,7 @@ class Run:
         # Workers of parameter servers start and end as they like; the job is that of their coordinator.
         workers = self._of("ps-worker") or programs
         attempts = attempts_of(self._job, programs or workers, now)
-        start = min(filter(None, (self._job.started, attempts[0].start if attempts else now)))
+        start = min(filter(None, (self._job.started, attempts[0].start if attempts else now)), default=now)
         end = self._ended(attempts, programs or workers, now)
         served = workers is not programs
         # A launch of islands is one attempt, however often one of them is started again.
