@@ -91,7 +91,8 @@ def test_run_takes_lists_and_keywords_and_options(name: str) -> None:
 def test_run_refuses_bare_arguments(args: Any) -> None:
     for strategy in (mirrored(1), mirrored(2), jd.get_strategy()):
         with pytest.raises(
-            ArgumentTypeError, match=rf"not {type(args).__name__}.*HINT: strategy.run\(fn, args=\(x,\)\)"
+            ArgumentTypeError,
+            match=rf"not {type(args).__name__} and NoneType.*HINT: strategy.run\(fn, args=\(x,\), kwargs",
         ):
             strategy.run(lambda x: x, args)
 
