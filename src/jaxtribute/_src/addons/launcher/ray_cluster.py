@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from jaxtribute._src.addons.launcher.attempt import Kind, Outcome
 from jaxtribute._src.addons.launcher.escalation import Signal
-from jaxtribute._src.addons.launcher.leader import SPEAK_EVERY_S, Leader, Node
+from jaxtribute._src.addons.launcher.leader import LOOK_EVERY_S, SPEAK_EVERY_S, Leader, Node
 from jaxtribute._src.addons.launcher.node import LocalNode, Start
 from jaxtribute._src.addons.launcher.options import Options
 from jaxtribute._src.addons.launcher.terminal import carried_to, say, write
@@ -249,8 +249,14 @@ class RayLeader(Leader):
     async def _gather(self, *, again: bool) -> tuple[list[Node], list[list[str]]]:
         patience_s = self._options.join_timeout_s
         asked = asyncio.gather(*[place.addresses(patience_s) for place in self._places])
-        while not (await asyncio.wait([asked], timeout=SPEAK_EVERY_S))[0]:
-            self._inform(f"waits for Ray to place {len(self._places)} worker(s); `ray status` tells what is free")
+        spoken = time.monotonic()
+        while not (await asyncio.wait([asked], timeout=LOOK_EVERY_S))[0]:
+            if self._asked is not None:
+                asked.cancel()
+                return [], []
+            if time.monotonic() - spoken > SPEAK_EVERY_S:
+                spoken = time.monotonic()
+                self._inform(f"waits for Ray to place {len(self._places)} worker(s); `ray status` tells what is free")
         return list(self._places), asked.result()
 
     def _give_up(self, node: Node) -> None:
