@@ -145,9 +145,9 @@ def test_output_that_cannot_be_written_is_told_once(place: str, words: str, capf
         assert run(f"{FLOOD}; exit 4") == 4
     await_threads()
     told = capfd.readouterr().err.splitlines()
-    assert words in told[0]
-    assert "HINT" in told[0]
-    assert [line for line in told if words in line] == told[:1]
+    # Whoever writes tells it, which may come after what is said of the job's end.
+    (once,) = (line for line in told if words in line)
+    assert "HINT" in once
 
 
 @pytest.mark.slow
