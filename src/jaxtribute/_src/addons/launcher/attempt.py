@@ -199,10 +199,7 @@ class Attempt:
             [end for end in own if end.code != ExitCode.RESUME], key=lambda end: end.code == ExitCode.ELSEWHERE
         )
         if self._signals.asked is not None and (bad or self._signals.asked is Signal.SIGINT):
-            saved = ExitCode.RESUME in codes
-            if saved:
-                return Outcome(Kind.PREEMPTED, ExitCode.RESUME)
-            return Outcome(Kind.STOPPED, stopped_code(self._signals.asked, [end.code for end in bad]))
+            return stopped(self._signals.asked, [end.code for end in bad], saved=ExitCode.RESUME in codes)
         if causes and causes[0].code == ExitCode.ELSEWHERE:
             return self._failure_elsewhere(causes[0].rank, killed)
         if causes:
@@ -219,6 +216,19 @@ class Attempt:
         if lost is None:
             return told
         return replace(told, rank=lost, words=f"was lost, as rank {rank} says: it gave no sign of life", traceback="")
+
+
+def stopped(asked: Signal, codes: Sequence[int], *, saved: bool) -> Outcome:
+    """Outcome of processes that a signal to the launcher has ended.
+
+    Args:
+      asked: the signal.
+      codes: their return codes; see `stopped_code`.
+      saved: whether one has saved, and asks to be started again.
+    """
+    if saved:
+        return Outcome(Kind.PREEMPTED, ExitCode.RESUME)
+    return Outcome(Kind.STOPPED, stopped_code(asked, codes))
 
 
 SAME = 3

@@ -20,10 +20,11 @@ from jaxtribute._src.addons.launcher.attempt import (
     failure,
     in_words,
     start_rank,
+    stopped,
 )
 from jaxtribute._src.addons.launcher.certificates import VARIABLES, secret_of_islands, write_certificates
 from jaxtribute._src.addons.launcher.environment import INCARNATION
-from jaxtribute._src.addons.launcher.escalation import Escalation, Signal, stopped_code
+from jaxtribute._src.addons.launcher.escalation import Escalation, Signal
 from jaxtribute._src.addons.launcher.family import Family, Process
 from jaxtribute._src.addons.launcher.leader import report, worst
 from jaxtribute._src.addons.launcher.node import LOOPBACK, LocalNode, Start
@@ -197,9 +198,7 @@ class IslandsLauncher:
         # Islands that were lost before the signal, and that the others have gone on without, say nothing of it.
         ended = [outcome.code for outcome in self._lost.values() if outcome.kind is Kind.STOPPED]
         if asked is not None and (ended or asked is Signal.SIGINT):
-            if ExitCode.RESUME in ended:
-                return Outcome(Kind.PREEMPTED, ExitCode.RESUME)
-            return Outcome(Kind.STOPPED, stopped_code(asked, ended))
+            return stopped(asked, ended, saved=ExitCode.RESUME in ended)
         if self._cause is not None:
             return self._cause
         return Outcome(Kind.DONE) if self._done else worst(list(self._lost.values()))

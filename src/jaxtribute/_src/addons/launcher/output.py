@@ -180,8 +180,8 @@ class RankOutput:
     def traceback(self) -> str:
         """The last traceback among the lines that are kept; empty if there is none."""
         lines = self.lines()
-        # Its first line may follow what has not ended, as a progress bar does not.
-        # A group of exceptions has no line of its own at its end, by which it could be told from others.
+        # Its first line may follow what has not ended, as a progress bar does not. Groups of exceptions are left out:
+        # one has no line of its own at its end, by which it could be told from others.
         grouped = (b"Group " + _TRACEBACK, b"| " + _TRACEBACK)
         starts = [index for index, line in enumerate(lines) if line.endswith(_TRACEBACK) and not line.endswith(grouped)]
         if not starts:

@@ -84,6 +84,13 @@ def read_secret(path: Path, most: int = 1 << 16, patience_s: float = 10.0) -> by
         os.close(descriptor)
 
 
+def known_to_all(path: Path) -> str | None:
+    """Says that every user of this machine can read a file of a secret; None if that is not so."""
+    if path.is_file() and path.stat().st_mode & stat.S_IROTH:
+        return f"{path} can be read by every user of this machine. HINT: chmod 600 {path}."
+    return None
+
+
 def _refusal(path: str | Path, mode: int) -> OSError:
     what = _KINDS.get(stat.S_IFMT(mode), "something else")
     return OSError(errno.EINVAL, f"it is {what}, and no regular file", str(path))

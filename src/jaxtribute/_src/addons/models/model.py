@@ -103,7 +103,7 @@ class Model(Generic[M]):
         key = _key(rng)
         parts, self._outline = take_apart(model, wrt)
         if precision is not None:
-            _warn_of_own_types(self._kind, self._outline.wider_than(precision.compute), precision)
+            _warn_of_own_types(self._kind, self._outline.wider_than(precision.compute, model), precision)
         self._cells = _made(parts, "", key)
         self._parameters = self._outline.nest(self.trainable_variables)
         found = None if state is None else take_state_apart(state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import flax.nnx as nnx  # pyright: ignore[reportMissingImports]
@@ -38,11 +38,7 @@ def take_apart(model: Nest, wrt: Any) -> tuple[list[Part], Outline]:
             chosen = is_inexact(array) and is_trained(path, owner)
             kind = Kind.PARAMETER if chosen else Kind.FROZEN if kind is Kind.PARAMETER else kind
         parts.append(Part(path, array, kind))
-    # A module may have settled for a type, as `nnx.Embed` does for that of its array.
-    dtypes = {
-        path: getattr(part, "dtype", None) for path, part in _nnx.iter_graph(model) if isinstance(part, _nnx.Module)
-    }
-    return parts, Outline(graph, jax.tree.structure(state), parts, dtypes)
+    return parts, Outline(graph, jax.tree.structure(state), parts)
 
 
 class Outline:
@@ -52,11 +48,10 @@ class Outline:
       graph: what `nnx.split` gives besides the state.
       structure: the structure of the state, a nest.
       parts: the arrays.
-      dtypes: the type in which each module computes, by its path; None for that of what it is given.
     """
 
-    def __init__(self, graph: Leaf, structure: Leaf, parts: Sequence[Part], dtypes: Mapping[Path, Any]) -> None:
-        self._graph, self._structure, self._dtypes = graph, structure, dtypes
+    def __init__(self, graph: Leaf, structure: Leaf, parts: Sequence[Part]) -> None:
+        self._graph, self._structure = graph, structure
         self._paths = [part.path for part in parts]
         self._parameters = [part.path for part in parts if part.kind is Kind.PARAMETER]
 
@@ -88,13 +83,15 @@ class Outline:
             inner[path[-1]] = leaf
         return whole
 
-    def wider_than(self, dtype: Any) -> list[str]:
-        """The paths of modules that compute in a longer floating type, whatever they are given."""
+    def wider_than(self, dtype: Any, model: Nest) -> list[str]:
+        """The paths of modules that have settled for a longer floating type, as `nnx.Embed` does for its array's."""
         longer = [
             np.dtype(name) for name in ("float32", "float64") if np.dtype(name).itemsize > np.dtype(dtype).itemsize
         ]
+        modules = ((path, part) for path, part in _nnx.iter_graph(model) if isinstance(part, _nnx.Module))
+        settled = ((path, getattr(module, "dtype", None)) for path, module in modules)
         # By `==`, as a module may be told the class `jnp.float32`.
-        return ["/".join(map(str, path)) for path, own in self._dtypes.items() if own is not None and own in longer]
+        return ["/".join(map(str, path)) for path, own in settled if own is not None and own in longer]
 
 
 def _arrays(state: Nest) -> list[tuple[Path, Any, Any]]:

@@ -74,8 +74,8 @@ class Outline(Protocol):
         """A nest, in the library's way, of what is given for each parameter, in the order of the parts."""
         ...
 
-    def wider_than(self, dtype: Any) -> list[str]:
-        """Parts of the model that compute in a longer floating type than this, whatever they are given."""
+    def wider_than(self, dtype: Any, model: Nest) -> list[str]:
+        """Parts of a model that compute in a longer floating type than this, whatever they are given."""
         ...
 
 

@@ -105,9 +105,9 @@ class Outline:
         """The same nest with other parts as parameters."""
         return Outline(self._structure, self._leaves, self._places, parts)
 
-    def wider_than(self, dtype: Any) -> list[str]:
+    def wider_than(self, dtype: Any, model: Nest) -> list[str]:
         """None: a nest has no types of its own."""
-        del dtype
+        del dtype, model
         return []
 
     def build(self, values: Sequence[Any]) -> Any:

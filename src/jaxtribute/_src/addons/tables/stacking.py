@@ -140,8 +140,8 @@ def touched(tables: Sequence[Any], rows: Sequence[IndexedSlices], reduction: Red
         local = stack.in_table(number, places.at[at].get(mode="fill", fill_value=stack.part))
         values = total.at[at].get(mode="fill", fill_value=0)
         # Behind a table's rows are those of the next one, which count for nothing in a norm of its gradients.
-        is_own = (local < np.int32(stack.tables[number].part)).reshape(-1, *[1] * (values.ndim - 1))
-        found.append((local, jnp.where(is_own, values, jnp.zeros_like(values))))
+        is_own = local < np.int32(stack.tables[number].part)
+        found.append((local, jnp.where(is_own[:, None], values, jnp.zeros_like(values))))
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import shutil
-import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -205,7 +204,7 @@ def _variables(run: Path | None, trackers: Sequence[str]) -> dict[str, str]:
 
 def _read_key(path: Path) -> bytes:
     """The secret in a file, without the white space around it."""
-    from jaxtribute._src.addons.launcher.regular_files import read_secret
+    from jaxtribute._src.addons.launcher.regular_files import known_to_all, read_secret
     from jaxtribute._src.addons.launcher.terminal import say
     from jaxtribute.errors import ArgumentError
 
@@ -215,8 +214,8 @@ def _read_key(path: Path) -> bytes:
         key = read_secret(path).strip()
     except OSError as error:
         raise ArgumentError(f"--key {path} cannot be read: {error}. {hint}") from error
-    if path.is_file() and path.stat().st_mode & stat.S_IROTH:
-        say(f"--key {path} can be read by every user of this machine. HINT: chmod 600 {path}.")
+    if (warning := known_to_all(path)) is not None:
+        say(f"--key {warning}")
     if len(key) < _KEY_BYTES:
         raise ArgumentError(f"--key {path} holds {len(key)} bytes, and needs {_KEY_BYTES} at least. {hint}")
     return key

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import stat
 import sys
 from pathlib import Path
 
@@ -58,15 +57,13 @@ def _serve(application: object, host: str, port: int, path: str) -> int:
 
 
 def _read(path: Path) -> str:
-    from jaxtribute._src.addons.launcher.regular_files import read_secret
+    from jaxtribute._src.addons.launcher.regular_files import known_to_all, read_secret
     from jaxtribute.errors import ArgumentError
 
     try:
         found = read_secret(path).decode().strip()
-        if path.is_file() and path.stat().st_mode & stat.S_IROTH:
-            sys.stderr.write(
-                f"jaxtribute serve: {path} can be read by every user of this machine. HINT: chmod 600 {path}.\n"
-            )
+        if (warning := known_to_all(path)) is not None:
+            sys.stderr.write(f"jaxtribute serve: {warning}\n")
         return found
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(
