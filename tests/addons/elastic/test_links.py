@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import pytest
+
 from jaxtribute._src.addons.elastic.links import Lane, Links
 from jaxtribute._src.addons.elastic.membership import Island
 from jaxtribute._src.addons.elastic.traffic import Head, Traffic
@@ -52,6 +54,32 @@ def test_a_process_is_dead_when_all_that_it_has_said_is_heard() -> None:
     finally:
         other.close()
         own.close()
+
+
+def test_a_process_whose_place_another_has_taken_at_once_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spare listens there before anybody can see that nobody did."""
+    monkeypatch.setenv("JAXTRIBUTE_LAUNCHER", "1")  # several may listen at an address
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    lost: list[tuple[Island, bool]] = []
+    own, old, new = (
+        Links(island, addresses, lambda *_: None, lambda island, proved: lost.append((island, proved)))
+        for island in (Island(0), Island(1), Island(1, 1))
+    )
+    has_met = lambda island: (island, Lane.CONTROL) in own._incoming  # pyright: ignore[reportPrivateUsage]  # noqa: E731
+    try:
+        for links in (own, old, new):
+            links.begin()
+        old.greet()
+        until(lambda: has_met(Island(1)))
+        new.greet()
+        until(lambda: has_met(Island(1, 1)))
+        assert not own.proves_dead(Island(1)), "its last words may be under way"
+        old.close()
+        until(lambda: (Island(1), True) in lost)
+        assert not own.proves_dead(Island(1, 1))
+    finally:
+        for links in (own, old, new):
+            links.close()
 
 
 def test_an_island_whose_machine_has_lost_its_power_is_reached_when_it_is_back() -> None:

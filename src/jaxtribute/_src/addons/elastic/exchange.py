@@ -78,6 +78,7 @@ class Islands(Exchanges):
         threading.Thread(target=self._speak, name="islands: speaking", daemon=True).start()
         try:
             if self.newcomer is not None:
+                self._links.greet()
                 self.newcomer.begin()
             else:
                 self._links.await_all(timeout_s)

@@ -3,8 +3,9 @@
 The data of steps are `Traffic`, and read by the thread that waits for them; all else by a thread for each connection.
 
 Whoever has something to say connects; whoever listens only reads. So no two threads ever use one connection, which TLS
-would not allow. A process that ends closes its connections at once, and nobody listens at its address any more: both
-together prove that it is dead. A connection that merely breaks proves nothing.
+would not allow. A process that ends closes its connections at once, and nobody listens at its address any more, or a
+later process of its name does, which greets all: both together prove that it is dead. A connection that merely breaks
+proves nothing.
 """
 
 from __future__ import annotations
@@ -179,11 +180,20 @@ class Links:
                 )
             time.sleep(RETRY_S)
 
-    def _meets(self, rank: int) -> bool:
+    def greet(self) -> None:
+        """Connects to all others: so they know at once that the earlier processes of this island's name have ended."""
+        for rank in range(len(self._addresses)):
+            if rank != self._me.rank:
+                _in_thread("islands: greeting", lambda rank=rank: self._reaches(rank))
+
+    def _reaches(self, rank: int) -> bool:
         key = rank, Lane.CONTROL
         with self._locks[key]:
-            if self._outgoing.get(key) is None and self._connected(*key) is None:
-                return False
+            return self._outgoing.get(key) is not None or self._connected(*key) is not None
+
+    def _meets(self, rank: int) -> bool:
+        if not self._reaches(rank):
+            return False
         incoming = {lane: island for island, lane in list(self._incoming) if island.rank == rank}
         # One that has ended meanwhile and was started again joins the others: it need not be waited for.
         if any(island.incarnation for island in incoming.values()):
@@ -233,8 +243,9 @@ class Links:
     def proves_dead(self, island: Island) -> bool:
         """True if an island's process has ended, and all that it has said has been heard."""
         # Its last words may be that this island was left out: whoever has slept must read them before it acts.
-        speaks = any(other == island for other, _ in list(self._incoming))
-        return not speaks and self.refuses(island.rank)
+        if any(other == island for other, _ in list(self._incoming)):
+            return False
+        return self._newest[island.rank] > island.incarnation or self.refuses(island.rank)
 
     def _accept(self) -> None:
         while not self._closed:
