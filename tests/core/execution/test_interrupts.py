@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from jaxtribute._src.core.values.stored import release, updating
 from replicas import here, mirrored, one_device, variable
 
 SUM, MEAN = jd.VariableAggregation.SUM, jd.VariableAggregation.MEAN
+WEAK_SETS = str(Path(weakref.__file__).with_name("_weakrefset.py"))
 OWN, JAX = str(Path(jd.__file__).parent), str(Path(jax.__file__).parent)
 
 
@@ -49,7 +51,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
         callback = frame.f_code.co_name == "__del__" or frame.f_code in [
             getattr(c, "__code__", None) for c in gc.callbacks
         ]
-        if callback or frame.f_code.co_filename.startswith((JAX, weakref.__file__)):
+        if callback or frame.f_code.co_filename.startswith((JAX, weakref.__file__, WEAK_SETS)):
             signal.setitimer(signal.ITIMER_REAL, 1e-4)
             return
         frame = frame.f_back
@@ -432,3 +434,23 @@ def test_an_interrupted_lockstep_run_waits_for_nobody() -> None:
         assert contexts.depth() == 0
     assert came > total // 2
     assert [float(x) for x in strategy.run(fn).values] == [9.0] * 3
+
+
+def test_an_interrupt_waits_for_what_other_threads_do_in_the_step() -> None:
+    """A program that such a thread starts beside the next step's may wait for its devices, and that one for its."""
+    main, left = threading.main_thread().ident, list[int]()
+    assert main is not None
+
+    def fn(x: Any) -> Any:
+        replica = here().replica_id_in_sync_group
+        if replica == 1:  # in a thread of its own, as the first one waits
+            signal.pthread_kill(main, signal.SIGUSR1)
+            until = time.monotonic() + 0.2
+            while time.monotonic() < until:
+                jnp.ones(2).block_until_ready()
+            left.append(1)
+        return here().all_reduce("SUM", x)
+
+    with deadline(60), pytest.raises(Interrupted):
+        mirrored(2).run(fn, (jnp.ones(()),))
+    assert left == [1]

@@ -23,7 +23,7 @@ from jaxtribute._src.core.execution.program_variables import ProgramVariables, s
 from jaxtribute._src.core.execution.traced import check_untraced
 from jaxtribute._src.core.jaxprs.core import ArrayImpl, as_function, aval, closed, constants, opened
 from jaxtribute._src.core.traced_reads import traced_reads
-from jaxtribute._src.core.types import Nest, Numeric
+from jaxtribute._src.core.types import Nest
 from jaxtribute._src.core.values.stored import Group, StoredArray, arrays_of, lent, prepare_donation, set_slot, updating
 
 _inputs_of = attrgetter("inputs")
@@ -416,7 +416,8 @@ class _Results:
             result = self._trees[number].unflatten(flat)
         if self._mesh is not None:
             self._mesh.throttle(partial(_computed, result, donated, of_result=self._mesh.peers is not None))
-        return jax.tree.map(_unwrapped, result, is_leaf=is_constant) if self._constants else result
+        unwrapped = lambda leaf: leaf.value if isinstance(leaf, Constant) else leaf  # noqa: E731
+        return jax.tree.map(unwrapped, result, is_leaf=is_constant) if self._constants else result
 
 
 def _computed(result: Nest, donated: Sequence[StoredArray], *, of_result: bool) -> Any:
@@ -424,7 +425,3 @@ def _computed(result: Nest, donated: Sequence[StoredArray], *, of_result: bool) 
     if of_result and jax.tree.leaves(result):
         return result
     return [slot.stored for slot in donated] or result
-
-
-def _unwrapped(value: Numeric) -> Any:
-    return value.value if isinstance(value, Constant) else value

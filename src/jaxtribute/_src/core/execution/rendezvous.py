@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
@@ -53,6 +54,7 @@ class Rendezvous:
     def __init__(self, bodies: Sequence[Callable[[], Any]]) -> None:
         self._replicas = list(map(_Replica, bodies))
         self._finished = Signal()
+        self._left: list[Signal] = []  # for each other thread that has come in, the sign that it has gone
         self._error: BaseException | None = None
         self._abandoned = False
         """True if nobody waits for anybody any more: a thread was interrupted while it handed over."""
@@ -72,9 +74,18 @@ class Rendezvous:
         except BaseException as error:  # an interrupt of the caller's thread: nobody must be left waiting
             self._abandon(error)
             raise
+        finally:
+            if self._abandoned:
+                self._await_others()
         if self._error is not None:
             raise self._error
         return list(map(attrgetter("result"), self._replicas))
+
+    def _await_others(self) -> None:
+        """Waits for the other threads: programs that two threads start at once may wait for each other's devices."""
+        end = time.monotonic() + REST_SECONDS
+        for left in self._left:
+            left.take(max(end - time.monotonic(), 0))
 
     def meet(self, index: int, meeting: str, payload: Nest, merge: Callable[[list[Any]], Sequence[Any]]) -> Any:
         """Waits until every replica has come to the same meeting, and returns this replica's part of the outcome.
@@ -120,7 +131,7 @@ class Rendezvous:
             try:
                 replica.result = replica.body()
             except _Abandoned:
-                pass
+                self._await_others()
             except BaseException as error:
                 if self._abandoned:
                     raise
@@ -150,7 +161,8 @@ class Rendezvous:
         if self._error is None and self._next(_State.READY) is None:
             new = self._next(_State.NEW)
             if new is not None:
-                _workers.submit(lambda: self._run_new(new))
+                self._left.append(left := Signal())
+                _workers.submit(lambda: (self._run_new(new), left.give()))
                 return
             self._bring_together()
         state = _State.READY if self._error is None else _State.PARKED
@@ -213,6 +225,8 @@ class Rendezvous:
 
 IDLE_SECONDS = 0.5
 """Seconds that a thread waits for more work before it ends."""
+REST_SECONDS = 2.0
+"""Seconds that an interrupt waits for what other threads do in the step; longer would be no interrupt."""
 
 
 class Signal:
@@ -243,20 +257,16 @@ class Workers:
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
 
-    def submit(self, job: Callable[[], None]) -> None:
+    def submit(self, job: Callable[[], object]) -> None:
         """Runs `job` in a thread of its own; it must not raise."""
         with self._lock:
             taken = bool(self._idle) and self._idle.pop().give(job)
         if not taken:
             _Worker(self, job).start()
-
-    def thread_name(self) -> str:
-        """The name for a new thread."""
-        return self._name
 
     def wait_for_work(self, worker: _Worker) -> bool:
         """Keeps an idle thread ready; returns whether it got a job before its time was up."""
@@ -277,13 +287,13 @@ class Workers:
 
 
 class _Worker(threading.Thread):
-    def __init__(self, pool: Workers, job: Callable[[], None]) -> None:
-        super().__init__(name=pool.thread_name(), daemon=True)
+    def __init__(self, pool: Workers, job: Callable[[], object]) -> None:
+        super().__init__(name=pool.name, daemon=True)
         self._pool, self._job = pool, job
         self.ready = Signal()
         self.ended = False
 
-    def give(self, job: Callable[[], None]) -> bool:
+    def give(self, job: Callable[[], object]) -> bool:
         """Hands over a job; returns whether the thread is still there to do it."""
         if self.ended:
             return False

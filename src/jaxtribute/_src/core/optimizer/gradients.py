@@ -136,12 +136,10 @@ def _is_number(key: Leaf) -> bool:
 
 def for_examples(grads: Sequence[Any], variables: Sequence[Variable]) -> bool:
     """True if there is a gradient for each example: all have one axis more than their variables, in front."""
-    for grad, variable in zip(grads, variables, strict=True):
-        if isinstance(grad, IndexedSlices) or len(shape_of(grad)) == len(variable.shape):
-            return False
-        if shape_of(grad)[1:] != variable.shape:
-            return False
-    return True
+    return all(
+        not isinstance(grad, IndexedSlices) and (shape := shape_of(grad)) and shape[1:] == variable.shape
+        for grad, variable in zip(grads, variables, strict=True)
+    )
 
 
 def shape_of(grad: Any) -> tuple[int, ...]:

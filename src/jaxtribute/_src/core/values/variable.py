@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import jax
 import numpy as np
@@ -381,13 +381,7 @@ def _shown(variable: Variable, suffix: str, value: Numeric) -> str:
     return f"<jd.Variable '{name}{suffix}:0' shape={variable.shape} dtype={variable.dtype.name}, numpy={text}>"
 
 
-def _value(variable: Variable) -> tuple[tuple[Any], None]:
-    return (variable.read_value(),), None
-
-
-def _unwrapped(_: None, children: tuple[Any]) -> Any:
-    return children[0]
-
-
 # To JAX a variable in a nest is its present value, so that every jax.numpy function takes variables.
-jax.tree_util.register_pytree_node(Variable, _value, _unwrapped)
+jax.tree_util.register_pytree_node(
+    Variable, lambda variable: ((variable.read_value(),), None), lambda _, children: cast("Any", children[0])
+)
