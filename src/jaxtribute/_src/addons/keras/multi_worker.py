@@ -1,4 +1,4 @@
-"""Keras on several workers: who shows and writes what, and one order of the examples for all."""
+"""Keras on several workers: who shows and writes what, and the batches of arrays, in one order for all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scopes around the making of variables: `tf.name_scope` and `tf.variable_creator_scope`."""
+"""Scopes around the making of variables: `tf.name_scope` and `tf.variable_creator_scope`; none of version 1."""
 
 from __future__ import annotations
 
