@@ -51,6 +51,8 @@ def test_the_page_and_its_state(run: Path) -> None:
     assert float(told["jaxtribute_steps{}"]) == state["steps"]
     assert float(told['jaxtribute_part_seconds{part="step"}']) == pytest.approx(state["goodput"]["step"], rel=0.1)
     assert told['jaxtribute_events{kind="failure"}'] == "0"
+    for name, expected in zip(("", "limit_"), state["workers"][1]["memory"][0], strict=True):
+        assert float(told[f'jaxtribute_device_memory_{name}bytes{{worker="1",device="0"}}']) == expected > 0
     assert visitor.get("/healthz").text == "ok"
     assert visitor.get("/../job.jsonl").status_code == 404
     assert visitor.get("/job.jsonl").status_code == 404

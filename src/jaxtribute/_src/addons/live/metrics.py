@@ -58,6 +58,10 @@ def _of_workers(workers: Sequence[dict[str, Json]]) -> Iterator[Sample]:
         for worker in workers:
             if worker[key] is not None:
                 yield name, {"worker": str(worker["rank"]), "state": worker["event"]}, worker[key]
+    for name, place in (("device_memory_bytes", 0), ("device_memory_limit_bytes", 1)):
+        for worker in workers:
+            for device, memory in enumerate(worker["memory"]):
+                yield name, {"worker": str(worker["rank"]), "device": str(device)}, memory[place]
 
 
 def _escaped(text: str) -> str:
