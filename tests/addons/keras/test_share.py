@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxtribute as jd
@@ -98,6 +99,35 @@ def test_outside_a_step_keras_is_as_it_was() -> None:
     with pytest.raises(NotImplementedError, match="synchronized"):
         keras.ops.moments(X, (0,), synchronized=True)
     assert shares.current() is None
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("rows", [8, 7, 3])
+def test_synchronized_statistics_in_a_loop_of_ones_own(four: jd.Strategy, rows: int, compiled: bool) -> None:
+    """Three steps on four replicas, one of them without examples, are those of one device."""
+    x, y = X[:rows], X[:rows, :1]
+    results: list[list[Any]] = []
+    for strategy in (four, jd.OneDeviceStrategy("CPU:0")):
+        with strategy.scope():
+            keras.utils.set_random_seed(0)
+            layers = [keras.layers.BatchNormalization(synchronized=True, momentum=0.5), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.layers.Input(X.shape[1:]), *layers])
+            optimizer = jd.Optimizer(optax.sgd(0.1), model.trainable_variables)
+
+        def replica(x: Any, y: Any, model: Any = model, optimizer: Any = optimizer) -> Any:
+            loss = lambda: jnp.sum((model(x, training=True) - y) ** 2) / rows  # noqa: E731
+            value, grads = jd.value_and_grad(loss, model.trainable_variables)()
+            optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+            return value
+
+        def step(batch: Any, strategy: jd.Strategy = strategy, replica: Any = replica) -> Any:
+            return strategy.reduce("SUM", strategy.run(replica, batch), axis=None)
+
+        run = jd.function(step) if compiled else step
+        losses = [float(run(batch)) for batch in strategy.experimental_distribute_dataset([(x, y)] * 3)]
+        results.append([losses, *(np.asarray(variable) for variable in model.variables)])
+    for found, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
 def test_a_share() -> None:

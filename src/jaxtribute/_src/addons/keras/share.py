@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxtribute import ReduceOp, ReplicaContext
+from jaxtribute import ReduceOp, ReplicaContext, get_replica_context
 from jaxtribute._src.addons.keras.internals import KerasModel, KerasOptimizer
 from jaxtribute._src.addons.keras.rows import mean_p
 from jaxtribute.errors import ContextError
@@ -240,7 +240,7 @@ def whole_batch_moments(
     original: Callable[..., Any], x: Array, axes: Sequence[int], keepdims: bool = False, synchronized: bool = False
 ) -> Any:
     """The backend's `moments`, which can synchronise batch statistics over the replicas."""
-    share = current()
+    share = current() or _in_own_loop(x)
     if share is None or not synchronized:
         return original(x, axes, keepdims=keepdims, synchronized=synchronized)
     if share.alone:
@@ -254,6 +254,14 @@ def whole_batch_moments(
     if not keepdims:
         mean, variance = jnp.squeeze(mean, axes), jnp.squeeze(variance, axes)
     return mean.astype(x.dtype), variance.astype(x.dtype)
+
+
+def _in_own_loop(x: Array) -> Share | None:
+    """The share of a replica function that a user calls: of what it normalizes; None outside of a strategy's."""
+    context = get_replica_context()
+    if context is None or context.strategy.is_default:
+        return None
+    return Share(context, x.size, 0)
 
 
 def synchronizable(
