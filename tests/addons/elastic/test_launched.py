@@ -23,6 +23,7 @@ from jaxtribute._src.addons.testing.leaks import is_alive
 from samples import ALL_CASES
 
 PROGRAM = Path(__file__).parents[2] / "support" / "elastic_program.py"
+SAVES = PROGRAM.with_name("elastic_saves.py")
 FIT = PROGRAM.with_name("elastic_keras.py")
 DEADLINE_S = 400.0 if ALL_CASES else 120.0
 pytestmark = pytest.mark.slow
@@ -229,3 +230,25 @@ def test_fit_goes_on_when_islands_go_and_come_back(
         assert {2, 3, 4} <= set(counts), running.output
         assert (counts[0], counts[-1]) == (4, 4)
         check_history(tmp_path, 100, [0, 1, 2, 3], exact=bool(virtual))
+
+
+def test_islands_save_once_for_all_and_a_new_job_goes_on_from_there(tmp_path: Path) -> None:
+    """An island is killed in each of both jobs, and joins again, when the checkpoint that the job began with is old."""
+    steps = 200
+    for last, killed in ((100, 0), (steps, 1)):
+        with job(tmp_path, 2, steps, options=("--max-restarts", "1"), program=(SAVES, last)) as running:
+            begun = len(running.told(killed))
+            running.signal(signal.SIGKILL, killed, at_step=begun + 35)
+            assert running.wait() == 0, running.output
+        assert len({pid for pid, *_ in running.lines(killed)[begun:]}) == 2, running.output
+    assert {first for *_, first in running.lines(1)} == {0, 100}
+    running.check(0, 1, tolerance=1e-5)
+    numbers = sorted(path.name for path in (tmp_path / "saves").glob("ckpt-*"))
+    assert numbers == ["ckpt-10", "ckpt-20"], "the last, and what the job began with"
+
+
+def test_islands_that_save_in_folders_of_their_own_are_told(tmp_path: Path) -> None:
+    with job(tmp_path, 2, 200, program=(SAVES, 100, "own")) as running:
+        assert running.wait() != 0
+        assert "which has the length of the checkpoints in" in running.output.replace("\n", " ")
+        assert "look for a branch or a path that depends on the rank" in running.output

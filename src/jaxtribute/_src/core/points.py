@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from jaxtribute.errors import MissingLibraryError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from jaxtribute._src.core.checkpoint.state import StateAdapter
     from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver
     from jaxtribute._src.core.collectives.summation import Summation
@@ -34,6 +36,18 @@ class Budgeting(Protocol):
 
     def within(self, loss: Function, memory: int | str, *, gathers: bool) -> Function:
         """A loss whose backward pass keeps no more; see `execution/budgets.py`."""
+        ...
+
+
+class Together(Protocol):
+    """Processes that train together without a cluster, as islands do: one of them writes checkpoints for all."""
+
+    def first(self, what: str, own: Callable[[], str]) -> str:
+        """The text of one of them, on all; one that joins later is given what it was then."""
+        ...
+
+    def writes(self, path: Path) -> bool:
+        """True on the one that writes a checkpoint; all call it for each."""
         ...
 
 
@@ -108,3 +122,5 @@ BUDGETS: Point[Budgeting] = Point("to keep a backward pass within a budget of me
 """The choice of what a backward pass keeps, for `jd.value_and_grad(..., memory=...)`."""
 WIRES: Point[Callable[[Summation, str], Summation]] = Point("to sum arrays that travel in a smaller type")
 """Makers of sums of which large float32 arrays travel in the type that the hints name, and the rest by another sum."""
+TOGETHER: Point[Callable[[], Together | None]] = Point("to save once for several processes")
+"""Functions that return the processes that train together with this one, if there are any."""

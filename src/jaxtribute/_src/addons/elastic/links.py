@@ -357,5 +357,5 @@ def _exactly(connection: socket.socket, size: int) -> bytearray:
     return data
 
 
-def _in_thread(name: str, call: Callable[[], None]) -> None:
+def _in_thread(name: str, call: Callable[[], object]) -> None:
     threading.Thread(target=call, name=name, daemon=True).start()

@@ -144,9 +144,9 @@ class Parcel:
         """The arrays that another island has sent."""
         if bytes(data[:_LINE]) != self._seal or len(data) != self.size:
             raise ClusterError(
-                f"island {island.rank} exchanges other values than island {me.rank} at the same step. HINT: all "
-                "islands must run the same program; look for a branch that depends on the rank, or for a dataset "
-                "whose order differs."
+                f"island {island.rank} exchanges other values than island {me.rank} at the same step, which has "
+                f"{self.what}. HINT: all islands must run the same program; look for a branch or a path that depends "
+                "on the rank, or for a dataset whose order differs."
             )
         places = zip(self._starts, self._flat, strict=False)
         return [np.frombuffer(data, flat.dtype, flat.size, start) for start, flat in places]

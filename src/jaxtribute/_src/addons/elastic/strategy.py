@@ -32,6 +32,7 @@ from jaxtribute._src.addons.elastic.exchange import Islands
 from jaxtribute._src.addons.elastic.executor import IslandReplica, check_operation, reduced
 from jaxtribute._src.addons.elastic.membership import Island, View
 from jaxtribute._src.addons.elastic.runtime import IslandMesh
+from jaxtribute._src.addons.elastic.saving import Saves, begin, end
 from jaxtribute._src.addons.elastic.spare import await_place
 from jaxtribute._src.addons.elastic.steps import Step
 from jaxtribute._src.addons.elastic.values import GlobalBatch, IslandValue, is_value, stamped
@@ -280,6 +281,9 @@ class ElasticStrategy(Strategy):
         me = Island(rank, incarnation)
         self._islands = Islands(me, addresses, silent_s, timeout_s, min_islands)
         super().__init__(self._plug(inner, devices, local))
+        self._saves = Saves(self._mesh)
+        if self._islands.others:
+            begin(self._saves)
 
     def _plug(self, inner: Strategy | None, devices: list[Device], local: LocalSettings | None) -> StrategyExtended:
         self._mesh = IslandMesh(devices[:1], self._islands, Replicas(self._virtual, devices))
@@ -338,6 +342,7 @@ class ElasticStrategy(Strategy):
 
     def close(self) -> None:
         """Leaves the other islands, who go on without this one."""
+        end(self._saves)
         self._islands.close()
 
     def reduce(self, reduce_op: ReduceOpLike, value: Any, axis: int | tuple[int, ...] | None) -> Any:

@@ -202,6 +202,9 @@ class Checkpoint:
         _check_context("save")
         target = check_path(path, "path")
         check_name(target.name, f"path={str(path)!r}, whose last part")
+        group = committing.together()
+        if group is not None and not group.writes(target):
+            return str(target)  # another process writes it
         claim = owner or Owner(target.parent, stem(target))
         with self._background.alone:
             # One save at a time: two would hold two copies of what the training has changed meanwhile. An error of the
@@ -294,7 +297,10 @@ class Checkpoint:
             self._background.wait()
             if save_path is None:
                 return RestoreStatus(Path(), Differences((), (), ()))
-            path = check_path(save_path, "save_path")
+            path = own = check_path(save_path, "save_path")
+            if (group := committing.together()) is not None:
+                # Processes that join later restore it as well.
+                path = self._past.begun = Path(group.first(f"the restore of {own}", lambda: str(own)))
             settle_all(path)  # another object may be saving it
             collected, without = self._found(), () if counters else _COUNTERS
             for name in without:

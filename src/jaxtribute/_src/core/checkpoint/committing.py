@@ -37,6 +37,7 @@ from jaxtribute._src.core.cluster.runtime import Cluster
 from jaxtribute._src.core.cluster.step_log import Place
 from jaxtribute._src.core.input.iterator import position_file
 from jaxtribute._src.core.observers import WRITE
+from jaxtribute._src.core.points import TOGETHER, Together
 from jaxtribute._src.core.types import HostArray
 from jaxtribute._src.core.values.stored import Lease
 from jaxtribute.errors import CheckpointError, ClusterError, ConfigError, DeadlineError
@@ -58,6 +59,11 @@ def saving_cluster() -> Cluster | None:
             "HINT: make a jd.MultiWorkerMirroredStrategy instead of calling jax.distributed.initialize."
         )
     return cluster if cluster is not None and cluster.workers > 1 else None
+
+
+def together() -> Together | None:
+    """The processes that train with this one without a cluster; None if there are none."""
+    return next(filter(None, (find() for find in TOGETHER.entries())), None)
 
 
 class SaveChannel:

@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 
 from jaxtribute._src.core.checkpoint.background import settle_all
-from jaxtribute._src.core.checkpoint.committing import STATE
+from jaxtribute._src.core.checkpoint.committing import STATE, together
 from jaxtribute._src.core.checkpoint.files import (
     FILE,
     check_folder,
@@ -95,9 +95,18 @@ def saves_in(directory: str | PathLike[str], checkpoint_name: str = "ckpt") -> l
 
 def latest_of(series: Series, directory: Path, known: dict[Path, Identity | None]) -> str | None:
     """The last whole checkpoint of a series, once saves under way are complete; otherwise as `newest_whole`."""
-    settle_all(directory)
-    line, others = series.line()
-    return newest_whole([entry.path for entry in line], directory, known, paths_of(others))
+
+    def found() -> str | None:
+        settle_all(directory)
+        line, others = series.line()
+        return newest_whole([entry.path for entry in line], directory, known, paths_of(others))
+
+    group = together()
+    return (
+        found()
+        if group is None
+        else group.first(f"the latest checkpoint in {directory}", lambda: found() or "") or None
+    )
 
 
 def paths_of(entries: Iterable[Entry]) -> list[str]:

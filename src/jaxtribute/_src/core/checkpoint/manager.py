@@ -106,7 +106,8 @@ class CheckpointManager:
         self._owner = Owner(self._directory, self._name, checkpoint)
         self._series = Series(self._directory, self._name)
         every_s = None if keep_checkpoint_every_n_hours is None else keep_checkpoint_every_n_hours * _HOUR_S
-        self._retention = Retention(self._directory, self._name, self._series, max_to_keep, every_s)
+        past = checkpoint._past  # pyright: ignore[reportPrivateUsage]
+        self._retention = Retention(self._directory, self._name, self._series, past, max_to_keep, every_s)
         self._unread = False
 
     @property
@@ -252,9 +253,13 @@ class CheckpointManager:
         Other workers may not see them yet on a file system over the network. The first becomes the owner of the folder
         before, so that no other job's checkpoints are taken for one's own.
         """
-        cluster = committing.saving_cluster()
+        cluster, group = committing.saving_cluster(), committing.together()
         # The first worker alone owns and lists the folder, so that all try the same checkpoints in the same order.
-        kind, error, line, others = self._listed() if cluster is None or cluster.rank == 0 else ("", "", [], [])
+        is_first = group is None and (cluster is None or cluster.rank == 0)
+        kind, error, line, others = self._listed() if is_first else ("", "", [], [])
+        if group is not None:
+            told = group.first(f"the checkpoints in {self._directory}", lambda: json.dumps(self._listed()))
+            kind, error, line, others = json.loads(told)
         if cluster is not None:
             key = f"jaxtribute/latest/{cluster.number('latest')}"
             if cluster.rank == 0:
@@ -275,7 +280,7 @@ class CheckpointManager:
             line, others = self._series.line()
         except CheckpointError as problem:
             return type(problem).__name__, str(problem), [], []
-        return "", "", paths_of(line), paths_of(others)
+        return "", "", paths_of(line)[:99], paths_of(others)[:99]
 
 
 class _Interval:

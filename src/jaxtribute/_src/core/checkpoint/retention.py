@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxtribute._src.core.checkpoint.files import UNFINISHED, left_over, remove, standing
 from jaxtribute._src.core.checkpoint.folder import KeptCheckpoints
-from jaxtribute._src.core.checkpoint.series import Entry, Identity, Series, identity_of
+from jaxtribute._src.core.checkpoint.series import Entry, Identity, Past, Series, identity_of
 from jaxtribute.errors import CheckpointError
 
 _LOG = logging.getLogger(__name__)
@@ -21,6 +21,7 @@ class Retention:
       directory: the folder.
       name: what their names start with.
       series: the checkpoints.
+      past: those that the values come from.
       max_to_keep: how many of the last stay; None for all.
       every_s: in addition, the first of each such span of seconds.
 
@@ -29,9 +30,9 @@ class Retention:
     """
 
     def __init__(
-        self, directory: Path, name: str, series: Series, max_to_keep: int | None, every_s: float | None
+        self, directory: Path, name: str, series: Series, past: Past, max_to_keep: int | None, every_s: float | None
     ) -> None:
-        self._directory, self._name, self._series = directory, name, series
+        self._directory, self._name, self._series, self._past = directory, name, series, past
         self._max_to_keep, self._every_s = max_to_keep, every_s
         self._kept = KeptCheckpoints(directory, name)
         # Spans of time go on from where an earlier start of the program was.
@@ -80,7 +81,7 @@ class Retention:
 
     def _counts(self, entry: Entry, saved: Path) -> bool:
         """True if a checkpoint is one of those of which the last stay."""
-        if entry.path == saved:
+        if entry.path in (saved, self._past.begun):
             return False
         return entry.path not in self._damaged or self._damaged[entry.path] != identity_of(entry.path)
 

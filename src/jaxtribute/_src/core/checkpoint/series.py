@@ -172,6 +172,7 @@ class Past:
     def __init__(self) -> None:
         self._turns: dict[tuple[str, str], Turn] = {}
         self._series: dict[tuple[str, str], Series] = {}
+        self.begun: Path | None = None  # what processes that join later restore as well
 
     def next(self, path: Path) -> Turn | None:
         """The turn of a save at a path; None if the name has no number.
