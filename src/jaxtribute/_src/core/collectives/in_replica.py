@@ -158,9 +158,7 @@ def guarded(total: Numeric, op: ReduceOp, idle: tuple[int, ...], replicas: int) 
     return guard_p.bind(total, op=op, idle=idle, replicas=replicas)
 
 
-def _transpose(cotangent: Numeric, *, op: ReduceOp, idle: tuple[int, ...], replicas: int) -> Any:
-    return reduction_of(op).kept(cotangent, is_idle(idle, replicas))
-
-
-guard_p = identity("jd_idle_guard", _transpose)
+guard_p = identity(
+    "jd_idle_guard", lambda value, *, op, idle, replicas: reduction_of(op).kept(value, is_idle(idle, replicas))
+)
 """The identity; backwards it keeps what idle replicas know nothing of out of the sum of the cotangents."""

@@ -31,14 +31,10 @@ _MOVES = frozenset({"transpose", "reshape", "broadcast_in_dim", "squeeze", "neg"
 """Operations of one array that give a sum of arrays the sum of what they give each."""
 
 
-def _avals(*avals: Any, **_: Any) -> list[Any]:
-    return list(avals)
-
-
 sum_p = Own("jd_sum")
 """Stands for the sums of its operands over the replicas, until `evaluated` makes them."""
 sum_p.multiple_results = True
-sum_p.def_abstract_eval(_avals)
+sum_p.def_abstract_eval(lambda *avals, **_: list(avals))
 
 
 class PutOff(Summation):

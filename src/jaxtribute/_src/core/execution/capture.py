@@ -103,7 +103,7 @@ class Capture(NamedTuple):
     def result(self, outputs: Sequence[Any]) -> Any:
         """The function's result, of the program's first outputs."""
         whole = self.tree.unflatten(outputs)
-        return jax.tree.map(_value, whole, is_leaf=is_constant) if self.constants else whole
+        return without_constants(whole) if self.constants else whole
 
 
 def is_constant(value: Numeric) -> bool:
@@ -111,8 +111,9 @@ def is_constant(value: Numeric) -> bool:
     return isinstance(value, Constant)
 
 
-def _value(leaf: Nest) -> Any:
-    return leaf.value if isinstance(leaf, Constant) else leaf
+def without_constants(nest: Nest) -> Any:
+    """A nest with the values of its constants in their place."""
+    return jax.tree.map(lambda leaf: leaf.value if isinstance(leaf, Constant) else leaf, nest, is_leaf=is_constant)
 
 
 def _laid_out(value: Numeric) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxtribute._src.core.execution.capture import Capture, Constant, is_constant
+from jaxtribute._src.core.execution.capture import Capture, without_constants
 from jaxtribute._src.core.execution.compiled_only import CompiledOnly
 from jaxtribute._src.core.execution.eager import EagerStep
 from jaxtribute._src.core.execution.interrupts import Guard, undisturbed
@@ -416,8 +416,7 @@ class _Results:
             result = self._trees[number].unflatten(flat)
         if self._mesh is not None:
             self._mesh.throttle(partial(_computed, result, donated, of_result=self._mesh.peers is not None))
-        unwrapped = lambda leaf: leaf.value if isinstance(leaf, Constant) else leaf  # noqa: E731
-        return jax.tree.map(unwrapped, result, is_leaf=is_constant) if self._constants else result
+        return without_constants(result) if self._constants else result
 
 
 def _computed(result: Nest, donated: Sequence[StoredArray], *, of_result: bool) -> Any:

@@ -93,11 +93,12 @@ class LockstepReplica(Executor):
         return self._run.idle
 
     def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
-        whole = self._collective("all_reduce", partial(_reduce_all, op, summation))
+        whole = self._collective("all_reduce", lambda whole: list(reduce_many(whole, op, summation)))
         return _reduced(values, whole, op, self._run.mesh.local_ids[self._index] in self.idle)
 
     def all_gather(self, values: list[Any], axis: int) -> list[Any]:
-        gather = self._collective("all_gather", partial(_gather_all, axis))
+        whole = lambda values: [Mirrored(gather_value(value, axis), value.mesh) for value in values]  # noqa: E731
+        gather = self._collective("all_gather", whole)
         return _gathered(values, gather, partial(self._scatter, axis), axis)
 
     def constrain(self, value: Array, layout: Layout, mesh: ReplicaMesh) -> Array:
@@ -329,14 +330,6 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
     """Runs `fn` eagerly on every local replica; see `Strategy.run`."""
     contexts.announce()
     return stepping(lambda step: LockstepRun(strategy, mesh, step)(fn, args, kwargs))
-
-
-def _reduce_all(op: ReduceOp, summation: Summation | None, values: list[PerReplica]) -> list[Any]:
-    return list(reduce_many(values, op, summation))
-
-
-def _gather_all(axis: int, values: list[PerReplica]) -> list[Any]:
-    return [Mirrored(gather_value(value, axis), value.mesh) for value in values]
 
 
 def _reduced(values: list[Any], call: Callable[[list[Any]], list[Any]], op: ReduceOp, is_idle: bool) -> list[Any]:

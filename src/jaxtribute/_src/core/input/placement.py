@@ -62,7 +62,7 @@ def even_arrays(mesh: ReplicaMesh, compiled: bool) -> Callable[[np.ndarray[Any, 
     if mesh.peers is not None or mesh.described or mesh.group or len(mesh.local_ids) < mesh.size:
         return None
     if mesh.size == 1:
-        return _as_it_is if compiled else Transfer(mesh.split)
+        return (lambda array: array) if compiled else Transfer(mesh.split)
     transfer = Transfer(mesh.split)
     return lambda array: PerReplica.from_split(transfer(array), mesh)
 
@@ -107,10 +107,6 @@ _NUMPY = {np.ndarray}
 _KINDS = 256
 """Number of shapes of batches that are remembered."""
 _shape_and_dtype = attrgetter("shape", "dtype")
-
-
-def _as_it_is(array: np.ndarray[Any, Any]) -> Any:
-    return array
 
 
 def is_small_number(array: np.ndarray[Any, Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -25,7 +25,7 @@ class Telltale:
         """True if the arguments of the call that begins have been flattened; to be set to False before the call."""
 
     def __init_subclass__(cls) -> None:
-        jax.tree_util.register_pytree_node(cls, Telltale._flatten, _unflattened)
+        jax.tree_util.register_pytree_node(cls, Telltale._flatten, lambda *_: cast("Any", None))
 
     @abstractmethod
     def tell(self) -> None:
@@ -36,7 +36,3 @@ class Telltale:
             self.tell()
         self.flattened = True
         return _NOTHING
-
-
-def _unflattened(_: None, __: tuple[()]) -> Any:
-    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import jax
 
@@ -65,9 +65,6 @@ def _with_keys(hyperparameters: Hyperparameters) -> tuple[list[tuple[Any, Any]],
     return [(jax.tree_util.DictKey(name), hyperparameters[name]) for name in names], names
 
 
-def _remade(names: tuple[str, ...], values: Any) -> dict[str, Any]:
-    return dict(zip(names, values, strict=True))
-
-
 # What is made of them, by `jax.tree.map` and the like, is a plain dictionary again.
-jax.tree_util.register_pytree_with_keys(Hyperparameters, _with_keys, cast("Any", _remade))
+_remade: Any = lambda names, values: dict(zip(names, values, strict=True))  # noqa: E731
+jax.tree_util.register_pytree_with_keys(Hyperparameters, _with_keys, _remade)

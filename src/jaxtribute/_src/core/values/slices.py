@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.core.jaxprs.making import identity, linear_with_probe
-from jaxtribute._src.core.types import Nest, Numeric
+from jaxtribute._src.core.types import Numeric
 from jaxtribute._src.core.values.layouts import names_of, parts_along
 from jaxtribute._src.core.values.mesh import AXIS, Layout, ReplicaMesh, reduced
 from jaxtribute._src.core.values.numbers import summed
@@ -216,15 +216,9 @@ def alike(value: Numeric, name: str) -> Any:
     return alike_p.bind(value, name=name)
 
 
-def _whole(piece: Numeric, *, cut: Cut, **_: Nest) -> Any:
-    return cut.joined(piece)
-
-
-def _transposed(cotangent: Numeric, *, cut: Cut, **_: Nest) -> Any:
-    return cut.scattered(cotangent)
-
-
-whole_p = linear_with_probe("jd_whole", _whole, _transposed)
+whole_p = linear_with_probe(
+    "jd_whole", lambda piece, *, cut, **_: cut.joined(piece), lambda cotangent, *, cut, **_: cut.scattered(cotangent)
+)
 """The array whose slices the replicas hold, on every replica. One operation, so that it can be told apart: it may be
 computed again in the backward pass rather than kept. A second operand adds nothing, and gets the replica's own
 gradient of the array."""

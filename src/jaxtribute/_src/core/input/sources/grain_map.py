@@ -223,8 +223,5 @@ def _accepts(dataset: object) -> bool:
     return isinstance(dataset, (tuple, dict)) and has_arrays_only(dataset)
 
 
-def _make(dataset: Nest) -> Source:
-    return MapSource(make_numpy_dataset(dataset))
-
-
-register_source("NumPy or JAX arrays in a tuple or dict", _accepts, _make, rank=10)
+_made = lambda dataset: MapSource(make_numpy_dataset(dataset))  # noqa: E731
+register_source("NumPy or JAX arrays in a tuple or dict", _accepts, _made, rank=10)
