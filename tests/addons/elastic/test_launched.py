@@ -247,6 +247,15 @@ def test_islands_save_once_for_all_and_a_new_job_goes_on_from_there(tmp_path: Pa
     assert numbers == ["ckpt-10", "ckpt-20"], "the last, and what the job began with"
 
 
+def test_a_job_whose_islands_have_all_died_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    with job(tmp_path, 2, 100, options=("--max-restarts", "3"), program=(SAVES, 100)) as running:
+        running.signal(signal.SIGKILL, 0, 1, at_step=35)
+        assert running.wait() == 0, running.output
+        assert "starts all islands again, as all had died (3 of 3 restarts)" in running.output
+        assert {first for *_, first in running.lines(1)} in ({0, 20}, {0, 30}), "the save at step 30 may be cut off"
+        running.check(0, 1, tolerance=1e-5)
+
+
 def test_islands_that_save_in_folders_of_their_own_are_told(tmp_path: Path) -> None:
     with job(tmp_path, 2, 200, program=(SAVES, 100, "own")) as running:
         assert running.wait() != 0

@@ -89,7 +89,7 @@ def test_without_restarts_the_others_go_on(capsys: pytest.CaptureFixture[str]) -
     assert go('test "$index" = 1 && kill -9 $$; await 3; sleep 0.3', workers=3) == 0
     assert starts() == [(0, 0), (1, 0), (2, 0)]
     said = capsys.readouterr().err
-    assert "goes on without island 1 (0 of 0 restarts); left: 2" in said
+    assert "goes on without island 1 (0 of 0 restarts); islands left: 2" in said
     assert "the job is done, without island 1" in said
 
 

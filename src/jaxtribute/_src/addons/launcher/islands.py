@@ -36,6 +36,9 @@ from jaxtribute.errors import ClusterError, DeadlineError, MissingLibraryError
 from jaxtribute.extending import Address, ExitCode, Folder, Kinds
 
 _LOOK_S = 0.5
+_ALONE_S = 60.0
+"""Seconds that an island which has found no other one that trains waits for the others to end as well."""
+_NOBODY = "no other island trains"
 _LEFT = tuple(f"{error.__module__}.{error.__qualname__}:" for error in (ClusterError, DeadlineError))
 _PREEMPTED = (-Signal.SIGTERM, 128 + Signal.SIGTERM, int(ExitCode.RESUME))
 
@@ -115,6 +118,9 @@ class IslandsLauncher:
         self._certificates: dict[str, str] = {}
         self._spares: Spares
         self._done: set[int] = set()
+        self._alone: set[int] = set()
+        """Islands that have come back, found no other one that trains, and ended."""
+        self._rounds = 0
         self._lost: dict[int, Outcome] = {}
         """Islands that are not started again, and their ends, in order."""
         self._cause: Outcome | None = None
@@ -250,6 +256,8 @@ class IslandsLauncher:
             looping = life.repetition.loops(outcome, time.monotonic() - begun)
             if looping:
                 say(life.repetition.described(f"island {rank}"))
+            if await self._starts_anew(life, outcome):
+                continue
             again = not looping and self._goes_on(life, outcome)
             if options.told is not None:
                 options.told(outcome, again)
@@ -258,6 +266,28 @@ class IslandsLauncher:
                 return
             life.incarnation += 1
             self._inform(f"starts island {rank} again, alone ({self._budget.described(outcome.kind)})")
+
+    async def _starts_anew(self, life: Life, outcome: Outcome) -> bool:
+        """True if all islands have died, so that each starts as at first: the program goes on from its checkpoint."""
+        # Launchers of other machines know nothing of it.
+        if self._options.hosts or self._done or _NOBODY not in outcome.traceback.rpartition("\n")[2]:
+            return False
+        self._alone.add(life.rank)
+        before, end = self._rounds, time.monotonic() + _ALONE_S
+        while self._rounds == before:
+            if self._is_ending or self._done or time.monotonic() > end:
+                self._alone.discard(life.rank)
+                return False
+            if {each.rank for each in self._lives} <= self._alone | self._lost.keys():
+                if not self._budget.take(Kind.FAILED):
+                    return False
+                self._rounds += 1
+                self._alone.clear()
+                self._inform(f"starts all islands again, as all had died ({self._budget.described(Kind.FAILED)})")
+            else:
+                await asyncio.sleep(_LOOK_S / 10)
+        life.incarnation = 0
+        return True
 
     async def _once(self, family: Family, life: Life, program: Program) -> int:
         """Runs one process of an island to the end of its output; its return code."""
@@ -302,7 +332,9 @@ class IslandsLauncher:
             say(f"{left} of the islands {'is' if left == 1 else 'are'} left, fewer than {self._min_islands}: all end")
         elif not for_good and left:
             why = "others are done" if self._done else self._budget.described(outcome.kind)
-            self._inform(f"goes on without island {rank} ({why}); left: {left}")
+            if own:
+                why += ", and it has failed by itself: the job counts as failed"
+            self._inform(f"goes on without island {rank} ({why}); islands left: {left}")
 
     def _inform(self, text: str) -> None:
         if not self._options.quiet:
