@@ -66,6 +66,12 @@ def test_the_first_failure_stops_the_others_and_gives_the_code() -> None:
     assert time.monotonic() - start < 50
 
 
+def test_an_exception_is_the_end_though_jax_has_aborted_the_process_then() -> None:
+    outcome = Ranks("echo 'Traceback (most recent call last):'; echo 'E: boom'; kill -ABRT $$").run()
+    assert (outcome.code, outcome.words) == (1, "ended with exit code 1: E: boom")
+    assert Ranks("kill -ABRT $$").run().code == 134
+
+
 def test_a_rank_that_was_killed_is_counted() -> None:
     outcome = Ranks("kill -9 $$", "sleep 600").run()
     assert (outcome.kind, outcome.code, outcome.words) == (Kind.FAILED, 137, "was killed by SIGKILL")

@@ -279,7 +279,10 @@ def failure(code: int, rank: int, output: RankOutput, killed: int = 0) -> Outcom
         say(f"no cause, but with whom rank {rank} was connected, as Gloo said at the start:\n{output.noise()}")
     if code == -Signal.SIGKILL:  # somebody else's, before which the program has said nothing of it
         return Outcome(Kind.FAILED, exit_code(code), rank, in_words(code), killed=killed)
-    words, traceback = in_words(code), output.traceback()
+    traceback = output.traceback()
+    if traceback and code == -Signal.SIGABRT:
+        code = 1  # it was about to end by its exception, and JAX aborts a process whose coordinator goes first
+    words = in_words(code)
     if traceback:
         words += ": " + traceback.rpartition("\n")[2]
     elif last := output.last_line():
