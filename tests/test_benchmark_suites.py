@@ -26,6 +26,7 @@ from benchmarks.harness import Group, Peer, Result, alternate  # noqa: E402
 from benchmarks.peers import host_cost  # noqa: E402
 
 from jaxtribute._src.core.execution.function import Function  # noqa: E402
+from samples import ALL_CASES  # noqa: E402
 
 WHOLE = (
     "overhead", "memory", "ledger", "threads", "ragged", "central_storage", "sharded_memory", "checkpoint",
@@ -169,7 +170,7 @@ def test_losses_are_held_against_one_that_is_to_be_theirs(order: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", PEERS if ALL_CASES else [name for name in PEERS if name != "parameter_server"])
 def test_all_contenders_of_a_peer_answer(name: str, tmp_path: Path) -> None:
     module, *arguments = PEERS[name]
     peer = Peer(module, [argument.format(folder=tmp_path) for argument in arguments])
