@@ -20,7 +20,7 @@ from jaxtribute import config
 from jaxtribute._src.core.execution import rendezvous
 from longest import dealt
 from namespaces import Machine, NoRightsError, two_machines
-from samples import is_chosen
+from samples import ALL_CASES, is_chosen
 
 try:
     from jaxtribute._src.addons.testing import leaks
@@ -48,7 +48,9 @@ rendezvous.IDLE_SECONDS = 0.02
 
 # The first example of a shape compiles, so a time limit for each example would only measure XLA. A commit passes or
 # fails each time alike; `--hypothesis-profile=explore` looks for examples that nobody has tried yet.
-hypothesis.settings.register_profile("jaxtribute", deadline=None, derandomize=True)
+hypothesis.settings.register_profile(
+    "jaxtribute", deadline=None, derandomize=True, max_examples=100 if ALL_CASES else 40
+)
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile("jaxtribute")
 
