@@ -70,8 +70,7 @@ def test_behaviours(executor: str, name: str, rows: tuple[str, ...]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "devices"), WORKERS)
 def test_the_table_over_workers(multi_process: SharedRunners, workers: int, devices: int) -> None:
-    # With one device each, the even executors too; the even rows of two devices are those of one process. A row takes
-    # every other of them: one is compiled and one has uneven inputs, and what is ragged here is in lockstep there.
+    # With one device each, the even executors too; the even rows of two devices are those of one process.
     lockstep, compiled, uneven, ragged = EXECUTORS
     executors = (lockstep, compiled, ragged, uneven) if devices == 1 else (uneven, ragged)
     for rank, failures in enumerate(multi_process(workers, devices).run(table_failures, (executors,), timeout_s=300)):
