@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 import time
+import zlib
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -115,6 +116,21 @@ def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
             places.append(known.index(id(value)))
         if item.get_closest_marker("slow") is not None and not is_chosen(*places):
             found.add(item)
+    rest = [item for item in items if item.get_closest_marker("quick_cases") is not None and item not in found]
+    return found | _beyond_most([item for item in rest if item.get_closest_marker("slow") is not None])
+
+
+def _beyond_most(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Two thirds of the cases of large products, drawn, as what is evenly spread may keep one of a factor's values."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items if not ALL_CASES else ():
+        marker = item.get_closest_marker("quick_cases")
+        if marker is not None and not marker.kwargs.get("whole", False):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    found: set[pytest.Item] = set()
+    for several in cases.values():
+        drawn = sorted(several, key=lambda item: zlib.crc32(item.nodeid.encode()))
+        found.update(drawn[max(_MOST, len(several) // 3) :])
     return found
 
 
@@ -131,6 +147,8 @@ def _spread(items: list[pytest.Item], most: int) -> list[pytest.Item]:
     ]
 
 
+_MOST = 32
+"""Slow cases that each test with `quick_cases` has; of more than three times as many, a third."""
 _RAY_WAIT_S = 600
 _RAY_PLACES = 2
 
