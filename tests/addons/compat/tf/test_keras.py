@@ -47,7 +47,7 @@ print(len(keras_names()))
 """
 
 
-def test_models_are_fitted_with_and_without_a_strategy_and_every_name_that_migrate_believes_exists() -> None:
+def test_models_are_fitted_and_every_name_that_migrate_believes_exists() -> None:
     *_, told, count = run_python(PROGRAM + NAMES, devices=2).strip().split("\n")
     assert int(count) > 1000
     losses = json.loads(told)

@@ -85,7 +85,7 @@ print([row.tolist() for row in data.map(lambda row: stage(row["words"])).batch(2
 """
 
 
-def test_each_call_becomes_a_step_of_the_model_and_strings_are_looked_up_in_a_datasets_map(
+def test_calls_become_steps_of_the_model_and_strings_are_looked_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
