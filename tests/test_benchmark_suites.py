@@ -10,6 +10,7 @@ import math
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -32,7 +33,7 @@ WHOLE = (
     "overhead", "memory", "ledger", "threads", "ragged", "central_storage", "sharded_memory", "checkpoint",
     "automatic_layout",
 )  # fmt: skip
-"""Suites that take seconds in their quick form."""
+"""Suites that take seconds in their quick form. A third of them is run each day."""
 STEPS = ("dispatch", "digits", "large", "conv", "transformer", "packing", "workers", "causes", "allreduce")
 """Suites that compare contenders with `compare`: each of these contenders takes some steps of a tiny problem."""
 PEERS = {
@@ -82,7 +83,7 @@ def figures(found: Any) -> Iterator[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", WHOLE if ALL_CASES else WHOLE[int(time.time() // 86400) % 3 :: 3])
 def test_a_suite_runs_in_its_quick_form(name: str) -> None:
     found = measure(name, quick=True, plots=None)
     assert found
