@@ -121,7 +121,7 @@ def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def _beyond_most(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Two thirds of the cases of large products, drawn, as what is evenly spread may keep one of a factor's values."""
+    """Most cases of large products, drawn: what is evenly spread may leave out a value of a factor."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items if not ALL_CASES else ():
         marker = item.get_closest_marker("quick_cases")
@@ -147,8 +147,8 @@ def _spread(items: list[pytest.Item], most: int) -> list[pytest.Item]:
     ]
 
 
-_MOST = 32
-"""Slow cases that each test with `quick_cases` has; of more than three times as many, a third."""
+_MOST = 8
+"""Slow cases that each test with `quick_cases` has, unless it is `whole`; of more than three times as many, a third."""
 _RAY_WAIT_S = 600
 _RAY_PLACES = 2
 
