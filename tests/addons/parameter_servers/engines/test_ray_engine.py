@@ -86,10 +86,10 @@ def test_bad_functions_on_real_processes_and_a_long_folder_of_temporary_files(tm
     (server,), (worker,) = state["parameter_servers"]["servers"], state["workers"]
     assert state["parameter_servers"]["coordinator"]["done"] > 0
     assert server["requests"] > 0
-    assert worker["starts"] == 3
-    assert any(event["text"] == "worker 0 starts again" for event in state["events"])
+    assert worker["starts"] == 4  # two processes have ended, and one was stuck
+    assert [event["text"] for event in state["events"]] == ["worker 0 starts again"] * 3
     assert worker["bar"]["recovery"] > 0.1
-    assert worker["bar"]["step"] > 0
+    assert worker["bar"]["compile"] > 0
     assert sum(worker["bar"].values()) == pytest.approx(state["wall"], rel=0.01)
 
 
