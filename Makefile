@@ -51,7 +51,7 @@ byte-code: $(READY)  ## write the byte code of the libraries and the tests, as t
 # Python's own monitoring counts lines at almost no cost; Python 3.11 has none, and takes longer.
 test-all: export COVERAGE_CORE = sysmon
 test-all: $(READY)  ## also those that start and kill processes, the pages and the examples; with coverage
-	$(PYTEST) --numprocesses=4 --durations=100 --cov --cov-report=term --cov-fail-under=95
+	$(PYTEST) --numprocesses=5 --durations=100 --cov --cov-report=term --cov-fail-under=95
 
 docs: $(READY)  ## build the documentation into site/
 	$(BIN)/zensical build --strict

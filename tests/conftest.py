@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 import time
+import zlib
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from jaxtribute import config
 from jaxtribute._src.core.execution import rendezvous
 from longest import dealt
 from namespaces import Machine, NoRightsError, two_machines
-from samples import is_chosen
+from samples import ALL_CASES, is_chosen
 
 try:
     from jaxtribute._src.addons.testing import leaks
@@ -48,7 +49,9 @@ rendezvous.IDLE_SECONDS = 0.02
 
 # The first example of a shape compiles, so a time limit for each example would only measure XLA. A commit passes or
 # fails each time alike; `--hypothesis-profile=explore` looks for examples that nobody has tried yet.
-hypothesis.settings.register_profile("jaxtribute", deadline=None, derandomize=True)
+hypothesis.settings.register_profile(
+    "jaxtribute", deadline=None, derandomize=True, max_examples=100 if ALL_CASES else 40
+)
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile("jaxtribute")
 
@@ -113,6 +116,21 @@ def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
             places.append(known.index(id(value)))
         if item.get_closest_marker("slow") is not None and not is_chosen(*places):
             found.add(item)
+    rest = [item for item in items if item.get_closest_marker("quick_cases") is not None and item not in found]
+    return found | _beyond_most([item for item in rest if item.get_closest_marker("slow") is not None])
+
+
+def _beyond_most(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Most cases of large products, drawn: what is evenly spread may leave out a value of a factor."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items if not ALL_CASES else ():
+        marker = item.get_closest_marker("quick_cases")
+        if marker is not None and not marker.kwargs.get("whole", False):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    found: set[pytest.Item] = set()
+    for several in cases.values():
+        drawn = sorted(several, key=lambda item: zlib.crc32(item.nodeid.encode()))
+        found.update(drawn[max(_MOST, len(several) // 3) :])
     return found
 
 
@@ -129,6 +147,8 @@ def _spread(items: list[pytest.Item], most: int) -> list[pytest.Item]:
     ]
 
 
+_MOST = 8
+"""Slow cases that each test with `quick_cases` has, unless it is `whole`; of more than three times as many, a third."""
 _RAY_WAIT_S = 600
 _RAY_PLACES = 2
 

@@ -232,7 +232,7 @@ def cases() -> Iterator[Any]:
                 yield pytest.param(name, parameter, value, id=f"{name}({parameter}={value!r})")
 
 
-@pytest.mark.quick_cases(284)
+@pytest.mark.quick_cases(284, whole=True)
 @pytest.mark.parametrize(("name", "parameter", "value"), list(cases()))
 def test_a_wrong_setting_is_refused_where_it_is_written(name: str, parameter: str, value: Any, tmp_path: Path) -> None:
     function, args, kwargs = TABLE[name](tmp_path)

@@ -10,10 +10,10 @@ import pytest
 
 import jaxtribute as jd
 from arrangements import WORKERS, table_failures
-from behaviours import EXECUTORS, ROWS, bundles, error_of, is_compiled, is_uneven
+from behaviours import EXECUTORS, ROWS, bundles, error_of, is_uneven
 from jaxtribute._src.addons.testing.shared import SharedRunners
 from replicas import mirrored, one_device
-from samples import is_chosen
+from samples import ALL_CASES
 
 STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
     "one device": lambda: one_device(1),
@@ -47,9 +47,10 @@ def applies(executor: str, name: str, row: str) -> bool:
 
 
 def rows_of(executor: str, name: str) -> list[str]:
-    """The rows that an executor goes through under a strategy: every other, under the next strategy the others."""
-    place = list(STRATEGIES).index(name) + (is_compiled(executor) != is_uneven(executor))
-    return [row for number, row in enumerate(ROWS) if applies(executor, name, row) and is_chosen(number, place)]
+    """The rows that an executor goes through under a strategy: every third, under the next strategy others."""
+    place = list(STRATEGIES).index(name) + EXECUTORS.index(executor)
+    chosen = [row for number, row in enumerate(ROWS) if ALL_CASES or (number + place) % 3 == 0]
+    return [row for row in chosen if applies(executor, name, row)]
 
 
 CASES = [
@@ -57,7 +58,7 @@ CASES = [
 ]
 
 
-@pytest.mark.quick_cases(18)
+@pytest.mark.quick_cases(18, whole=True)
 @pytest.mark.parametrize(("executor", "name", "rows"), CASES, ids=[f"{e}-{n}-{rows[0]}" for e, n, rows in CASES])
 def test_behaviours(executor: str, name: str, rows: tuple[str, ...]) -> None:
     strategy = strategy_of(name)
@@ -70,8 +71,7 @@ def test_behaviours(executor: str, name: str, rows: tuple[str, ...]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "devices"), WORKERS)
 def test_the_table_over_workers(multi_process: SharedRunners, workers: int, devices: int) -> None:
-    # With one device each, the even executors too; the even rows of two devices are those of one process. A row takes
-    # every other of them: one is compiled and one has uneven inputs, and what is ragged here is in lockstep there.
+    # With one device each, the even executors too; the even rows of two devices are those of one process.
     lockstep, compiled, uneven, ragged = EXECUTORS
     executors = (lockstep, compiled, ragged, uneven) if devices == 1 else (uneven, ragged)
     for rank, failures in enumerate(multi_process(workers, devices).run(table_failures, (executors,), timeout_s=300)):

@@ -10,6 +10,7 @@ import math
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -26,12 +27,13 @@ from benchmarks.harness import Group, Peer, Result, alternate  # noqa: E402
 from benchmarks.peers import host_cost  # noqa: E402
 
 from jaxtribute._src.core.execution.function import Function  # noqa: E402
+from samples import ALL_CASES  # noqa: E402
 
 WHOLE = (
     "overhead", "memory", "ledger", "threads", "ragged", "central_storage", "sharded_memory", "checkpoint",
     "automatic_layout",
 )  # fmt: skip
-"""Suites that take seconds in their quick form."""
+"""Suites that take seconds in their quick form. A third of them is run each day."""
 STEPS = ("dispatch", "digits", "large", "conv", "transformer", "packing", "workers", "causes", "allreduce")
 """Suites that compare contenders with `compare`: each of these contenders takes some steps of a tiny problem."""
 PEERS = {
@@ -81,7 +83,7 @@ def figures(found: Any) -> Iterator[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", WHOLE if ALL_CASES else WHOLE[int(time.time() // 86400) % 3 :: 3])
 def test_a_suite_runs_in_its_quick_form(name: str) -> None:
     found = measure(name, quick=True, plots=None)
     assert found
@@ -169,7 +171,7 @@ def test_losses_are_held_against_one_that_is_to_be_theirs(order: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", PEERS if ALL_CASES else [name for name in PEERS if name != "parameter_server"])
 def test_all_contenders_of_a_peer_answer(name: str, tmp_path: Path) -> None:
     module, *arguments = PEERS[name]
     peer = Peer(module, [argument.format(folder=tmp_path) for argument in arguments])

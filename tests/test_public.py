@@ -19,9 +19,10 @@ import numpy as np
 import optax
 import pytest
 
+import in_threads
 import jaxtribute as jd
 import jaxtribute.input
-from processes import run_python
+from jaxtribute._src.addons.parameter_servers.scheduling import starting
 
 MODULES: dict[str, ModuleType] = {
     "jd": jd,
@@ -189,26 +190,10 @@ def run_example(name: str, text: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_examples_of_public_names_run() -> None:
+def test_the_examples_of_public_names_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "start_cluster", in_threads.start_cluster)
     for name, text in examples():
-        if name != "jaxtribute.ParameterServerStrategy":
-            run_example(name, text)
-
-
-@pytest.mark.ray
-def test_the_example_of_parameter_servers_runs() -> None:
-    """In a process of its own: Ray starts its processes from this one, and sets environment variables."""
-    source = """
-        import doctest
-        import inspect
-
-        import jaxtribute as jd
-
-        text = inspect.getdoc(jd.ParameterServerStrategy)
-        example = doctest.DocTestParser().get_doctest(text, {"jd": jd}, "example", None, 0)
-        print(doctest.DocTestRunner(verbose=False).run(example))
-    """
-    assert "failed=0, attempted=8" in run_python(source, timeout=300)
+        run_example(name, text)
 
 
 def test_help_shows_no_private_address() -> None:

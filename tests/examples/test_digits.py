@@ -16,8 +16,19 @@ RESULT = re.compile(r"^ *(?:\[0\])? *([a-z-]+) +([\d.]+) +([\d.]+)% +[\d,]+ *$",
 EPOCH = re.compile(r"^ *(\d+) +([\d.]+) +([\d.]+)% +[\d,]+ *$", re.MULTILINE)
 
 
-def run(*arguments: str) -> str:
-    return run_python(SCRIPT, *arguments, env=WIDTH)
+# In one process, which costs one start; a narrow terminal for the last.
+RUNNER = """
+import os, runpy, sys
+for name in sys.argv[1:]:
+    print("== run", flush=True)
+    sys.argv = ["digits.py", "--strategy", name, "--devices", "7", "--epochs", "2"]
+    if name == "mirrored":
+        os.environ["COLUMNS"] = "80"
+    try:
+        runpy.run_path(SCRIPT, run_name="__main__")
+    except SystemExit as end:
+        print("ended with", end.code, flush=True)
+"""
 
 
 def results(output: str) -> dict[str, tuple[float, float]]:
@@ -27,13 +38,8 @@ def results(output: str) -> dict[str, tuple[float, float]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def one_device() -> str:
-    return run("--strategy", "one-device", "--epochs", "2")
-
-
 def test_without_arguments_both_strategies_reach_the_same_loss_and_97_percent() -> None:
-    output = run()
+    output = run_python(SCRIPT, env=WIDTH)
     found = results(output)
     assert list(found) == ["one-device", "mirrored"]
     assert all(accuracy >= 97 for _, accuracy in found.values()), output
@@ -42,53 +48,47 @@ def test_without_arguments_both_strategies_reach_the_same_loss_and_97_percent() 
     assert "Both end with the same loss" in output
 
 
-def test_each_epoch_prints_loss_and_accuracy_which_improve(one_device: str) -> None:
-    epochs = [(int(number), float(loss), float(accuracy)) for number, loss, accuracy in EPOCH.findall(one_device)]
-    assert [number for number, _, _ in epochs] == [1, 2]
-    assert epochs[1][1] < epochs[0][1]
-    assert epochs[1][2] > epochs[0][2]
+def test_each_strategy_does_the_same() -> None:
+    """On one device, under the default strategy, an unknown one, on seven devices, and two workers of two devices."""
+    names = ("one-device", "default", "mirror", "mirrored")
+    runner = RUNNER.replace("SCRIPT", repr(str(SCRIPT)))
+    one, default, unknown, seven = run_python(runner, *names, env=WIDTH).split("== run\n")[1:]
+    expected = results(one)["one-device"]
 
+    # Each epoch prints loss and accuracy, which improve.
+    first, second = [(int(number), float(loss), float(accuracy)) for number, loss, accuracy in EPOCH.findall(one)]
+    assert (first[0], second[0]) == (1, 2)
+    assert second[1] < first[1]
+    assert second[2] > first[2]
+    # Variables and slots are listed with their devices.
+    assert re.search(r"hidden/kernel:0 +64 x 256 +CPU:0", one)
+    assert re.search(r"hidden/kernel/trace:0 +64 x 256 +CPU:0", one)
+    assert "CPU:1" not in one
 
-def test_variables_and_slots_are_listed_with_their_devices(one_device: str) -> None:
-    assert re.search(r"hidden/kernel:0 +64 x 256 +CPU:0", one_device)
-    assert "CPU:1" not in one_device
-    assert re.search(r"hidden/kernel/trace:0 +64 x 256 +CPU:0", one_device)
+    same(results(default)["default"], expected)
 
+    assert "ended with 2" in unknown
+    assert "one-device" in unknown
+    assert "mirrored" in unknown
 
-def test_the_default_strategy_does_the_same(one_device: str) -> None:
-    expected, accuracy = results(one_device)["one-device"]
-    loss, same = results(run("--strategy", "default", "--epochs", "2"))["default"]
-    assert loss == pytest.approx(expected, rel=1e-4)
-    assert same == accuracy
+    # 64 and 29 images over 7 replicas: 10 or 4, and 5, 4 or none; so every batch of an epoch is uneven.
+    assert all(len(line) <= 80 for line in seven.splitlines())
+    assert all(f"CPU:{index}" in seven for index in range(7))
+    assert "CPU:7" not in seven
+    same(results(seven)["mirrored"], expected)
 
-
-# 64 and 29 images over 7 replicas: 10 or 4, and 5, 4 or none; so every batch of an epoch is uneven.
-def test_any_number_of_devices_does_the_same_and_lines_wrap(one_device: str) -> None:
-    output = run_python(SCRIPT, "--strategy", "mirrored", "--devices", "7", "--epochs", "2", env={"COLUMNS": "80"})
-    assert all(len(line) <= 80 for line in output.splitlines())
-    assert all(f"CPU:{index}" in output for index in range(7))
-    assert "CPU:7" not in output
-    expected, accuracy = results(one_device)["one-device"]
-    loss, same = results(output)["mirrored"]
-    assert loss == pytest.approx(expected, rel=1e-4)
-    assert same == accuracy
-
-
-def test_two_workers_of_two_devices_do_the_same(one_device: str) -> None:
-    """Bar 1 of the launcher; `python -m benchmarks.launch` has the other shapes."""
+    # Bar 1 of the launcher; `python -m benchmarks.launch` has the other shapes.
     launch = "from jaxtribute._src.addons.cli.main import entry_point; entry_point()"
     shape = ["--workers", "2", "--devices-per-worker", "2"]
-    arguments = ["launch", *shape, str(SCRIPT), "--strategy", "multi-worker", "--epochs", "2"]
-    output = run_python(launch, *arguments, env=WIDTH)
-    assert "MultiWorkerMirroredStrategy, 4 replica(s)" in output
-    assert output.count("hidden/kernel:0") == 1  # only the first worker reports
-    expected, accuracy = results(one_device)["one-device"]
-    loss, same = results(output)["multi-worker"]
-    assert loss == pytest.approx(expected, rel=1e-4)
-    assert same == accuracy
+    workers = run_python(
+        launch, "launch", *shape, str(SCRIPT), "--strategy", "multi-worker", "--epochs", "2", env=WIDTH
+    )
+    assert "MultiWorkerMirroredStrategy, 4 replica(s)" in workers
+    assert workers.count("hidden/kernel:0") == 1  # only the first worker reports
+    same(results(workers)["multi-worker"], expected)
 
 
-def test_an_unknown_strategy_is_an_error_that_lists_the_known() -> None:
-    output = run_python(SCRIPT, "--strategy", "mirror", status=2)
-    assert "one-device" in output
-    assert "mirrored" in output
+def same(found: tuple[float, float], expected: tuple[float, float]) -> None:
+    """Checks loss and accuracy."""
+    assert found[0] == pytest.approx(expected[0], rel=1e-4)
+    assert found[1] == expected[1]

@@ -17,7 +17,6 @@ CASES = [
     ("equinox_digits", "central-storage", 1),
     ("equinox_digits", "central-storage", 2),
     ("haiku_style", "tpu", 1),
-    ("haiku_style", "tpu", 2),
 ]
 RUNNER = """
 import runpy, sys

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+import in_threads
 from processes import run_python
-
-pytestmark = pytest.mark.ray
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WIDTH = {"COLUMNS": "100"}
 
 
+@pytest.mark.ray
 def test_digits_are_learned_though_a_worker_is_killed() -> None:
     output = run_python(EXAMPLES / "parameter_server.py", "--epochs", "5", "--kill", env=WIDTH)
     assert "a worker has been killed" in output
@@ -21,8 +21,11 @@ def test_digits_are_learned_though_a_worker_is_killed() -> None:
     assert float(epochs[-1][2]) > 93, output
 
 
+@pytest.mark.slow
 def test_embeddings_of_words_are_learned() -> None:
-    output = run_python(EXAMPLES / "embeddings.py", "--steps", "300", env=WIDTH)
+    """Its servers and workers are threads; those of the example above are processes."""
+    program = Path(in_threads.__file__)
+    output = run_python(program, str(EXAMPLES / "embeddings.py"), "--steps", "300", env=WIDTH)
     found = re.search(r"loss ([\d.]+) -> ([\d.]+)", output)
     assert found, output
     assert float(found[2]) < float(found[1]) - 0.1, output

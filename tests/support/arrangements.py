@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import value_behaviours  # adds its rows
 from behaviours import ROWS, bundles, error_of
 from random_programs import Program, check_in_turn
-from samples import is_chosen
+from samples import ALL_CASES
 from worker_programs import strategy
 
 ALONE = ((1, 1), (1, 2), (1, 4))
@@ -20,14 +20,14 @@ assert value_behaviours.VALUES
 
 
 def rows_of(executors: Sequence[str]) -> dict[str, list[str]]:
-    """The rows that a cluster goes through with each of these executors, of which each row takes every other.
+    """The rows that a cluster goes through with each of these executors: each row takes one, in turn.
 
     The rows beside it take the others: processes repeat what the strategies of one process do with all.
     """
     found: dict[str, list[str]] = {executor: [] for executor in executors}
     for number, (name, row) in enumerate(ROWS.items()):
         taken = [executor for executor in executors if row.takes(executor)]
-        for executor in [one for place, one in enumerate(taken) if is_chosen(number, place)] or taken:
+        for executor in taken if ALL_CASES or not taken else [taken[number % len(taken)]]:
             found[executor].append(name)
     return found
 

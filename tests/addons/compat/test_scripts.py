@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import in_threads
 from jaxtribute._src.addons.cli.main import main
 from jaxtribute._src.addons.compat.migrate.scan import scan
 from processes import run_python
@@ -34,11 +35,11 @@ def close(seen: dict[str, Any], recorded: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["custom_loop", "central_storage", pytest.param("parameter_server", marks=pytest.mark.ray)]
-)
+@pytest.mark.parametrize("name", ["custom_loop", "central_storage", "parameter_server"])
 def test_program_ends_with_the_loss_of_tensorflow(name: str, tmp_path: Path) -> None:
-    close(last_line(run_python(migrated(name, tmp_path))), RECORDED[name])
+    """Servers and workers are threads."""
+    program = migrated(name, tmp_path)
+    close(last_line(run_python(Path(in_threads.__file__), str(program))), RECORDED[name])
 
 
 @pytest.mark.slow

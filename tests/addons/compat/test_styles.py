@@ -31,7 +31,7 @@ LEFT: dict[str, list[str]] = {
 }
 """What is left after `--write`; of the others nothing."""
 NOT_RUN = {"autograph", "servers"}
-"""AutoGraph is not here; parameter servers have a test of their own, with Ray."""
+"""AutoGraph is not here; parameter servers have a test of their own."""
 RUN = sorted(RECORDED.keys() - NOT_RUN)
 # Two of them each day, so that all have been run within eleven days.
 CHOSEN = RUN if ALL_CASES else [RUN[(int(time.time() // 86400) * 2 + n) % len(RUN)] for n in (0, 1)]

@@ -40,6 +40,7 @@ def standard_promotion() -> Any:
         yield
 
 
+@pytest.mark.quick_cases(1, half=True)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("kind", ["mirrored", "fully-sharded"])
 @pytest.mark.parametrize(("topology", "chips"), [(TOPOLOGY, CHIPS), ("v5p:4x4x4", 64)])

@@ -16,7 +16,7 @@ if find_spec("libtpu") is None or find_spec("keras") is None:
 import keras_product
 
 pytestmark = pytest.mark.slow
-SAMPLE = "byol", "rate_callbacks", "bfloat16"
+SAMPLE = "rate_callbacks", "bfloat16"
 """Of 20 kinds, the rest of which `keras_product --topology` compiles."""
 
 

@@ -20,6 +20,7 @@ from keras_loops import plain_step, train_step
 from keras_models import X, Y, crossentropy, keras, stateful
 from parameter_servers.clusters import threads
 from processes import run_python
+from samples import ALL_CASES
 
 BATCH, STEPS = 4, 6
 AT_ONCE = jd.InputOptions(experimental_per_replica_buffer_size=0)
@@ -281,6 +282,7 @@ def test_shards_of_a_layer_are_on_their_servers() -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.skipif(not ALL_CASES, reason="test_scheduling.py kills a worker process in fit")
 def test_a_worker_process_is_killed_in_a_loop_of_ones_own() -> None:
     program = Path(__file__).parents[2] / "support" / "keras_loops.py"
     output = run_python(program, timeout=220, env={"KERAS_BACKEND": "jax"})

@@ -22,8 +22,6 @@ from jaxtribute._src.addons.parameter_servers.server.staleness import Staleness
 from parameter_servers.clusters import coordinated
 from processes import run_python
 
-PROGRAM = Path(__file__).parents[2] / "support" / "live_servers.py"
-
 
 def test_changes_by_others_are_counted_and_not_the_own_ones() -> None:
     staleness = Staleness()
@@ -177,25 +175,3 @@ def test_places_for_servers_are_not_recorded(tmp_path: Path, monkeypatch: pytest
         starting.apply_environment()
         assert RUN not in os.environ
         assert bool(asked) is recorded
-
-
-@pytest.mark.ray
-def test_processes_of_a_cluster_record_themselves(tmp_path: Path) -> None:
-    """Two servers and two workers, of which one is killed and started again."""
-    printed = run_python(PROGRAM, env={"JAXTRIBUTE_RUN": str(tmp_path)}, timeout=300)
-    counted = json.loads(printed.strip().splitlines()[-1])["count"]
-    names = {path.name for path in tmp_path.glob("*.jsonl")}
-    assert names == {
-        f"{name}.jsonl" for name in ("worker-00000", "ps-00000", "ps-00001", "ps-worker-00000", "ps-worker-00001")
-    }
-    state = Run(tmp_path).state()
-    found = state["parameter_servers"]
-    assert found["coordinator"]["done"] == counted
-    assert sum(one["bytes"] for one in found["servers"]) >= 1000 * 8 * 4
-    assert all(one["requests"] > 0 for one in found["servers"])
-    assert [one["starts"] for one in state["workers"]] == [1, 2]
-    assert any(event["text"] == "worker 1 starts again" for event in state["events"])
-    assert state["workers"][1]["bar"]["recovery"] > 0.1
-    for one in state["workers"]:
-        assert one["bar"]["step"] > 0
-        assert sum(one["bar"].values()) == pytest.approx(state["wall"], rel=0.01)

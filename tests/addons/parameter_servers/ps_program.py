@@ -2,9 +2,10 @@
 
 python tests/addons/parameter_servers/ps_program.py DIRECTORY
 
-On its first start it is killed, after it has saved and done a little more.
+On its first start it is killed, after it has saved and done a little more; on the next one its server is killed.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -44,9 +45,19 @@ with jd.ParameterServerStrategy(resolver) as strategy:
     begun = int(count)
     train(10)
     coordinator.save(sys.argv[1])
+    saved_count = int(count)
+    os.kill(strategy.process_of("ps", 0), signal.SIGKILL)
+    with contextlib.suppress(jd.errors.ClusterError):
+        while True:
+            train(1)
+    coordinator.restore()
+    restored = int(count)
+    train(5)
     tcp = [endpoint.tcp for endpoint in strategy.cluster.endpoints]  # pyright: ignore[reportOptionalMemberAccess]
     result = {
         "begun": begun,
+        "saved": saved_count,
+        "restored": restored,
         "count": int(count),
         "row": float(table.numpy()[7, 0]),
         "remote": any(tcp),

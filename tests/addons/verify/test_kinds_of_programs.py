@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+import in_threads
 import jaxtribute as jd
 from jaxtribute import testing
 from jaxtribute._src.addons.verify.holding import total_of
@@ -17,6 +18,7 @@ from jaxtribute._src.addons.verify.watching import KINDS, Watcher
 from jaxtribute.experimental import observe
 from processes import run_python
 from replicas import another_operation
+from samples import ALL_CASES
 from verified_programs import arrays, optimizer, variables
 
 ROWS = 12
@@ -201,12 +203,41 @@ if __name__ == "__main__":
 """
 
 
+def verified(source: str, folder: Path) -> list[str]:
+    """What the command says of a script with a right loss, and of it with a wrong one; its servers are threads."""
+    scripts = [folder / "right.py", folder / "wrong.py"]
+    for script, loss in zip(scripts, ("((x @ w) ** 2).sum() / 8", "((x @ w) ** 2).mean()"), strict=True):
+        script.write_text(source.replace("LOSS", loss))
+    commands = folder / "commands.py"
+    commands.write_text(COMMANDS)
+    return run_python(Path(in_threads.__file__), str(commands), *map(str, scripts)).split("== next\n")
+
+
+COMMANDS = """
+import sys
+from jaxtribute._src.addons.cli.main import main
+for number, script in enumerate(sys.argv[1:]):
+    print("== next" if number else "", flush=True)
+    print("ended with", main(["verify", script]), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_function_of_a_coordinator_is_verified(tmp_path: Path) -> None:
+    # What a worker runs is seen here too, as it is a thread; in a process of its own it is not.
+    right, wrong = verified(SERVERS, tmp_path)
+    assert "step: as on one device" in right
+    assert "step: as on one device" not in wrong
+    assert "which its workers of one replica each do not see" in wrong
+    assert "wrong.py:12" in wrong
+
+
 @pytest.mark.ray
+@pytest.mark.skipif(not ALL_CASES, reason="the test above has it in threads")
 @pytest.mark.parametrize(("loss", "line"), [("((x @ w) ** 2).sum() / 8", ""), ("((x @ w) ** 2).mean()", "train.py:12")])
-def test_a_function_of_a_coordinator_is_verified(loss: str, line: str, tmp_path: Path) -> None:
+def test_what_workers_of_one_replica_do_not_see_is_told_and_no_failure(loss: str, line: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SERVERS.replace("LOSS", loss))
-    # A worker of one replica does not see what differs on several: that is told, and no failure.
     command = "import sys; from jaxtribute._src.addons.cli.main import main; sys.exit(main(['verify', sys.argv[1]]))"
     printed = run_python(command, str(script), timeout=300)
     assert ("step: as on one device" in printed) == (not line), printed
@@ -236,12 +267,10 @@ for x in strategy.experimental_distribute_dataset(data):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("loss", "told"), [("((x @ w) ** 2).sum() / 8", "as on one"), ("((x @ w) ** 2).mean()", ":9")])
-def test_steps_of_islands_are_verified(loss: str, told: str, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(ISLANDS.replace("LOSS", loss))
-    command = "import sys; from jaxtribute._src.addons.cli.main import main; print(main(['verify', sys.argv[1]]))"
-    assert told in run_python(command, str(script))
+def test_steps_of_islands_are_verified(tmp_path: Path) -> None:
+    right, wrong = verified(ISLANDS, tmp_path)
+    assert "as on one" in right
+    assert ":9" in wrong
 
 
 def test_an_operation_that_is_not_known_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,10 @@ from jaxtribute._src.core.execution.interrupts import Deferral
 from jaxtribute._src.core.execution.program import Program
 from jaxtribute._src.core.values.stored import release, updating
 from replicas import here, mirrored, one_device, variable
+from samples import ALL_CASES
 
 SUM, MEAN = jd.VariableAggregation.SUM, jd.VariableAggregation.MEAN
+MANY = 40 if ALL_CASES else 12
 WEAK_SETS = str(Path(weakref.__file__).with_name("_weakrefset.py"))
 OWN, JAX = str(Path(jd.__file__).parent), str(Path(jax.__file__).parent)
 
@@ -380,9 +382,9 @@ def test_a_handler_set_meanwhile_stays() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("taken", "least"), [(False, 3), (True, 40)])
+@pytest.mark.parametrize(("taken", "least"), [(False, 3), (True, MANY)])
 def test_many_variables_at_any_moment(taken: bool, least: int) -> None:
-    variables = [jd.Variable(0.0) for _ in range(40)]
+    variables = [jd.Variable(0.0) for _ in range(MANY)]
 
     def step_of_its_own() -> Any:
         @jd.function

@@ -67,7 +67,7 @@ def local(strategy: jd.Strategy, value: Any) -> list[Any]:
     return [np.asarray(part) for part in strategy.experimental_local_results(value)]
 
 
-@pytest.mark.quick_cases(16)
+@pytest.mark.quick_cases(16, whole=True)
 @pytest.mark.parametrize(("where", "storage", "aggregation"), CASES)
 def test_the_table(where: str, storage: str, aggregation: str) -> None:
     strategy, v = made(storage, aggregation)

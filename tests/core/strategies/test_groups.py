@@ -18,7 +18,7 @@ import trained_together
 from grouped_programs import batches, build, by_hand, devices, grouped, train
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeviceError, ShapeError, TraceError
 from replicas import here
-from samples import chosen
+from samples import ALL_CASES, chosen
 
 SHAPES = [(1, 2), (2, 2), (1, 4), (2, 4), (4, 2)]
 """Replicas, and devices of each."""
@@ -39,7 +39,9 @@ def alone() -> Any:
 
 @pytest.mark.slow
 @pytest.mark.quick_cases(2)
-@pytest.mark.parametrize(("replicas", "each", "kind", "executor"), CASES)
+@pytest.mark.parametrize(
+    ("replicas", "each", "kind", "executor"), CASES if ALL_CASES else [CASES[1], CASES[-2], CASES[-1]]
+)
 def test_fifty_losses_are_those_of_one_device(replicas: int, each: int, kind: Any, executor: str, alone: Any) -> None:
     options: dict[str, Any] = {"min_bytes": 0} if kind is jd.FullyShardedStrategy else {}
     strategy = kind(devices(replicas * each), devices_per_replica=each, layout=trained_together.LAYOUTS, **options)

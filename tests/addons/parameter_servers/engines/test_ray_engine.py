@@ -12,12 +12,14 @@ import pytest
 
 from jaxtribute._src.addons.cli.main import main
 from jaxtribute._src.addons.launcher.node import LOOPBACK
+from jaxtribute._src.addons.live.state import Run
 from jaxtribute._src.addons.parameter_servers.engines import ray_engine, ray_node
 from jaxtribute._src.addons.parameter_servers.engines.server import Server
 from jaxtribute._src.addons.parameter_servers.scheduling import starting
 from jaxtribute._src.addons.parameter_servers.scheduling.starting import tasks_of
 from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
 from processes import free_ports, run_python
+from samples import ALL_CASES
 
 HERE = Path(__file__).parents[1]
 KILLED = Path(__file__).parents[3] / "support" / "kill_program.py"
@@ -29,6 +31,7 @@ def last_line(output: str) -> dict[str, Any]:
 
 
 @pytest.mark.ray
+@pytest.mark.skipif(not ALL_CASES, reason="the test below has a process a task, and kills chief and server")
 def test_one_process_a_task_trains_on_though_some_are_killed() -> None:
     """The start-up of TensorFlow's programs: each process is told by TF_CONFIG who it is."""
     jobs = {job: [f"{LOOPBACK}:{port}"] for job, port in zip(CLUSTER, free_ports(3), strict=True)}
@@ -51,20 +54,23 @@ def test_one_process_a_task_trains_on_though_some_are_killed() -> None:
 def test_launch_starts_a_chief_that_was_killed_again_from_what_it_saved(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    """Its server is killed after that; the tasks are processes as TF_CONFIG tells them."""
     command = ["launch", "--ps", "1", "--workers", "1", "--max-restarts", "1", str(HERE / "ps_program.py")]
     assert main([*command, str(tmp_path)]) == 0
     result = last_line(capfd.readouterr().out)
-    assert (result["begun"], result["count"], result["row"]) == (10, 20, 21.0)
+    assert (result["begun"], result["saved"], result["restored"]) == (10, 20, 20)
+    assert (result["count"], result["row"]) == (25, 26.0)
     assert result["saves"] == ["save-000001", "save-000002"]
     assert not result["remote"]
 
 
 @pytest.mark.ray
 def test_bad_functions_on_real_processes_and_a_long_folder_of_temporary_files(tmp_path: Path) -> None:
-    """A worker that ends or hangs, odd text and classes; all listen on loopback, and nothing is left."""
-    long = tmp_path / ("x" * 60)
+    """A worker that ends or hangs, odd text and classes; all listen on loopback, are recorded, and leave nothing."""
+    long, run = tmp_path / ("x" * 60), tmp_path / "run"
     long.mkdir()
-    result = last_line(run_python(HERE / "ray_program.py", env={"TMPDIR": str(long)}, timeout=300))
+    around = {"TMPDIR": str(long), "JAXTRIBUTE_RUN": str(run)}
+    result = last_line(run_python(HERE / "ray_program.py", env=around, timeout=300))
     assert result["odd"]
     assert result["set"] == [1, 2]
     assert "cannot be read here: SystemExit: from" in result["unpicklable"]
@@ -75,6 +81,16 @@ def test_bad_functions_on_real_processes_and_a_long_folder_of_temporary_files(tm
     assert {address.removeprefix("::ffff:") for address in result["listening"]} == {LOOPBACK}
     assert not result["folder"].startswith(str(long))
     assert not result["left"]
+    assert {path.stem for path in run.glob("*.jsonl")} == {"worker-00000", "ps-00000", "ps-worker-00000"}
+    state = Run(run).state()
+    (server,), (worker,) = state["parameter_servers"]["servers"], state["workers"]
+    assert state["parameter_servers"]["coordinator"]["done"] > 0
+    assert server["requests"] > 0
+    assert worker["starts"] == 4  # two processes have ended, and one was stuck
+    assert [event["text"] for event in state["events"]] == ["worker 0 starts again"] * 3
+    assert worker["bar"]["recovery"] > 0.1
+    assert worker["bar"]["compile"] > 0
+    assert sum(worker["bar"].values()) == pytest.approx(state["wall"], rel=0.01)
 
 
 def test_a_server_joins_the_chief_or_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
