@@ -1,12 +1,13 @@
 """Sums over the replicas as programs: trees, packs and messages."""
 
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
@@ -125,6 +126,7 @@ def test_a_tree_reaches_everyone_once(replicas: int) -> None:
     number=st.integers(0, 4),
     limit=st.integers(0, 100),
 )
+@example(sizes=[(2, "int8"), (3, "int8"), (1, "int8")], number=0, limit=5)
 def test_packs_hold_every_array_once(sizes: list[tuple[int, str]], number: int, limit: int) -> None:
     arrays = [np.zeros(size, dtype) for size, dtype in sizes]
     groups = Packs(number, limit).groups(arrays)
@@ -138,6 +140,10 @@ def test_packs_hold_every_array_once(sizes: list[tuple[int, str]], number: int, 
     if number and not limit:
         kinds = len({array.dtype for array in arrays})
         assert len(groups) <= 2 * number + kinds
+    if limit:
+        for group, following in itertools.pairwise(groups):
+            filled = sum(arrays[index].nbytes for index in (*group, following[0]))
+            assert filled > limit or arrays[group[0]].dtype != arrays[following[0]].dtype
 
 
 def test_packs_apply_a_collective_to_each_array() -> None:
