@@ -191,8 +191,8 @@ class Trained:
         three = np.full(SIZE, 3, np.float32)
         self.captured: Any = jnp.asarray(three) if training.captured == "loose" else three
         if training.captured == "reduced":
-            own = strategy.run(lambda: jnp.full(SIZE, 3, jnp.float32))
-            self.captured = strategy.reduce("MEAN", own, axis=None)
+            threes: Any = strategy.run(lambda: jnp.full(SIZE, 3, jnp.float32))
+            self.captured = strategy.reduce("MEAN", threes, axis=None)
 
     def totals(self) -> list[Any]:
         found = (self.weights, self.half, self.count, self.flag, self.metric, self.seen)
