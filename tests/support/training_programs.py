@@ -238,7 +238,7 @@ class Trained:
         """What becomes of v by a statement that writes a variable."""
         if one == "metric":
             self.metric.assign_add(v.sum())
-            self.seen.assign_add(len(rows))
+            self.seen.assign_add(np.int32(len(rows)))  # of a number the central storage does not know how often
             return v
         if one == "write":
             first = jnp.asarray(context.replica_id_in_sync_group == 0, jnp.float32)
