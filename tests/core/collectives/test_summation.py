@@ -60,6 +60,12 @@ def test_every_replica_gets_the_sums(sums: Summation) -> None:
         np.testing.assert_array_equal(result, np.broadcast_to(wanted, result.shape))
 
 
+def test_what_a_function_makes_of_the_arrays_is_differentiated_as_it_is() -> None:
+    product = OneDeviceSum(0, lambda parts: parts[0] * parts[1])
+    grads = on_replicas(2, jax.grad(lambda row: product([row], 2)[0].sum()))(jnp.asarray([[2.0], [5.0]]))
+    np.testing.assert_array_equal(grads, [[10.0], [4.0]])  # of what both replicas get
+
+
 @pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("replicas", [2, 4, 8])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "complex64"])
