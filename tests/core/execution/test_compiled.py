@@ -272,7 +272,7 @@ def test_shard_map_in_user_code_sees_the_replica_axis() -> None:
 
 @pytest.mark.parametrize("strategy", [jd.FullyShardedStrategy, jd.CentralStorageStrategy])
 def test_what_is_computed_of_a_mirrored_value_is_whole_on_each_replica(strategy: Any) -> None:
-    options = {"min_bytes": 0} if strategy is jd.FullyShardedStrategy else {}
+    options: dict[str, Any] = {"min_bytes": 0} if strategy is jd.FullyShardedStrategy else {}
     where = strategy(["CPU:0", "CPU:1"], **options)
     v = variable(where, np.arange(4, dtype=np.float32))
     step = jd.function(lambda value: jax.tree.map(lambda x: x * v.read_value(), value))
