@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import value_behaviours  # adds its rows
 from behaviours import ROWS, bundles, error_of
 from random_programs import Program, check_in_turn
-from samples import ALL_CASES
+from samples import ALL_CASES, is_chosen
+from training_programs import Training, check_training
 from worker_programs import strategy
 
 ALONE = ((1, 1), (1, 2), (1, 4))
@@ -62,3 +64,8 @@ def _agreed(executor: str, names: Sequence[str], error: str) -> set[str]:
 def check_program(program: Program) -> None:
     """Compares a random program with what NumPy gives, on a worker of a cluster."""
     check_in_turn(program, strategy())
+
+
+def check_training_of_workers(training: Training, folder: Path) -> None:
+    """Compares a random training with what NumPy gives, on a worker of a cluster."""
+    check_training(training, strategy(), folder / "saved")

@@ -198,11 +198,13 @@ class Arrays:
         if isinstance(one, Call):
             return self.call(one, x)
 
-        def loss() -> Any:
+        def loss(x: Any = x) -> Any:
             return self.call(one.call, x).sum()
 
         def around() -> Any:
-            return self.strategy.reduce("SUM", self.strategy.run(loss), axis=None)
+            # JAX does not index arrays of all devices from around the program of a replica of several devices.
+            given = (x,) if self.strategy.extended.mesh.group else ()
+            return self.strategy.reduce("SUM", self.strategy.run(loss, given), axis=None)
 
         variable = self.variables[one.variable]
         grads = jd.grad(around if isinstance(one, GradientAround) else loss, variable)()

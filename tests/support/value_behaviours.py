@@ -225,10 +225,11 @@ def whole(value: Any) -> Any:
     return value.data if isinstance(value, jd.DistributedValues) else value  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@across("reduce_to a variable, a value and a device", everywhere(lambda p: [np.sum(p, 0)] * 3), ragged=False)
+@across("reduce_to a variable, a value and a device", everywhere(lambda p: [np.sum(p, 0)] * 4), ragged=False)
 def _(strategy: jd.Strategy, x: Any) -> Any:
     v, device = variable(strategy, 0.0), strategy.extended.worker_devices[0]
     results = [strategy.extended.reduce_to("SUM", x, where) for where in (v, x, device)]
+    results.append(jd.ReductionToOneDevice().reduce("SUM", x, x))  # directly, also over workers
     return [
         getattr(result, "data", result) if isinstance(result, jd.DistributedValues) else result for result in results
     ]

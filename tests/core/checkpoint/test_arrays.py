@@ -68,6 +68,13 @@ def test_a_placed_nest_comes_back_onto_its_devices(strategy: Callable[[int], jd.
         assert repr(checkpoint.state[name]) == repr(old)
 
 
+def test_one_process_writes_an_array_in_one_piece(tmp_path: Path) -> None:
+    value = jd.MirroredStrategy(4).place(jnp.ones(1 << 20)).data
+    arrays.write(tmp_path, {"x": Lease(value)})
+    arrays.merge(tmp_path)
+    assert arrays.metadata(tmp_path)["x"].storage.chunk_shape == value.shape
+
+
 def test_arrays_are_written_from_the_last_on_and_given_back_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxtribute as jd
+from jaxtribute._src.core.collectives.summation import OneDeviceSum
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 from replicas import components, each_executor, execute, here, ident, mirrored, per_replica, variable
 
@@ -263,3 +264,9 @@ def test_values_that_do_not_fit_are_told_with_their_shapes() -> None:
     for call in (lambda: mirrored(2).gather(ranks, axis=0), lambda: mirrored(2).reduce("SUM", ranks, axis=None)):
         with pytest.raises(ArgumentTypeError, match=r"float32\[2\].*float32\[2, 2\].*HINT"):
             call()
+
+
+def test_the_first_replica_adds_up_where_no_device_is_named_or_it_belongs_to_none() -> None:
+    mesh = mirrored(2).extended.mesh
+    roots = [jd.ReductionToOneDevice(device).summation(mesh, None) for device in (None, "CPU:0", "CPU:5", "CPU:1")]
+    assert roots == [OneDeviceSum(0)] * 3 + [OneDeviceSum(1)]

@@ -1,12 +1,13 @@
 """Sums over the replicas as programs: trees, packs and messages."""
 
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
@@ -57,6 +58,12 @@ def test_every_replica_gets_the_sums(sums: Summation) -> None:
     whole = np.arange(15.0).reshape(3, 5).sum(0)
     for result, wanted in zip(results, [whole, whole[:2], whole[0], whole[1:3] * 2], strict=True):
         np.testing.assert_array_equal(result, np.broadcast_to(wanted, result.shape))
+
+
+def test_what_a_function_makes_of_the_arrays_is_differentiated_as_it_is() -> None:
+    product = OneDeviceSum(0, lambda parts: parts[0] * parts[1])
+    grads = on_replicas(2, jax.grad(lambda row: product([row], 2)[0].sum()))(jnp.asarray([[2.0], [5.0]]))
+    np.testing.assert_array_equal(grads, [[10.0], [4.0]])  # of what both replicas get
 
 
 @pytest.mark.quick_cases(4)
@@ -125,6 +132,7 @@ def test_a_tree_reaches_everyone_once(replicas: int) -> None:
     number=st.integers(0, 4),
     limit=st.integers(0, 100),
 )
+@example(sizes=[(2, "int8"), (3, "int8"), (1, "int8")], number=0, limit=5)
 def test_packs_hold_every_array_once(sizes: list[tuple[int, str]], number: int, limit: int) -> None:
     arrays = [np.zeros(size, dtype) for size, dtype in sizes]
     groups = Packs(number, limit).groups(arrays)
@@ -138,6 +146,10 @@ def test_packs_hold_every_array_once(sizes: list[tuple[int, str]], number: int, 
     if number and not limit:
         kinds = len({array.dtype for array in arrays})
         assert len(groups) <= 2 * number + kinds
+    if limit:
+        for group, following in itertools.pairwise(groups):
+            filled = sum(arrays[index].nbytes for index in (*group, following[0]))
+            assert filled > limit or arrays[group[0]].dtype != arrays[following[0]].dtype
 
 
 def test_packs_apply_a_collective_to_each_array() -> None:

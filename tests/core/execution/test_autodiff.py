@@ -26,6 +26,18 @@ def differences(loss: Callable[[Any], float], x: np.ndarray[Any, Any]) -> np.nda
     return result.reshape(x.shape)
 
 
+@pytest.mark.parametrize("keep", [jax.jit, jax.checkpoint])
+def test_a_function_that_jax_has_kept_is_differentiated_all_the_same(keep: Any) -> None:
+    v = jd.Variable(3.0)
+    kept = keep(lambda x: x * v.read_value())
+
+    def thrice() -> list[Any]:
+        return [kept(jnp.float32(2)), jd.grad(lambda: kept(jnp.float32(2)), v)(), kept(jnp.float32(2))]
+
+    for run in (thrice, jd.function(thrice), thrice):
+        assert list(map(float, run())) == [6, 2, 6]
+
+
 @pytest.mark.parametrize("how", ["eager", "function"])
 def test_gradients_of_variables_are_jaxs(how: str) -> None:
     w, b = jd.Variable(jnp.arange(6.0).reshape(2, 3) / 10), jd.Variable(jnp.ones((1, 3)))

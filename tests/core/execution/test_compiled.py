@@ -268,3 +268,12 @@ def test_a_stale_context_is_refused() -> None:
 def test_shard_map_in_user_code_sees_the_replica_axis() -> None:
     result = execute("compiled", mirrored(2), lambda: jax.lax.psum(fraction() + 1, "replica"))
     assert components(result) == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("strategy", [jd.FullyShardedStrategy, jd.CentralStorageStrategy])
+def test_what_is_computed_of_a_mirrored_value_is_whole_on_each_replica(strategy: Any) -> None:
+    options: dict[str, Any] = {"min_bytes": 0} if strategy is jd.FullyShardedStrategy else {}
+    where = strategy(["CPU:0", "CPU:1"], **options)
+    v = variable(where, np.arange(4, dtype=np.float32))
+    step = jd.function(lambda value: jax.tree.map(lambda x: x * v.read_value(), value))
+    assert components(step(where.place(np.full(4, 2, np.float32)))) == [[0.0, 2.0, 4.0, 6.0]] * 2

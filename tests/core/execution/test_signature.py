@@ -63,9 +63,9 @@ def test_arguments_that_do_not_fit_are_errors(argument: Any, message: str) -> No
 def test_components_that_do_not_fit_are_errors(sizes: tuple[int, ...] | None, shown: str) -> None:
     strategy = mirrored(2)
     calls: list[Any] = []
-    both = PerReplicaSpec((spec(2), spec(2)))
+    both = PerReplicaSpec((spec(2), spec(4)))
     function = jd.function(calls.append, input_signature=[both])
-    function(per_replica(strategy, [np.ones(2, np.float32)] * 2))
+    function(per_replica(strategy, [np.ones(2, np.float32), np.ones(4, np.float32)]))
     assert len(calls) == 1
     argument = jnp.ones(2) if sizes is None else per_replica(strategy, [np.ones(size, np.float32) for size in sizes])
     with pytest.raises(ArgumentError, match=rf"(?s){shown}, where its input_signature has PerReplicaSpec.*HINT"):

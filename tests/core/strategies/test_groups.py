@@ -251,6 +251,34 @@ def test_local_values_and_collectives(executor: str) -> None:
     np.testing.assert_array_equal(seen.numpy(), np.full((2, 4), 3))
 
 
+CAPTURING: dict[str, Any] = {
+    "indexed": lambda x, v: x * 2 + x[0],
+    "set": lambda x, v: x.at[1].set(x[1] * 3),
+    "met": lambda x, v: jnp.sort(x) * v.read_value(),
+    "differentiated": lambda x, v: jd.grad(lambda: jnp.sum(jax.jit(jnp.square)(x) * v), v)(),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", CAPTURING)
+def test_arrays_in_parts_from_around_the_function_are_right_or_refused(name: str, *, compiled: bool) -> None:
+    strategy = grouped(2, 2)
+    with strategy.scope():
+        v = jd.Variable(np.arange(4, dtype=np.float32) + 3, layout=("model",))
+    x, program = v.read_value(), CAPTURING[name]
+    expected = 2 * program(jnp.asarray(np.asarray(x)), jd.Variable(v.numpy()))
+
+    def total(*args: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(lambda given=x: program(given, v), args), axis=None)
+
+    step = jd.function(total) if compiled else total
+    np.testing.assert_allclose(step(x), expected)
+    try:
+        np.testing.assert_allclose(step(), expected)
+    except ValueError as error:  # JAX's own
+        assert "HINT: pass arrays that lie elsewhere, or on the devices of all" in "".join(error.__notes__)  # noqa: PT017
+
+
 @pytest.mark.parametrize("options", [{"accumulate_steps": 2}, {"shard_update": True}])
 @pytest.mark.parametrize("kind", [jd.MirroredStrategy, jd.FullyShardedStrategy])
 def test_options_of_optimizers(kind: Any, options: Any) -> None:

@@ -19,7 +19,7 @@ Identity = tuple[int, int]
 def identity_of(path: Path) -> Identity | None:
     """The identity of a checkpoint, from the file of it that was written last; None if there is none."""
     try:
-        stat = (standing(path) / FILE).stat()
+        stat = patiently((standing(path) / FILE).stat)
     except OSError:
         return None
     return stat.st_ino, stat.st_mtime_ns

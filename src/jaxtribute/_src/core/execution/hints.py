@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 _ELSEWHERE = (
-    "HINT: pass arrays that lie elsewhere to strategy.run as arguments, in place of reading them from around the "
-    "function: a replica gets them on its own device."
+    "HINT: pass arrays that lie elsewhere, or on the devices of all replicas, to strategy.run as arguments, in place "
+    "of reading them from around the function: a replica gets them on its own device."
 )
 _NO_ROWS = (
     "HINT: if a batch has fewer rows than there are replicas, some have none: write the length for reshape's -1, "
@@ -15,13 +15,13 @@ _HINTS = {
         "HINT: functions of jax.lax take arrays alone: give them jnp.asarray(value), or variable.read_value(), in "
         "place of a variable or a distributed value from around the function."
     ),
-    **dict.fromkeys(("should match the mesh", "incompatible devices"), _ELSEWHERE),
+    **dict.fromkeys(("should match the mesh", "incompatible devices", "DeviceAssignmentMismatch"), _ELSEWHERE),
     **dict.fromkeys(("by zero", "zero-size array", "empty sequence"), _NO_ROWS),
 }
 
 
 def add_hint(error: Exception) -> None:
-    """Adds to an error, once, what to write instead, if that is known."""
+    """Adds to an error, or to a failure of JAX at its words, what to write instead, once, if that is known."""
     for part, hint in _HINTS.items():
-        if part in str(error) and hint not in getattr(error, "__notes__", ()):
+        if part in f"{error}{error.__context__!r}" and hint not in getattr(error, "__notes__", ()):
             error.add_note(hint)
