@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxtribute import Mirrored, PerReplica, ReduceOp, Variable
 from jaxtribute._src.addons.verify.arrangements import Arrangement
-from jaxtribute._src.addons.verify.holding import is_rows, rows_for, total_of
+from jaxtribute._src.addons.verify.holding import is_rows, means_by_rows, rows_for, total_of
 from jaxtribute._src.addons.verify.machine import CannotVerify, Machine, Record, Tape, together
 from jaxtribute._src.addons.verify.meeting import Draws, meet
 from jaxtribute._src.addons.verify.operations import as_wide, is_key
@@ -178,7 +178,8 @@ class Stage(Executor):
             return super().reduce(strategy, [value], op, axis)[0]
         parts = list(map(self._exact, shown))
         given = jnp.asarray(shown[0]).dtype
-        wide = total_of(parts, op, axis, arrangement.idle)
+        weighed = self.found.shared and means_by_rows(self._strategy)
+        wide = total_of(parts, op, axis, arrangement.idle, arrangement.sizes if weighed else None)
         if wide.dtype.kind in "biu":
             dtype: Any = jnp.int32 if given == np.bool_ else given
         else:

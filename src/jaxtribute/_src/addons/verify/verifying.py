@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxtribute import Mirrored, PerReplica, ReduceOp, Variable
 from jaxtribute._src.addons.verify.arrangements import Arrangement, arrangements, pairs, uneven
-from jaxtribute._src.addons.verify.batches import batches_of, is_data, whole
+from jaxtribute._src.addons.verify.batches import batches_of, chosen_rows, is_data, whole
 from jaxtribute._src.addons.verify.blame import Suspects
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE
 from jaxtribute._src.addons.verify.comparing import Before, Difference, compared, differences
@@ -51,8 +51,8 @@ class Verification:
       kwargs: those by name.
       strategy: the strategy.
       variables: the variables that it reads and writes, as far as they are known.
-      batches: ids of the arrays that are batches, where the strategy has one replica and they are plain arrays; None
-        where they are told by their number of rows.
+      drawn: what was drawn of datasets lately, by id the numbers of rows: where the strategy has one replica, batches
+        are plain arrays.
       first: that of an earlier call; its batches tell this one's.
     """
 
@@ -64,7 +64,7 @@ class Verification:
         kwargs: dict[str, Any],
         strategy: Any,
         variables: Iterable[Variable],
-        batches: set[int] | None = None,
+        drawn: Mapping[int, int] | None = None,
         first: Verification | None = None,
     ) -> None:
         self._name, self._call, self._strategy = name, call, strategy
@@ -82,7 +82,7 @@ class Verification:
         self._placed = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Mirrored)]
         both = zip(leaves, wholes, strict=True)
         self._given_data = any(is_data(one) for leaf, one in both if not isinstance(leaf, Mirrored))
-        self._split, self.batch = batches_of(leaves, wholes, batches, strategy)
+        self._split, self.batch = batches_of(leaves, wholes, drawn or {}, strategy)
         state = {variable: _shaken(variable, number) for number, variable in enumerate(self._variables)}
         self._moments: list[tuple[dict[Variable, Any], list[Any]]] = [(state, wholes)]
         """The variables and arguments of the call, and of those after it."""
@@ -327,7 +327,15 @@ class Verification:
         if found is None or self._split or found.shared or not found.wholes:
             return
         place = found.wholes[0]
-        if verdict.findings:
+        if verdict.findings and self._strategy.num_replicas_in_sync == 1:
+            # A whole batch is right there; which of the arrays it is, nothing tells.
+            verdict.findings, verdict.tried = [], []
+            verdict.unverified.append(
+                f"{place} gives its only replica arrays that no distributed dataset has made: a batch is not told from "
+                "a state. HINT: run the program on two replicas, or draw its batches of "
+                "strategy.experimental_distribute_dataset"
+            )
+        elif verdict.findings:
             first = verdict.findings[0]
             first.culprit = Culprit(CATALOGUE["not-distributed"], place, first.culprit.place)
             first.differences = [one for finding in verdict.findings for one in finding.differences]
@@ -413,8 +421,8 @@ class Verification:
             stage.note(leaf)
             return leaf
         arrangement = stage.found.arrangement
-        wanted = arrangement.rows * each
-        rows = np.resize(np.arange(len(leaf)), wanted) if wanted > len(leaf) else np.arange(wanted)
+        examples = chosen_rows(len(leaf) // each, arrangement.rows)
+        rows = (examples[:, None] * each + np.arange(each)).reshape(-1)
         # An array that the code around sees, not one of NumPy: what it computes of it must be a tracer's like.
         parts = [jnp.asarray(part) for part in arrangement.parts(leaf[rows], each)]
         stage.note(parts)
