@@ -27,7 +27,9 @@ def part_of(runs: Runs, pattern: str, number: int, elsewhere: int | None) -> str
     if pattern in _MEANS:
         return _mean_of_rows(runs, _forward(runs, number))
     if pattern == "local-count":
-        chosen: Sequence[int | None] = [elsewhere]
+        sums = [one for one in runs.upstream(runs.makers_of(number, 1)) if runs.record(one).name == "reduce_sum"]
+        # Of several, each is a part of what is divided by.
+        chosen: Sequence[int | None] = [elsewhere] if len(sums) < 2 else []
     elif pattern == "local-total":
         chosen = [one for one in (number, elsewhere) if one is not None and runs.relation(one).kind is Kind.SUM]
     else:
