@@ -171,6 +171,12 @@ _PATTERNS = (
         "jd.get_replica_context().all_reduce('SUM', jnp.where(right, 0, 1)) == 0",
     ),
     Pattern(
+        "own-random-numbers",
+        "each replica draws other random numbers for what all replicas share: a mean of them is closer to 0 than one "
+        "draw, and a sum farther",
+        "draw with one key on all replicas: leave fold_in of the replica's number out here",
+    ),
+    Pattern(
         "one-replica",
         "the value of one replica stands for that of all",
         "strategy.reduce('MEAN', value, axis=None) or 'SUM'; a variable with aggregation MEAN or SUM",

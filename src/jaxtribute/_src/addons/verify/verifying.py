@@ -197,12 +197,13 @@ class Verification:
             verdict.findings += self._decided(verdict)
 
     def _decided(self, verdict: Verdict) -> list[Finding]:
-        """The conditions of which each replica has its own, though all say the same here."""
+        """The conditions, and the random numbers, of which each replica has its own, though that is not seen here."""
         base = next((one for one in verdict.tried if one.kind == "divides"), None)
-        if base is None or not any(tape.taken for tape in self._found[base].tapes):
+        if base is None or not (any(tape.taken for tape in self._found[base].tapes) or self._known[base.alone][1].drawn):
             return []
         one, found = self._kept(base)
-        return [Finding(culprit, [], base, [base]) for culprit in decided(one, found, self._returned(one))]
+        held = [*self._moment(base.alone)[0].values(), *self._moment(base.alone)[1]]
+        return [Finding(culprit, [], base, [base]) for culprit in decided(one, found, self._returned(one), held)]
 
     def _groups(self, verdict: Verdict, *, brief: bool) -> Iterator[Sequence[Arrangement]]:
         """Gives the arrangements, as `arrangements` does: those of the call, of a later one, of other branches."""
