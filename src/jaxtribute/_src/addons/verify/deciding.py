@@ -48,7 +48,12 @@ def decided(one: Outcome, found: Outcome, state: Collection[str], held: Collecti
                 others,
             )
             culprits.setdefault(str(place), culprit)
-    return list(culprits.values()) or list(_early(runs)) or list(_shared_choices(runs, set(map(id, held)))) or list(_own_draws(runs, one, found))
+    return (
+        list(culprits.values())
+        or list(_early(runs))
+        or list(_shared_choices(runs, set(map(id, held))))
+        or list(_own_draws(runs, one, found))
+    )
 
 
 _JOINS = "all_gather", "strategy.", "pmax", "pmin"

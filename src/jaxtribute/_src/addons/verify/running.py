@@ -159,7 +159,14 @@ class Run:
             return self._trace(
                 replica,
                 lambda: _Replica(
-                    lines, self._share(replica), self._mesh, idle if uneven else (), self._stage, made, gathers, uneven=uneven
+                    lines,
+                    self._share(replica),
+                    self._mesh,
+                    idle if uneven else (),
+                    self._stage,
+                    made,
+                    gathers,
+                    uneven=uneven,
                 ),
             )
 

@@ -199,7 +199,9 @@ class Verification:
     def _decided(self, verdict: Verdict) -> list[Finding]:
         """The conditions, and the random numbers, of which each replica has its own, though that is not seen here."""
         base = next((one for one in verdict.tried if one.kind == "divides"), None)
-        if base is None or not (any(tape.taken for tape in self._found[base].tapes) or self._known[base.alone][1].drawn):
+        if base is None or not (
+            any(tape.taken for tape in self._found[base].tapes) or self._known[base.alone][1].drawn
+        ):
             return []
         one, found = self._kept(base)
         held = [*self._moment(base.alone)[0].values(), *self._moment(base.alone)[1]]
