@@ -102,9 +102,6 @@ class Suspects:
             broken = None  # whatever comes after the sum is not to blame
         before = self._gradient_used(broken)
         if before is not None:
-            scaled = self._runs.shares(before)
-            if scaled is not None and any(theirs != scaled[0] for theirs in scaled[1]):
-                return self._named("rows-of-replica", before)
             return self._counted_early(before) or self._named("gradient-before-reduction", before)
         if relation.kind is Kind.NONE:
             return self._broken(leaf)
@@ -284,7 +281,10 @@ class Suspects:
         return self._named("local-total" if derived else "local-count", quotient, counted)
 
     def _counted_early(self, quotient: int) -> Culprit | None:
-        """A gradient that is divided by a replica's own count before it is reduced."""
+        """A gradient that is scaled by a replica's own count, or by what follows from its rows, before it is reduced."""
+        scaled = self._runs.shares(quotient)
+        if scaled is not None and any(theirs != scaled[0] for theirs in scaled[1]):
+            return self._named("rows-of-replica", quotient)
         makers = self._runs.makers_of(quotient, 1) if self._runs.record(quotient).name == "div" else ()
         if not self._runs.is_counted(makers) or any(map(self._runs.from_backward, self._runs.upstream(makers))):
             return None
