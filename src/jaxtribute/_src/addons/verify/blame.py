@@ -281,7 +281,7 @@ class Suspects:
         return self._named("local-total" if derived else "local-count", quotient, counted)
 
     def _counted_early(self, quotient: int) -> Culprit | None:
-        """A gradient that is scaled by a replica's own count, or by what follows from its rows, before it is reduced."""
+        """A gradient that is scaled by a replica's own count, or by its number of rows, before it is reduced."""
         scaled = self._runs.shares(quotient)
         if scaled is not None and any(theirs != scaled[0] for theirs in scaled[1]):
             return self._named("rows-of-replica", quotient)
