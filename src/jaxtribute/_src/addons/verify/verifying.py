@@ -24,7 +24,7 @@ from jaxtribute._src.addons.verify.machine import Branch, CannotVerify, Record
 from jaxtribute._src.addons.verify.meeting import Draws
 from jaxtribute._src.addons.verify.operations import as_wide, is_float, is_key
 from jaxtribute._src.addons.verify.relations import relate
-from jaxtribute._src.addons.verify.sources import Place
+from jaxtribute._src.addons.verify.sources import Place, raising
 from jaxtribute._src.addons.verify.stage import Outcome, Stage
 from jaxtribute._src.addons.verify.standing import standing_in
 from jaxtribute._src.addons.verify.verdict import Finding, Verdict
@@ -149,8 +149,7 @@ class Verification:
                     refused.append((arrangement, f"cannot be followed: {reason}"))
                     break
                 except Exception as error:  # noqa: BLE001  # whatever the user's function raises for such rows
-                    what, *_ = str(error).splitlines() or [""]
-                    refused.append((arrangement, f"raises {type(error).__name__}: {what}"))
+                    refused.append((arrangement, raising(error)))
                     continue
                 verdict.tried.append(arrangement)
                 self._found[arrangement] = found
