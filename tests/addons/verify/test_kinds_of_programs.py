@@ -59,6 +59,10 @@ def means_alone(w: Any, v: Any, x: Any, y: Any) -> Any:
     return ((x @ w @ v - y) ** 2).mean()
 
 
+def local_times_replicas(w: Any, v: Any, x: Any, y: Any) -> Any:
+    return ((x @ w @ v - y) ** 2).sum() / (x.shape[0] * jd.get_replica_context().num_replicas_in_sync)
+
+
 def rows_in_turn(w: Any, v: Any, x: Any, y: Any) -> Any:
     def body(total: Any, row: Any) -> Any:
         return total + ((row[0] @ w @ v - row[1]) ** 2).sum(), None
@@ -90,6 +94,7 @@ def unit(gradients: Any) -> Any:
         (mean_and_sum, optax.sgd(0.1), None, "SUM", "local-mean", "mean"),
         (rows_in_turn, optax.sgd(0.1), None, "SUM", "local-mean", "shape[0]"),
         (counted, optax.sgd(0.1), None, "SUM", "local-total", "sum()"),
+        (local_times_replicas, optax.sgd(0.1), None, "SUM", "mean-of-means", "shape[0]"),
     ],
 )
 @pytest.mark.slow
@@ -105,6 +110,47 @@ def test_a_mistake_in_a_form_of_its_own_is_named(
     assert place is not None, str(found)
     assert place.file == __file__, str(found)
     assert text in place.whole, str(found)
+
+
+def told(x: Any, beta: jd.Variable) -> None:
+    beta.assign(jnp.where(x.mean() > 1e3, beta * 2.0, beta * 0.5))
+
+
+def seen(x: Any, beta: jd.Variable) -> None:
+    mean = jd.get_replica_context().all_reduce("SUM", x.sum()) / ROWS
+    beta.assign(jnp.where(mean > 1e3, beta * 2.0, beta * 0.5))
+
+
+def drawn(x: Any, beta: jd.Variable) -> None:
+    beta.assign(jax.random.normal(jd.get_replica_context().fold_in(jax.random.key(x.ndim)), beta.shape))
+
+
+def averaged(x: Any, beta: jd.Variable) -> None:
+    beta.assign(0.9 * beta + 0.1 * x.mean(0))
+
+
+@pytest.mark.parametrize(
+    ("replica", "aggregation", "names"),
+    [
+        (told, "mean", ["decided-by-replica"]),
+        (seen, "mean", []),
+        (drawn, "mean", ["own-random-numbers"]),
+        (drawn, "only_first_replica", []),
+        (averaged, "only_first_replica", ["one-replica"]),
+    ],
+)
+def test_what_replicas_write_without_a_gradient_is_judged(replica: Any, aggregation: Any, names: list[str]) -> None:
+    strategy = replicas()
+    with strategy.scope():
+        beta = jd.Variable(jnp.ones(4), aggregation=aggregation, trainable=False)
+
+    @jd.function
+    def step(x: Any) -> None:
+        strategy.run(lambda x: replica(x, beta), (x,))
+
+    found = testing.verify(step, *arrays((ROWS, 4)), strategy=strategy, raises=False)
+    assert [one.culprit.pattern.name for one in found.findings] == names, str(found)
+    assert found.right == (not names), str(found)
 
 
 def test_means_of_means_are_right_where_the_batch_divides() -> None:
