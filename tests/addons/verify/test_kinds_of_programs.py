@@ -25,6 +25,10 @@ ROWS = 12
 ROOT = Path(__file__).parents[3]
 
 
+def context() -> Any:
+    return jd.get_replica_context()
+
+
 def replicas() -> jd.Strategy:
     return jd.MirroredStrategy(["CPU:0", "CPU:1"])
 
@@ -60,7 +64,7 @@ def means_alone(w: Any, v: Any, x: Any, y: Any) -> Any:
 
 
 def local_times_replicas(w: Any, v: Any, x: Any, y: Any) -> Any:
-    return ((x @ w @ v - y) ** 2).sum() / (x.shape[0] * jd.get_replica_context().num_replicas_in_sync)
+    return ((x @ w @ v - y) ** 2).sum() / (x.shape[0] * context().num_replicas_in_sync)
 
 
 def rows_in_turn(w: Any, v: Any, x: Any, y: Any) -> Any:
@@ -117,12 +121,12 @@ def told(x: Any, beta: jd.Variable) -> None:
 
 
 def seen(x: Any, beta: jd.Variable) -> None:
-    mean = jd.get_replica_context().all_reduce("SUM", x.sum()) / ROWS
+    mean = context().all_reduce("SUM", x.sum()) / ROWS
     beta.assign(jnp.where(mean > 1e3, beta * 2.0, beta * 0.5))
 
 
 def drawn(x: Any, beta: jd.Variable) -> None:
-    beta.assign(jax.random.normal(jd.get_replica_context().fold_in(jax.random.key(x.ndim)), beta.shape))
+    beta.assign(jax.random.normal(context().fold_in(jax.random.key(x.ndim)), beta.shape))
 
 
 def averaged(x: Any, beta: jd.Variable) -> None:
