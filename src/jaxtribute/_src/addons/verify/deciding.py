@@ -102,7 +102,7 @@ def _own_draws(runs: Runs, one: Outcome, found: Outcome) -> Iterator[Culprit]:
     drawn: dict[int, int] = {}
     for number, record in enumerate(runs.tape.records):
         behind = [maker for maker in runs.all_makers(number) if maker in drawn]
-        size = np.size(record.results[0]) if not is_key(record.results[0]) else 0
+        size = np.size(record.results[0]) if record.results and not is_key(record.results[0]) else 0
         if record.name in RANDOM:
             others = [other for other in runs.others(number) if other is not None]
             keys = {key_numbers(other.operands[0]).tobytes() for other in others}

@@ -100,6 +100,7 @@ def _draw(meetings: list[Meeting], found: Outcome, draws: Draws) -> list[Any]:
     if axis is None:
         if all(shape == whole_shape for shape in shapes):
             # As many numbers as one device has, such as noise of the weights: the replicas' keys stand for its key.
+            found.private = found.private or not same
             return [whole] * len(own)
         found.lost.append(f"{meetings[0].place or 'an unknown line'} draws random numbers of other shapes")
         return own

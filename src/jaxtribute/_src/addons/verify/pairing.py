@@ -269,8 +269,8 @@ class Runs:
             return None
         for place in range(2):
             numbers = [one.operands[place] for one in (record, *others) if one is not None]
-            if not self.makers_of(leaf, place) and not any(is_key(one) or np.ndim(one) for one in numbers):
-                mine, *theirs = (float(one) if record.name == "mul" else 1 / float(one) for one in numbers if one)
+            if not self.makers_of(leaf, place) and not any(is_key(one) or np.ndim(one) or not one for one in numbers):
+                mine, *theirs = (float(one) if record.name == "mul" else 1 / float(one) for one in numbers)
                 return mine, theirs
         return None
 

@@ -44,6 +44,7 @@ class Outcome:
       inner: by variable what that write has left.
       lost: what could not be followed, in words.
       shared: True if replicas were given values of their own, such as the rows of a batch.
+      private: True if replicas have drawn, of keys of their own, as many numbers as one device.
       wholes: lines that give all replicas one array that is no state.
     """
 
@@ -58,6 +59,7 @@ class Outcome:
     inner: dict[Variable, Any] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     shared: bool = False
+    private: bool = False
     wholes: list[Place] = field(default_factory=list)
 
 

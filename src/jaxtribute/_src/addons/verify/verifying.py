@@ -198,9 +198,7 @@ class Verification:
     def _decided(self, verdict: Verdict) -> list[Finding]:
         """The conditions, and the random numbers, of which each replica has its own, though that is not seen here."""
         base = next((one for one in verdict.tried if one.kind == "divides"), None)
-        if base is None or not (
-            any(tape.taken for tape in self._found[base].tapes) or self._known[base.alone][1].drawn
-        ):
+        if base is None or not (self._found[base].private or any(tape.taken for tape in self._found[base].tapes)):
             return []
         one, found = self._kept(base)
         held = [*self._moment(base.alone)[0].values(), *self._moment(base.alone)[1]]
@@ -423,7 +421,7 @@ class Verification:
             stage.note(leaf)
             return leaf
         arrangement = stage.found.arrangement
-        examples = chosen_rows(len(leaf) // each, arrangement.rows)
+        examples = chosen_rows(len(leaf) // max(each, 1), arrangement.rows)
         rows = (examples[:, None] * each + np.arange(each)).reshape(-1)
         # An array that the code around sees, not one of NumPy: what it computes of it must be a tracer's like.
         parts = [jnp.asarray(part) for part in arrangement.parts(leaf[rows], each)]
