@@ -12,6 +12,8 @@ import pytest
 import in_threads
 import jaxtribute as jd
 from jaxtribute import testing
+from jaxtribute._src.addons.verify.arrangements import arrangements
+from jaxtribute._src.addons.verify.batches import chosen_rows
 from jaxtribute._src.addons.verify.holding import total_of
 from jaxtribute._src.addons.verify.machine import CannotVerify
 from jaxtribute._src.addons.verify.watching import KINDS, Watcher
@@ -23,6 +25,10 @@ from verified_programs import arrays, optimizer, variables
 
 ROWS = 12
 ROOT = Path(__file__).parents[3]
+
+
+def context() -> Any:
+    return jd.get_replica_context()
 
 
 def replicas() -> jd.Strategy:
@@ -53,6 +59,14 @@ def squares(w: Any, v: Any, x: Any, y: Any) -> Any:
 
 def mean_and_sum(w: Any, v: Any, x: Any, y: Any) -> Any:
     return squares(w, v, x, y) + 0.1 * ((x @ w) ** 2).mean()
+
+
+def means_alone(w: Any, v: Any, x: Any, y: Any) -> Any:
+    return ((x @ w @ v - y) ** 2).mean()
+
+
+def local_times_replicas(w: Any, v: Any, x: Any, y: Any) -> Any:
+    return ((x @ w @ v - y) ** 2).sum() / (x.shape[0] * context().num_replicas_in_sync)
 
 
 def rows_in_turn(w: Any, v: Any, x: Any, y: Any) -> Any:
@@ -86,6 +100,7 @@ def unit(gradients: Any) -> Any:
         (mean_and_sum, optax.sgd(0.1), None, "SUM", "local-mean", "mean"),
         (rows_in_turn, optax.sgd(0.1), None, "SUM", "local-mean", "shape[0]"),
         (counted, optax.sgd(0.1), None, "SUM", "local-total", "sum()"),
+        (local_times_replicas, optax.sgd(0.1), None, "SUM", "mean-of-means", "shape[0]"),
     ],
 )
 @pytest.mark.slow
@@ -103,9 +118,50 @@ def test_a_mistake_in_a_form_of_its_own_is_named(
     assert text in place.whole, str(found)
 
 
+def told(x: Any, beta: jd.Variable) -> None:
+    beta.assign(jnp.where(x.mean() > 1e3, beta * 2.0, beta * 0.5))
+
+
+def seen(x: Any, beta: jd.Variable) -> None:
+    mean = context().all_reduce("SUM", x.sum()) / ROWS
+    beta.assign(jnp.where(mean > 1e3, beta * 2.0, beta * 0.5))
+
+
+def drawn(x: Any, beta: jd.Variable) -> None:
+    beta.assign(jax.random.normal(context().fold_in(jax.random.key(x.ndim)), beta.shape))
+
+
+def averaged(x: Any, beta: jd.Variable) -> None:
+    beta.assign(0.9 * beta + 0.1 * x.mean(0))
+
+
+@pytest.mark.parametrize(
+    ("replica", "aggregation", "names"),
+    [
+        (told, "mean", ["decided-by-replica"]),
+        (seen, "mean", []),
+        (drawn, "mean", ["own-random-numbers"]),
+        (drawn, "only_first_replica", []),
+        (averaged, "only_first_replica", ["one-replica"]),
+    ],
+)
+def test_what_replicas_write_without_a_gradient_is_judged(replica: Any, aggregation: Any, names: list[str]) -> None:
+    strategy = replicas()
+    with strategy.scope():
+        beta = jd.Variable(jnp.ones(4), aggregation=aggregation, trainable=False)
+
+    @jd.function
+    def step(x: Any) -> None:
+        strategy.run(lambda x: replica(x, beta), (x,))
+
+    found = testing.verify(step, *arrays((ROWS, 4)), strategy=strategy, raises=False)
+    assert [one.culprit.pattern.name for one in found.findings] == names, str(found)
+    assert found.right == (not names), str(found)
+
+
 def test_means_of_means_are_right_where_the_batch_divides() -> None:
     strategy = replicas()
-    step = step_of(strategy, lambda w, v, x, y: ((x @ w @ v - y) ** 2).mean(), optax.sgd(0.1), None, "MEAN")
+    step = step_of(strategy, means_alone, optax.sgd(0.1), None, "MEAN")
     found = testing.verify(step, *arrays((ROWS, 4), (ROWS, 2)), strategy=strategy)
     assert [one.culprit.pattern.name for one in found.findings] == ["mean-of-means"]
     with pytest.raises(testing.NotOneDeviceError, match="mean-of-means"):
@@ -244,33 +300,65 @@ def test_what_workers_of_one_replica_do_not_see_is_told_and_no_failure(loss: str
     assert line in printed
 
 
-ISLANDS = """
-import numpy as np, optax, jaxtribute as jd
-strategy = jd.experimental.ElasticStrategy()
-with strategy.scope():
-    w = jd.Variable(np.ones((3, 1), np.float32), name="w")
-    sgd = jd.Optimizer(optax.sgd(0.1), [w])
-
-def replica(x):
-    value, gradients = jd.value_and_grad(lambda: LOSS, [w])()
-    sgd.apply_gradients(gradients)
-    return value
-
-@jd.function
-def step(x):
-    return strategy.reduce("SUM", strategy.run(replica, (x,)), axis=None)
-
-data = strategy.experimental_make_numpy_dataset(np.eye(8, 3, dtype=np.float32)).repeat(3).batch(8)
-for x in strategy.experimental_distribute_dataset(data):
-    step(x)
-"""
-
-
 @pytest.mark.slow
-def test_steps_of_islands_are_verified(tmp_path: Path) -> None:
-    right, wrong = verified(ISLANDS, tmp_path)
-    assert "as on one" in right
-    assert ":9" in wrong
+@pytest.mark.parametrize(
+    ("settings", "devices", "compiled"),
+    [
+        ({}, 1, False),
+        ({}, 2, True),
+        ({"virtual_replicas": 4}, 2, True),
+        ({"sync_every": 2}, 1, True),
+        ({"sync_every": 2}, 2, False),
+    ],
+)
+def test_steps_of_islands_are_verified(settings: dict[str, Any], devices: int, compiled: bool) -> None:
+    strategy = jd.experimental.ElasticStrategy(jd.MirroredStrategy(devices), **settings)
+    data = strategy.experimental_make_numpy_dataset(tuple(arrays((2 * ROWS + 1, 4), (2 * ROWS + 1, 2)))).batch(ROWS)
+    # Means over islands weigh them by their rows; those over the replicas of an island that trains alone do not.
+    means = ["mean-of-means"] * ("sync_every" in settings)
+    kinds = (squares, "SUM", []), (mean_and_sum, "SUM", ["local-mean"]), (means_alone, "MEAN", means)
+    steps = [(step_of(strategy, loss, optax.sgd(0.1), None, how), names) for loss, how, names in kinds]
+    try:
+        for step, names in steps:
+            if not compiled:
+                step = step.python_function
+            watcher = Watcher(lambda _: None, None)
+            with observe(watcher, *KINDS):
+                for batch in strategy.experimental_distribute_dataset(data):
+                    step(*batch)
+            (verdict,) = watcher.verdicts
+            assert [one.culprit.pattern.name for one in verdict.findings] == names, str(verdict)
+            assert {one.replicas for one in verdict.tried} >= {2, 3, 4} or names, str(verdict)
+            assert not verdict.unverified, str(verdict)
+    finally:
+        strategy.close()
+
+
+@pytest.mark.parametrize("divisor", [ROWS, None])
+def test_arrays_of_one_replica_that_no_dataset_has_made_are_taken_for_no_mistake(divisor: int | None) -> None:
+    strategy = jd.OneDeviceStrategy("CPU:0")
+    step = step_of(strategy, lambda w, v, x, y: ((x @ w @ v - y) ** 2).sum() / (divisor or x.shape[0]), optax.sgd(0.1))
+    rows = arrays((ROWS, 4), (ROWS, 2))
+    watcher = Watcher(lambda _: None, None)
+    with observe(watcher, *KINDS):
+        for x, y in strategy.experimental_distribute_dataset([rows] * 2):
+            step(x / 2, y / 2)  # arrays of the program's own, with as many rows
+        for held in strategy.experimental_distribute_dataset([arrays((5, 4), (5, 2))]):
+            step_of(strategy, squares, optax.sgd(0.1))(*rows)
+            assert held
+    first, second = watcher.verdicts
+    assert [one.culprit.pattern.name for one in first.findings] == ["local-mean"] * (divisor is None), str(first)
+    assert first.tried, str(first)
+    assert second.right, str(second)
+
+
+@pytest.mark.parametrize("batch", range(2, 48))
+def test_replicas_have_other_rows_also_where_the_batch_has_fewer_than_they_need(batch: int) -> None:
+    # Statistics of equal rows are equal, and no mistake would be seen.
+    for group in arrangements(batch):
+        for one in group:
+            parts = [tuple(sorted(part)) for part in one.parts(chosen_rows(batch, one.rows))]
+            assert len(set(parts)) > 1, one
 
 
 def test_an_operation_that_is_not_known_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:

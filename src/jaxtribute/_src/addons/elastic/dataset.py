@@ -10,7 +10,7 @@ import jax
 from jaxtribute import DistributedDataset, DistributedIterator
 from jaxtribute._src.addons.elastic.runtime import IslandMesh
 from jaxtribute.errors import TraceError
-from jaxtribute.extending import Context
+from jaxtribute.extending import Context, Kinds
 
 
 class ElasticDataset:
@@ -41,7 +41,10 @@ class ElasticIterator(Iterator[Any]):
                 "next(iterator) in a jd.function: ElasticStrategy does not draw batches within programs yet. HINT: "
                 "pass the batch as an argument."
             )
-        return self._own(next(self._batches))
+        # One event, of what the program is given: the iterator within tells of none.
+        with Kinds.INPUT.during(self, "") as event:
+            event.result = own = self._own(next(self._batches))
+        return own
 
     def _own(self, batch: Any) -> Any:
         """The island's part of a batch, as replicas are given it."""

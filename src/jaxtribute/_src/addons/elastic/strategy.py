@@ -62,6 +62,8 @@ class ElasticExtended(StrategyExtended):
     """The plug of `ElasticStrategy`."""
 
     variable_kind = IslandVariable
+    means_by_rows = True
+    """Means over islands weigh each by its rows of the batch."""
 
     def __init__(self, mesh: IslandMesh) -> None:
         super().__init__(mesh)

@@ -27,7 +27,9 @@ def part_of(runs: Runs, pattern: str, number: int, elsewhere: int | None) -> str
     if pattern in _MEANS:
         return _mean_of_rows(runs, _forward(runs, number))
     if pattern == "local-count":
-        chosen: Sequence[int | None] = [elsewhere]
+        sums = [one for one in runs.upstream(runs.makers_of(number, 1)) if runs.record(one).name == "reduce_sum"]
+        # Of several, each is a part of what is divided by.
+        chosen: Sequence[int | None] = [elsewhere] if len(sums) < 2 else []
     elif pattern == "local-total":
         chosen = [one for one in (number, elsewhere) if one is not None and runs.relation(one).kind is Kind.SUM]
     else:
@@ -67,5 +69,16 @@ def _mean_of_rows(runs: Runs, number: int) -> str:
     if rank == 0:
         return ""
     within = "" if rank == 1 else f".mean(axis={tuple(range(1, rank)) if rank > 2 else 1})"
+    text = text if within else _bare(text)
     text = f"({text})" if within and not re.fullmatch(r"\w+|\(.*\)", text) else text
     return f"jd.nn.compute_average_loss({text}{within}, global_batch_size=count)"
+
+
+def _bare(text: str) -> str:
+    """An expression without parentheses around all of it."""
+    depth = 0
+    for place, each in enumerate(text):
+        depth += (each == "(") - (each == ")")
+        if not depth:
+            return text[1:-1] if place and place == len(text) - 1 and text[0] == "(" else text
+    return text

@@ -24,7 +24,7 @@ from jaxtribute._src.addons.verify.trail import Trail
 _ORDERS = frozenset(
     "cumsum cumprod cummax cummin cumlogsumexp sort top_k rev gather dynamic_slice slice concatenate".split()
 )
-_CUTS = frozenset({"slice", "dynamic_slice", "split", "reshape", "gather"})
+_CUTS = frozenset({"slice", "dynamic_slice", "split", "reshape", "gather", "pad"})
 _EXTREMES = frozenset("reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin reduce_window_max".split())
 _SCATTERS = frozenset({"reduce_scatter", "psum_scatter"})
 _OF_A_COUNT = frozenset({*ADDS, *HANDED, "max"})
@@ -133,6 +133,9 @@ class Suspects:
         later = min(
             (number for number in self._trail.chain if number > leaf and self._runs.is_sum(number)), default=None
         )
+        written = [one.variable for one in self._apart if one.variable is not None]
+        if written and all(one.aggregation.name == "ONLY_FIRST_REPLICA" for one in written) and later is None:
+            return self._named("one-replica", leaf)
         if uneven:
             return self._named("mean-of-means", leaf, later)
         summed = later is not None and self._runs.record(later).name.startswith("strategy.reduce SUM")
@@ -206,6 +209,8 @@ class Suspects:
         if Kind.SUM not in kinds:
             return None
         record = self._runs.record(leaf)
+        if self._is_local_times_replicas(leaf):
+            return self._named("mean-of-means", leaf)
         quotient = self._quotient_by(leaf)
         if quotient is not None:
             return self._local_count(quotient)
@@ -215,6 +220,15 @@ class Suspects:
         divides = record.backwards and record.name in ("div", "integer_pow", "pow") and self._runs.forwards(leaf, "div")
         source = partial[0] if partial else None
         return self._named("local-count" if divides else "local-total", leaf, source)
+
+    def _is_local_times_replicas(self, leaf: int) -> bool:
+        """True if a sum is divided by a replica's own number of rows, times the number of replicas."""
+        scaled, arrangement = self._runs.shares(leaf), self._runs.arrangement
+        if scaled is None or len(set(arrangement.sizes)) == 1:
+            return False
+        both = zip(scaled[1], arrangement.sizes, strict=False)
+        wanted = arrangement.rows / arrangement.replicas
+        return all(abs(theirs * size / (scaled[0] * wanted) - 1) < 1e-4 for theirs, size in both if size)
 
     def _among_rows(self, leaf: int) -> str:
         """The pattern of an operation that compares, orders or numbers a replica's rows."""
@@ -267,7 +281,10 @@ class Suspects:
         return self._named("local-total" if derived else "local-count", quotient, counted)
 
     def _counted_early(self, quotient: int) -> Culprit | None:
-        """A gradient that is divided by a replica's own count before it is reduced."""
+        """A gradient that is scaled by a replica's own count, or by its number of rows, before it is reduced."""
+        scaled = self._runs.shares(quotient)
+        if scaled is not None and any(theirs != scaled[0] for theirs in scaled[1]):
+            return self._named("rows-of-replica", quotient)
         makers = self._runs.makers_of(quotient, 1) if self._runs.record(quotient).name == "div" else ()
         if not self._runs.is_counted(makers) or any(map(self._runs.from_backward, self._runs.upstream(makers))):
             return None

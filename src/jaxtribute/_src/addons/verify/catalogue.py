@@ -27,26 +27,28 @@ _PATTERNS = (
         "local-mean",
         "the mean over this replica's rows is taken for the mean over the batch: the sum over the replicas is too "
         "large by their number",
-        "count = jd.get_replica_context().all_reduce('SUM', x.shape[0]), which is right for a smaller last batch too, "
-        "and {part} in place of the mean; then reduce the loss that is returned with 'SUM'. Only if every batch, also "
-        "the last one, divides by every number of replicas that you will use: leave the mean, and reduce with 'MEAN', "
-        "optimizer.apply_gradients(gradients, 'MEAN')",
+        "divide by the rows of all replicas: count = jd.get_replica_context().all_reduce('SUM', x.shape[0]), then "
+        "{part} in place of the mean. Reduce gradients, and the loss that is returned, with 'SUM'. Only if every "
+        "batch, also the last one, divides by every number of replicas that you will use: leave the mean, and reduce "
+        "both with 'MEAN', as in optimizer.apply_gradients(gradients, 'MEAN')",
         "jd.nn.compute_average_loss(per_example_losses, global_batch_size=count)",
     ),
     Pattern(
         "mean-of-means",
         "the mean over this replica's rows counts as much as that of a replica with more rows: right for batches that "
         "divide, wrong for others",
-        "count = jd.get_replica_context().all_reduce('SUM', x.shape[0]), and {part} with 'SUM' in place of each "
-        "'MEAN'; for a metric strategy.reduce('MEAN', per_example_values, axis=0); with statistics of layers batches "
-        "that divide (drop_remainder=True)",
+        "divide by the rows of all replicas: count = jd.get_replica_context().all_reduce('SUM', x.shape[0]), then "
+        "{part} in place of the mean, and 'SUM' in place of 'MEAN' where it is reduced. For a metric: "
+        "strategy.reduce('MEAN', per_example_values, axis=0). For statistics of layers: batches that divide "
+        "(drop_remainder=True)",
         "jd.nn.compute_average_loss(per_example_losses, global_batch_size=count)",
     ),
     Pattern(
         "local-count",
         "this replica's sum is divided by this replica's own count (of tokens, sample weights or examples)",
-        "divide by the count of all replicas, jd.get_replica_context().all_reduce('SUM', {part}), "
-        "and reduce with 'SUM' in place of 'MEAN', the gradients (apply_gradients) and the loss that is returned",
+        "divide by the count of all replicas: jd.get_replica_context().all_reduce('SUM', {part}). The quotients are "
+        "then parts of the whole: reduce them, and the gradients (apply_gradients), with 'SUM' in place of 'MEAN', and "
+        "divide by no number of replicas",
         "what this line divides by",
     ),
     Pattern(
@@ -60,18 +62,18 @@ _PATTERNS = (
     Pattern(
         "batch-statistics",
         "statistics of this replica's rows alone stand for those of the batch",
-        "average them over the replicas: jd.get_replica_context().all_reduce('MEAN', {part}), likewise of x**2 (of "
-        "replicas with different numbers of rows the sums, divided by all_reduce('SUM', x.shape[0])); in Keras's fit "
-        "BatchNormalization(synchronized=True), in Flax BatchNorm(axis_name=jd.REPLICA_AXIS)",
+        "take them over all replicas: jd.get_replica_context().all_reduce('MEAN', {part}); for a variance also of the "
+        "squares. For batches that do not divide all-reduce sums, and divide by all_reduce('SUM', x.shape[0]). In "
+        "Keras's fit BatchNormalization(synchronized=True), in Flax BatchNorm(axis_name=jd.REPLICA_AXIS)",
         "x.mean(0)",
     ),
     Pattern(
         "gradient-before-reduction",
         "this replica's gradients are not those of the batch yet: a norm, a clip or something else that is not "
         "linear comes before the sum",
-        "clip after the sum: leave it out here, and make jd.Optimizer(optax.chain(optax.clip_by_global_norm(...), "
-        "...), variables). Or reduce first, gradients = jd.get_replica_context().all_reduce('SUM', gradients), clip "
-        "these, and optimizer.apply_gradients(gradients, reduce_op=None)",
+        "reduce first: gradients = jd.get_replica_context().all_reduce('SUM', gradients), do this with the sum, and "
+        "optimizer.apply_gradients(gradients, reduce_op=None). To clip, leave it out here, and make "
+        "jd.Optimizer(optax.chain(optax.clip_by_global_norm(...), ...), variables), which clips the sum",
     ),
     Pattern(
         "counted-on-each-replica",
@@ -121,7 +123,8 @@ _PATTERNS = (
         "pairs-of-rows",
         "rows are paired with the rows of this replica alone, such as the negatives of a contrastive loss",
         "gather the others' rows: everyone = jd.get_replica_context().all_gather(rows, axis=0), and compare rows with "
-        "everyone; the own row is at replica_id_in_sync_group * rows.shape[0]",
+        "everyone. Where replicas have equally many, the own ones begin there at replica_id_in_sync_group * "
+        "rows.shape[0]; numbers-of-rows in docs/guide/verify.md has it for all batches",
     ),
     Pattern(
         "softmax-over-batch",
@@ -141,8 +144,9 @@ _PATTERNS = (
     Pattern(
         "numbers-of-rows",
         "rows are numbered from this replica's first row on",
-        "add the number of the first row, jd.get_replica_context().replica_id_in_sync_group * rows, where replicas "
-        "have equally many",
+        "add the number of this replica's first row: with context = jd.get_replica_context(), counts = "
+        "context.all_gather(jnp.array([x.shape[0]]), axis=0), it is jnp.where(jnp.arange(counts.size) < "
+        "context.replica_id_in_sync_group, counts, 0).sum()",
     ),
     Pattern(
         "rows-of-replica",
@@ -171,9 +175,18 @@ _PATTERNS = (
         "jd.get_replica_context().all_reduce('SUM', jnp.where(right, 0, 1)) == 0",
     ),
     Pattern(
+        "own-random-numbers",
+        "each replica draws other random numbers for what all replicas share: a mean of them is closer to 0 than one "
+        "draw, and a sum farther",
+        "draw with one key on all replicas: leave fold_in of the replica's number out here",
+    ),
+    Pattern(
         "one-replica",
         "the value of one replica stands for that of all",
-        "strategy.reduce('MEAN', value, axis=None) or 'SUM'; a variable with aggregation MEAN or SUM",
+        "combine the replicas' values: jd.get_replica_context().all_reduce('MEAN', {part}), or 'SUM' if they are parts "
+        "of a sum; or make the variable with aggregation='mean' or 'sum'. Around replicas: strategy.reduce('MEAN', "
+        "value, axis=None)",
+        "value",
     ),
     Pattern(
         "unknown",

@@ -1,26 +1,31 @@
-"""Finds conditions by which each replica decides for itself what becomes of values that all replicas share."""
+"""Finds what each replica has for itself, a condition or random numbers, where it makes what all replicas share."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import numpy as np
 
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE
 from jaxtribute._src.addons.verify.culprit import Culprit
+from jaxtribute._src.addons.verify.holding import is_rows
+from jaxtribute._src.addons.verify.machine import RANDOM
+from jaxtribute._src.addons.verify.operations import is_key, key_numbers
 from jaxtribute._src.addons.verify.pairing import Runs
 from jaxtribute._src.addons.verify.relations import Kind
 from jaxtribute._src.addons.verify.sources import is_theirs
 from jaxtribute._src.addons.verify.stage import Outcome
 
 
-def decided(one: Outcome, found: Outcome, state: Collection[str]) -> list[Culprit]:
+def decided(one: Outcome, found: Outcome, state: Collection[str], held: Collection[Any]) -> list[Culprit]:
     """The conditions of a step that is right as long as all replicas decide alike: one for each line.
 
     Args:
       one: the run on one device.
       found: that on replicas; both have kept what they computed.
       state: the paths of results that are the next call's arguments.
+      held: what the variables held before.
     """
     runs = Runs(one, found)
     # Of a variable the strategy itself refuses such values.
@@ -43,7 +48,12 @@ def decided(one: Outcome, found: Outcome, state: Collection[str]) -> list[Culpri
                 others,
             )
             culprits.setdefault(str(place), culprit)
-    return list(culprits.values()) or list(_early(runs))
+    return (
+        list(culprits.values())
+        or list(_early(runs))
+        or list(_shared_choices(runs, set(map(id, held))))
+        or list(_own_draws(runs, one, found))
+    )
 
 
 _JOINS = "all_gather", "strategy.", "pmax", "pmin"
@@ -64,6 +74,50 @@ def _early(runs: Runs) -> Iterator[Culprit]:
             condition = runs.record(max(truths))
             elsewhere = None if condition.place == record.place else condition.place
             yield Culprit(CATALOGUE["gradient-before-reduction"], record.place, elsewhere, record.name)
+            return
+
+
+def _shared_choices(runs: Runs, held: set[int]) -> Iterator[Culprit]:
+    """The first choice between values of the variables alone, by what each replica has of its own."""
+    for number, record in enumerate(runs.tape.records):
+        if record.name != "select_n" or record.backwards or record.place is None or not is_theirs(record.place.file):
+            continue
+        places = range(1, len(record.operands))
+        if not all(runs.operand(number, place).kind is Kind.SAME for place in places):
+            continue
+        # Numbers, as of a count of the replicas that object, are no state.
+        makers = [maker for place in places for maker in runs.makers_of(number, place)]
+        given = [*record.operands[1:], *(value for one in runs.upstream(makers) for value in runs.record(one).operands)]
+        truths = [one for one in _behind(runs, list(runs.makers_of(number, 0))) if _is_truth(runs, one)]
+        own = [one for one in truths if _is_own(runs, one)]
+        if own and not held.isdisjoint(map(id, given)):
+            condition = runs.record(max(own))
+            elsewhere = None if condition.place == record.place else condition.place
+            yield Culprit(CATALOGUE["decided-by-replica"], record.place, elsewhere, record.name)
+            return
+
+
+def _own_draws(runs: Runs, one: Outcome, found: Outcome) -> Iterator[Culprit]:
+    """The first draw of other numbers on each replica that becomes a variable's value, one number for each drawn."""
+    drawn: dict[int, int] = {}
+    for number, record in enumerate(runs.tape.records):
+        behind = [maker for maker in runs.all_makers(number) if maker in drawn]
+        size = np.size(record.results[0]) if record.results and not is_key(record.results[0]) else 0
+        if record.name in RANDOM:
+            others = [other for other in runs.others(number) if other is not None]
+            keys = {key_numbers(other.operands[0]).tobytes() for other in others}
+            if len(keys) > 1 and size > 1 and all(np.size(other.results[0]) == size for other in others):
+                drawn[number] = number
+        elif behind and not record.backwards and size == np.size(runs.record(behind[0]).results[0]):
+            kinds = {runs.operand(number, place).kind for place in range(len(record.operands))}
+            # What is mixed with rows, or with all other numbers, estimates something.
+            if record.name != "dot_general" and kinds <= {Kind.SAME, Kind.SKIPPED}:
+                drawn[number] = drawn[behind[0]]
+    for variable, value in one.written.items():
+        made = [drawn[number] for number in runs.makers(value) if number in drawn]
+        shared = not is_rows(variable) and variable.aggregation.name != "ONLY_FIRST_REPLICA"
+        if made and shared:
+            yield Culprit(CATALOGUE["own-random-numbers"], runs.record(made[0]).place, found.lines.get(variable))
             return
 
 

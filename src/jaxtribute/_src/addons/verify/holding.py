@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +13,22 @@ from jaxtribute._src.addons.verify.machine import CannotVerify
 from jaxtribute._src.addons.verify.operations import as_wide
 
 
-def total_of(parts: Sequence[Any], op: ReduceOp, axis: Any, idle: Sequence[int] = ()) -> Any:
+def means_by_rows(strategy: Any) -> bool:
+    """True if a mean over the replicas weighs each by its rows of the batch."""
+    return getattr(strategy.extended, "means_by_rows", False)
+
+
+def total_of(
+    parts: Sequence[Any], op: ReduceOp, axis: Any, idle: Sequence[int] = (), rows: Sequence[int] | None = None
+) -> Any:
     """Reduces the replicas' values as `strategy.reduce` does.
+
+    Args:
+      parts: the values.
+      op: the reduction.
+      axis: what is reduced within each replica.
+      idle: the replicas without a row.
+      rows: by which a mean weighs the replicas; None for all alike.
 
     Raises:
       CannotVerify: they have different shapes, and no axis is reduced; an operation besides sums and means.
@@ -31,8 +46,19 @@ def total_of(parts: Sequence[Any], op: ReduceOp, axis: Any, idle: Sequence[int] 
             raise CannotVerify("strategy.reduce was given values of different shapes")
         sums = counted if op is ReduceOp.MEAN else [np.nan_to_num(part, nan=0.0) for part in parts]
         sums, count = sums if idle else parts, len(counted)
+        if rows is not None and op is ReduceOp.MEAN:
+            weights = [each for each in rows if each]
+            sums, count = [one * each for one, each in zip(sums, weights, strict=True)], sum(weights)
     total = np.sum(np.stack(sums), axis=0)
     return total if op is ReduceOp.SUM else total / count
+
+
+def variables_of(strategy: Any) -> dict[Variable, None]:
+    """All variables that lie on a strategy's replicas: a step that is no program does not tell which it uses."""
+    mesh = strategy.extended.mesh
+    known = [one for one in gc.get_objects() if issubclass(type(one), Variable)]
+    own = (one for one in known if getattr(one, "distribute_strategy", None) is strategy)
+    return {one: None for one in own if one.policy.mesh == mesh}
 
 
 def snapshot(variable: Variable) -> Any:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from jaxtribute._src.addons.verify.machine import RANDOM, CannotVerify, Meeting, Record
-from jaxtribute._src.addons.verify.operations import apply, is_key
+from jaxtribute._src.addons.verify.operations import apply, key_numbers
 
 if TYPE_CHECKING:
     from jaxtribute._src.addons.verify.stage import Outcome
@@ -83,7 +82,7 @@ def _draw(meetings: list[Meeting], found: Outcome, draws: Draws) -> list[Any]:
     these rows, so that both can be compared. The same key for different rows is a mistake, which is noted.
     """
     own = [apply(meeting.eqn, meeting.operands) for meeting in meetings]
-    keys = [_plain(meeting.operands[0]) for meeting in meetings]
+    keys = [key_numbers(meeting.operands[0]) for meeting in meetings]
     if draws.noting:
         draws.drawn.append((keys[0], own[0]))
         return own
@@ -101,6 +100,7 @@ def _draw(meetings: list[Meeting], found: Outcome, draws: Draws) -> list[Any]:
     if axis is None:
         if all(shape == whole_shape for shape in shapes):
             # As many numbers as one device has, such as noise of the weights: the replicas' keys stand for its key.
+            found.private = found.private or not same
             return [whole] * len(own)
         found.lost.append(f"{meetings[0].place or 'an unknown line'} draws random numbers of other shapes")
         return own
@@ -116,10 +116,6 @@ def _draw(meetings: list[Meeting], found: Outcome, draws: Draws) -> list[Any]:
     for order, index in enumerate(busy):
         drawn[index] = [mine if piece is None else piece[order] for piece, mine in zip(pieces, own[index], strict=True)]
     return list(drawn.values())
-
-
-def _plain(key: Any) -> Any:
-    return np.asarray(jax.random.key_data(key)) if is_key(key) else np.asarray(key)
 
 
 def _alike(one: Any, other: Any) -> bool:

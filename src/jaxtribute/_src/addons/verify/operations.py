@@ -27,6 +27,11 @@ def is_key(value: object) -> bool:
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended)
 
 
+def key_numbers(key: Any) -> Any:
+    """The numbers that a random key is made of, an old one too."""
+    return np.asarray(jax.random.key_data(key)) if is_key(key) else np.asarray(key)
+
+
 def is_float(dtype: Any) -> bool:
     """True for real floating-point dtypes, those of 8 and 16 bits too."""
     return jnp.issubdtype(dtype, jnp.floating)

@@ -262,6 +262,18 @@ class Runs:
             if not self.makers_of(leaf, place)
         )
 
+    def shares(self, leaf: int) -> tuple[float, list[float]] | None:
+        """The number that an operation scales by, on one device and on each replica, if the program knows it."""
+        record, others = self.record(leaf), self.others(leaf)
+        if record.name not in ("mul", "div") or any(other is None for other in others):
+            return None
+        for place in range(2):
+            numbers = [one.operands[place] for one in (record, *others) if one is not None]
+            if not self.makers_of(leaf, place) and not any(is_key(one) or np.ndim(one) or not one for one in numbers):
+                mine, *theirs = (float(one) if record.name == "mul" else 1 / float(one) for one in numbers)
+                return mine, theirs
+        return None
+
     def from_backward(self, number: int) -> bool:
         """True if a value is a gradient that is not reduced: made backwards, or of such by what changes no numbers."""
         todo = [number]

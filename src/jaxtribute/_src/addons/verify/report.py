@@ -46,7 +46,13 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     reasons: dict[str, list[Arrangement]] = {}
     for arrangement, reason in verdict.refused:
         reasons.setdefault(reason, []).append(arrangement)
-    notes += [f"{'; '.join(one.short for one in where)}: {reason}" for reason, where in reasons.items()]
+    if len(reasons) == 1 and not verdict.tried:
+        notes += reasons
+    else:
+        notes += [
+            f"{reason} (rows on the replicas: {', '.join(one.short for one in where)})"
+            for reason, where in reasons.items()
+        ]
     for note in notes[:_NOTES]:
         yield f"  not verified: {note}"
     if len(notes) > _NOTES:

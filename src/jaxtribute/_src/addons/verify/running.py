@@ -13,6 +13,7 @@ from jax import lax
 
 from jaxtribute import REPLICA_AXIS as AXIS
 from jaxtribute import Mirrored, PerReplica, ReduceOp, ReplicaContext, Variable
+from jaxtribute._src.addons.verify.holding import means_by_rows
 from jaxtribute._src.addons.verify.machine import CannotVerify
 from jaxtribute._src.addons.verify.operations import is_key
 from jaxtribute._src.addons.verify.sources import Place, calling_place
@@ -43,17 +44,22 @@ class _Replica(TracedReplica):
 
     Args:
       lines: where it notes the lines that write variables.
+      share: its weight in a mean; None if all count alike.
       args: those of a `TracedReplica`.
       options: likewise.
     """
 
-    def __init__(self, lines: dict[Variable, Place], *args: Any, **options: Any) -> None:
+    def __init__(self, lines: dict[Variable, Place], share: float | None, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._lines = lines
+        self._lines, self._share = lines, share
 
     def all_reduce(self, values: list[Any], op: ReduceOp, summation: Foreign = None) -> list[Any]:
         """Returns each array reduced over the replicas."""
         del summation
+        if op is ReduceOp.MEAN and self._share is not None:
+            # What comes of no rows may be NaN.
+            own = map(jnp.asarray if self._share else jnp.zeros_like, values)
+            values, op = [value * self._share for value in own], ReduceOp.SUM
         return [all_reduce([value], op, self._mesh.size, None, self.idle)[0] for value in values]
 
     def reduce_gradients(self, grads: Sequence[Any], op: ReduceOp, replicas: int, summation: Foreign) -> list[Any]:
@@ -152,7 +158,16 @@ class Run:
         def trace(replica: int, gathers: Gathers | None = None) -> Any:
             return self._trace(
                 replica,
-                lambda: _Replica(lines, self._mesh, idle if uneven else (), self._stage, made, gathers, uneven=uneven),
+                lambda: _Replica(
+                    lines,
+                    self._share(replica),
+                    self._mesh,
+                    idle if uneven else (),
+                    self._stage,
+                    made,
+                    gathers,
+                    uneven=uneven,
+                ),
             )
 
         kinds = Gathers.settled(trace, samples, table, sizes) if uneven else [trace(0)]
@@ -162,6 +177,11 @@ class Run:
             if other.places != first.places or other.tree != first.tree:
                 raise CannotVerify("the results of replicas of different rows differ in structure")
         return traces, lines
+
+    def _share(self, replica: int) -> float | None:
+        """A replica's weight in means, where a strategy weighs them by rows."""
+        sizes, shared = self._stage.found.arrangement.sizes, self._stage.found.shared or self._count == 1
+        return sizes[replica] / sum(sizes) if shared and means_by_rows(self._strategy) else None
 
     def _part(self, variable: Variable, replica: int) -> Any:
         value = self._stage.exact_value(variable)

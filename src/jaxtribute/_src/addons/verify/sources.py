@@ -5,9 +5,12 @@ from __future__ import annotations
 import linecache
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from jax.errors import ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError
 
 import jaxtribute
 from jaxtribute.extending import JaxprEqn, Programs, located
@@ -15,6 +18,7 @@ from jaxtribute.extending import JaxprEqn, Programs, located
 _LIBRARY = str(Path(jaxtribute.__file__).parent)
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _LONGEST = 100
+_ASKS = ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +109,17 @@ def calling_place() -> Place:
         return Place(frame.f_code.co_filename, frame.f_lineno)
     file, _, line = located(here).rpartition(":")
     return Place(file, int(line))
+
+
+def raising(error: Exception) -> str:
+    """Says what a user's function has raised, and on which line."""
+    places = (Place(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__))
+    own = [place for place in places if is_theirs(place.file)]
+    where = f"{own[-1]} " if own else ""
+    if isinstance(error, _ASKS):
+        return (
+            f"{where}asks for the value of an array, as in `if x > 0` or float(x): a step is verified as it is traced, "
+            "where values are not known yet. HINT: use jnp.where or jax.lax.cond, as a jd.function needs them"
+        )
+    what, *_ = str(error).splitlines() or [""]
+    return f"{where}raises {type(error).__name__}: {what}"

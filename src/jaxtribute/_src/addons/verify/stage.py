@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxtribute import Mirrored, PerReplica, ReduceOp, Variable
 from jaxtribute._src.addons.verify.arrangements import Arrangement
-from jaxtribute._src.addons.verify.holding import is_rows, rows_for, total_of
+from jaxtribute._src.addons.verify.holding import is_rows, means_by_rows, rows_for, total_of
 from jaxtribute._src.addons.verify.machine import CannotVerify, Machine, Record, Tape, together
 from jaxtribute._src.addons.verify.meeting import Draws, meet
 from jaxtribute._src.addons.verify.operations import as_wide, is_key
@@ -44,6 +44,7 @@ class Outcome:
       inner: by variable what that write has left.
       lost: what could not be followed, in words.
       shared: True if replicas were given values of their own, such as the rows of a batch.
+      private: True if replicas have drawn, of keys of their own, as many numbers as one device.
       wholes: lines that give all replicas one array that is no state.
     """
 
@@ -58,6 +59,7 @@ class Outcome:
     inner: dict[Variable, Any] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     shared: bool = False
+    private: bool = False
     wholes: list[Place] = field(default_factory=list)
 
 
@@ -178,7 +180,8 @@ class Stage(Executor):
             return super().reduce(strategy, [value], op, axis)[0]
         parts = list(map(self._exact, shown))
         given = jnp.asarray(shown[0]).dtype
-        wide = total_of(parts, op, axis, arrangement.idle)
+        weighed = self.found.shared and means_by_rows(self._strategy)
+        wide = total_of(parts, op, axis, arrangement.idle, arrangement.sizes if weighed else None)
         if wide.dtype.kind in "biu":
             dtype: Any = jnp.int32 if given == np.bool_ else given
         else:

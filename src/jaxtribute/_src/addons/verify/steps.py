@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jaxtribute import Mirrored, PerReplica, ReduceOp, Variable
+from jaxtribute._src.addons.verify.batches import drawn_rows
 from jaxtribute._src.addons.verify.machine import CannotVerify
 from jaxtribute._src.addons.verify.replaying import replayed
 from jaxtribute._src.addons.verify.sources import Place
@@ -158,8 +159,8 @@ class Step:
           first: the verification of an earlier one.
           around: makes of the function the one that is run.
         """
-        batches = set(map(id, call.recent)) or None
         function, args, kwargs = replayed(self._call, call.args, call.kwargs, call.drawn)
         function = function if around is None else around(function)
         strategy = self._strategies[0]
-        return Verification(self.name, function, args, kwargs, strategy, self._variables, batches, first)
+        drawn = drawn_rows(call.recent)
+        return Verification(self.name, function, args, kwargs, strategy, self._variables, drawn, first)

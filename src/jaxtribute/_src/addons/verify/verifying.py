@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxtribute import Mirrored, PerReplica, ReduceOp, Variable
 from jaxtribute._src.addons.verify.arrangements import Arrangement, arrangements, pairs, uneven
-from jaxtribute._src.addons.verify.batches import batches_of, is_data, whole
+from jaxtribute._src.addons.verify.batches import batches_of, chosen_rows, is_data, whole
 from jaxtribute._src.addons.verify.blame import Suspects
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE
 from jaxtribute._src.addons.verify.comparing import Before, Difference, compared, differences
@@ -24,7 +24,7 @@ from jaxtribute._src.addons.verify.machine import Branch, CannotVerify, Record
 from jaxtribute._src.addons.verify.meeting import Draws
 from jaxtribute._src.addons.verify.operations import as_wide, is_float, is_key
 from jaxtribute._src.addons.verify.relations import relate
-from jaxtribute._src.addons.verify.sources import Place
+from jaxtribute._src.addons.verify.sources import Place, raising
 from jaxtribute._src.addons.verify.stage import Outcome, Stage
 from jaxtribute._src.addons.verify.standing import standing_in
 from jaxtribute._src.addons.verify.verdict import Finding, Verdict
@@ -51,8 +51,8 @@ class Verification:
       kwargs: those by name.
       strategy: the strategy.
       variables: the variables that it reads and writes, as far as they are known.
-      batches: ids of the arrays that are batches, where the strategy has one replica and they are plain arrays; None
-        where they are told by their number of rows.
+      drawn: what was drawn of datasets lately, by id the numbers of rows: where the strategy has one replica, batches
+        are plain arrays.
       first: that of an earlier call; its batches tell this one's.
     """
 
@@ -64,7 +64,7 @@ class Verification:
         kwargs: dict[str, Any],
         strategy: Any,
         variables: Iterable[Variable],
-        batches: set[int] | None = None,
+        drawn: Mapping[int, int] | None = None,
         first: Verification | None = None,
     ) -> None:
         self._name, self._call, self._strategy = name, call, strategy
@@ -82,7 +82,7 @@ class Verification:
         self._placed = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Mirrored)]
         both = zip(leaves, wholes, strict=True)
         self._given_data = any(is_data(one) for leaf, one in both if not isinstance(leaf, Mirrored))
-        self._split, self.batch = batches_of(leaves, wholes, batches, strategy)
+        self._split, self.batch = batches_of(leaves, wholes, drawn or {}, strategy)
         state = {variable: _shaken(variable, number) for number, variable in enumerate(self._variables)}
         self._moments: list[tuple[dict[Variable, Any], list[Any]]] = [(state, wholes)]
         """The variables and arguments of the call, and of those after it."""
@@ -149,8 +149,7 @@ class Verification:
                     refused.append((arrangement, f"cannot be followed: {reason}"))
                     break
                 except Exception as error:  # noqa: BLE001  # whatever the user's function raises for such rows
-                    what, *_ = str(error).splitlines() or [""]
-                    refused.append((arrangement, f"raises {type(error).__name__}: {what}"))
+                    refused.append((arrangement, raising(error)))
                     continue
                 verdict.tried.append(arrangement)
                 self._found[arrangement] = found
@@ -197,12 +196,13 @@ class Verification:
             verdict.findings += self._decided(verdict)
 
     def _decided(self, verdict: Verdict) -> list[Finding]:
-        """The conditions of which each replica has its own, though all say the same here."""
+        """The conditions, and the random numbers, of which each replica has its own, though that is not seen here."""
         base = next((one for one in verdict.tried if one.kind == "divides"), None)
-        if base is None or not any(tape.taken for tape in self._found[base].tapes):
+        if base is None or not (self._found[base].private or any(tape.taken for tape in self._found[base].tapes)):
             return []
         one, found = self._kept(base)
-        return [Finding(culprit, [], base, [base]) for culprit in decided(one, found, self._returned(one))]
+        held = [*self._moment(base.alone)[0].values(), *self._moment(base.alone)[1]]
+        return [Finding(culprit, [], base, [base]) for culprit in decided(one, found, self._returned(one), held)]
 
     def _groups(self, verdict: Verdict, *, brief: bool) -> Iterator[Sequence[Arrangement]]:
         """Gives the arrangements, as `arrangements` does: those of the call, of a later one, of other branches."""
@@ -327,7 +327,15 @@ class Verification:
         if found is None or self._split or found.shared or not found.wholes:
             return
         place = found.wholes[0]
-        if verdict.findings:
+        if verdict.findings and self._strategy.num_replicas_in_sync == 1:
+            # A whole batch is right there; which of the arrays it is, nothing tells.
+            verdict.findings, verdict.tried = [], []
+            verdict.unverified.append(
+                f"{place} gives its only replica arrays that no distributed dataset has made: a batch is not told from "
+                "a state. HINT: run the program on two replicas, or draw its batches of "
+                "strategy.experimental_distribute_dataset"
+            )
+        elif verdict.findings:
             first = verdict.findings[0]
             first.culprit = Culprit(CATALOGUE["not-distributed"], place, first.culprit.place)
             first.differences = [one for finding in verdict.findings for one in finding.differences]
@@ -413,8 +421,8 @@ class Verification:
             stage.note(leaf)
             return leaf
         arrangement = stage.found.arrangement
-        wanted = arrangement.rows * each
-        rows = np.resize(np.arange(len(leaf)), wanted) if wanted > len(leaf) else np.arange(wanted)
+        examples = chosen_rows(len(leaf) // max(each, 1), arrangement.rows)
+        rows = (examples[:, None] * each + np.arange(each)).reshape(-1)
         # An array that the code around sees, not one of NumPy: what it computes of it must be a tracer's like.
         parts = [jnp.asarray(part) for part in arrangement.parts(leaf[rows], each)]
         stage.note(parts)

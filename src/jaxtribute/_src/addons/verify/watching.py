@@ -14,6 +14,7 @@ from jaxtribute import PerReplica, ReduceOp, Variable
 from jaxtribute._src.addons.tools.user_scripts import run_script
 from jaxtribute._src.addons.tools.waiting import telling
 from jaxtribute._src.addons.verify.ending import Ending
+from jaxtribute._src.addons.verify.holding import variables_of
 from jaxtribute._src.addons.verify.sources import calling_place
 from jaxtribute._src.addons.verify.steps import CALLS, Call, Step
 from jaxtribute._src.addons.verify.verdict import Verdict
@@ -164,6 +165,7 @@ class Watcher(Observer):
         def call(*args: Any, **kwargs: Any) -> Any:
             return strategy.run(fn, *args, **kwargs)  # type: ignore[attr-defined]
 
+        self._call.variables = variables_of(strategy)
         self._steps[key] = step = Step(getattr(fn, "__name__", "the replica function"), call, [strategy])
         self._first(step, key)
 
