@@ -91,9 +91,7 @@ def _chosen(chain: Chain, memory: int | str, leaves: Sequence[Any]) -> Plan:
         plan = whole if budget is None else search.best(budget)
         single = sum(operation.once for operation in chain.operations)
         again = max(whole.kept - plan.kept, 0)
-        event.result = Choice(
-            memory, budget, whole.kept, plan.kept, again, plan.work, plan.peak, _pieces(plan), single
-        )
+        event.result = Choice(memory, budget, whole.kept, plan.kept, again, plan.work, plan.peak, _pieces(plan), single)
     if budget is not None and plan.peak > budget:
         _say_that_it_does_not_fit(chain, plan, whole, memory, budget)
     return plan
