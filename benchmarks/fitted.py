@@ -48,7 +48,8 @@ def searched(kind: str, topology: str, budget: str, every: str) -> dict[str, Any
     target = place(topology, int(budget) or None, asked=True)
     trials = Trials(SCRIPT, [kind], target)
     batch = trials.batch()
-    search = FitSearch(trials, len(target.devices), target.chip.memory, batch, until=begun + SECONDS)
+    memory, until = target.chip.memory, begun + SECONDS
+    search = FitSearch(trials, len(target.devices), memory, batch, until=until, calls=trials.accumulates)
     search.best()
     seconds, rest = time.monotonic() - begun, list[Outcome]()
     for one in everything(batch, len(target.devices)) if every else ():

@@ -33,6 +33,9 @@ class Trials:
       script: a Python program that trains.
       arguments: its arguments; `{devices}` becomes the number of devices.
       target: the devices.
+
+    Attributes:
+      accumulates: False if the script is known to have no optimizer that could add gradients up.
     """
 
     def __init__(self, script: Path, arguments: Sequence[str], target: Topology) -> None:
@@ -40,6 +43,7 @@ class Trials:
         self._arguments = with_devices(arguments, len(target.devices))
         self._layouts: dict[tuple[str, int], dict[str, Any]] = {}
         self._tried = 0  # programs that were compiled for the last candidate
+        self.accumulates = True
 
     def batch(self) -> int:
         """Examples in the script's own global batch.
@@ -59,6 +63,7 @@ class Trials:
                 f"{self._script} trains nothing before it ends or needs a value, and nothing runs here. HINT: where "
                 "JAXTRIBUTE_SEARCHING stands in the environment, let it begin with a step."
             )
+        self.accumulates = made.optimizers > 0
         return max(batch, 1)
 
     def __call__(self, candidate: Candidate, most: int) -> Outcome:
