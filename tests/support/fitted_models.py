@@ -207,14 +207,13 @@ def experts(batch: int) -> None:
 
     def losses(v: Values, tokens: Any) -> Any:
         def body(x: Any) -> Any:
-            for i in range(2):
+            for i in range(LAYERS):
                 x = mixed(_layer(v, i), x)
             return x
 
         return _texted(v, tokens, body)
 
-    shapes = {name: shape for name, shape in _unrolled(block).items() if name < "layer_2"}
-    _variables(ENDS | shapes, losses, _texts(batch))
+    _variables(ENDS | _unrolled(block), losses, _texts(batch))
 
 
 def unet(batch: int) -> None:
