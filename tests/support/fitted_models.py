@@ -77,8 +77,8 @@ def _model(model: Callable[[], Any], apply: Callable[[Any, Any], Any], data: tup
     with strategy.scope():
         net = jd.Model(model(), optax.adamw(1e-3))
 
-    def loss(*batch: Any) -> Any:
-        inputs, labels = batch if len(batch) > 1 else (batch[0][:, :-1], batch[0][:, 1:])
+    def loss(first: Any, labels: Any = None) -> Any:
+        inputs, labels = (first[:, :-1], first[:, 1:]) if labels is None else (first, labels)
         return jd.nn.compute_average_loss(_entropy(apply(net, inputs), labels), global_batch_size=len(data[0]))
 
     _train(strategy, lambda *batch: net.minimize(loss, *batch), data)
