@@ -29,9 +29,9 @@ class Machine:
         self.asked: list[Candidate] = []
 
     def __call__(self, one: Candidate, most: int) -> Outcome:
-        # A layout of a group is chosen once, from two more programs.
-        known = {(each.strategy, each.per_replica) for each in self.asked}
-        compiled = min(most, 3) if one.per_replica > 1 and (one.strategy, one.per_replica) not in known else 1
+        # A layout of a group is chosen once, from up to three more programs, and one at least.
+        known = {each.per_replica for each in self.asked}
+        compiled = max(min(most, 4), 2) if one.per_replica > 1 and one.per_replica not in known else 1
         self.asked.append(one)
         rows = one.rows(DEVICES)
         kept = rows * self.activations / one.per_replica
@@ -104,8 +104,8 @@ def test_larger_batches_are_tried_if_they_may_be() -> None:
 
 
 def test_no_more_is_begun_than_there_are_tries_and_time() -> None:
-    machine = Machine()
-    assert searched(machine, most=4).compiled <= 4
+    for most, gather in itertools.product(range(1, 12), (0.0, 0.1)):
+        assert searched(Machine(gather=gather), most=most).compiled <= most
     late = Machine()
     searched(late, until=time.monotonic() - 1)
     assert late.asked == [Candidate(MIRRORED, BATCH)]

@@ -149,3 +149,16 @@ def test_calls_between_updates_wait_too(tmp_path: Path) -> None:
     once = trials(Candidate(SHARDED, BATCH), 9)
     # Each call gathers the matrices.
     assert found.waits["all-gather among 4"] >= 3.9 * once.waits["all-gather among 4"]
+
+
+def test_nothing_is_added_up_without_an_optimizer(tmp_path: Path) -> None:
+    script = write(tmp_path)
+    text = script.read_text().replace('name=f"matrix_{i}")', 'name=f"matrix_{i}", aggregation="MEAN")')
+    text = text.replace("optimizer = jd.Optimizer(optax.adam(0.1), matrices)", "pass")
+    own = "for matrix, gradient in zip(matrices, gradients): matrix.assign_sub(gradient)"
+    script.write_text(text.replace("optimizer.apply_gradients(gradients)", own))
+    trials = Trials(script, (), place("cpu:2", None, asked=False))
+    assert trials.accumulates
+    assert trials.batch() == BATCH
+    assert not trials.accumulates
+    assert "no jd.Optimizer" in trials(Candidate(MIRRORED, BATCH, accumulate=2), 9).refusal

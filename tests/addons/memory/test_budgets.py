@@ -188,6 +188,7 @@ def test_gradients_are_those_of_plain_jax(name: str, kind: str, rows: int, wide:
         assert choice.recomputed > 0
         assert choice.pieces > 0
         assert choice.kept < choice.everything
+        assert choice.peak <= choice.budget
     np.testing.assert_allclose(mine, value, rtol=1e-12)
     np.testing.assert_allclose(value_again, value, rtol=1e-12)
     np.testing.assert_allclose(own, grads, rtol=1e-9, atol=1e-14)

@@ -15,6 +15,7 @@ with strategy.scope():
     optimizer = jd.Optimizer(optax.sgd(0.1, momentum=0.9), [w])
 
 def update(x):
+    x.T @ x  # nothing uses it
     _, gradients = jd.value_and_grad(lambda: ((x @ w) ** 2).sum(), [w])()
     optimizer.apply_gradients(gradients)
 

@@ -202,7 +202,7 @@ def test_what_each_device_does_in_a_step(tmp_path: Path) -> None:
     wanted = look_at_script(write(tmp_path), [], lambda step: step.wanted())
     made = [([shape.shape for shape in one.shapes], one.times) for one in wanted.products]
     assert made[0] == ([(3, 16), (16, 32)], 1), "three examples on each of eight devices"
-    assert len(made) == 2, "and one for the gradient"
+    assert len(made) == 2, "and one for the gradient; what nothing uses is not computed"
     assert wanted.arrays >= 3, "weights, momentum, examples"
     assert 16 * 32 * 4 <= max(wanted.passes) < 16 * VARIABLES
     assert {one.kind for one in wanted.collectives} == {"all-reduce"}

@@ -8,9 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+import jaxtribute as jd
+from jaxtribute._src.core.devices import described_devices
 from jaxtribute._src.core.values.described import DescribedArray
 from jaxtribute.errors import DeviceError
 
@@ -74,3 +77,26 @@ def test_what_is_known_is_shown() -> None:
         == "DescribedArray(float32[4, 3], no values: its program was compiled, not run)"
     )
     assert DESCRIBED.on(jax.devices()[0]).shape == (4, 3)
+
+
+def test_a_program_makes_arrays_where_it_is_asked_to_and_nothing_runs() -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))
+    parts, whole = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("x",), ()))
+    makes = jax.jit(lambda: (jnp.zeros((4, 3)), jnp.ones(2)), out_shardings=(parts, whole))
+    moves = jax.jit(lambda x: (x, x[:2, 0]), out_shardings=(parts, whole))
+    with described_devices(jax.devices()):
+        assert DESCRIBED.shape == (4, 3)
+        for made in (makes(), moves(DESCRIBED), moves(REAL)):
+            assert [type(one) for one in made] == [DescribedArray] * 2
+            assert [one.sharding for one in made] == [parts, whole]
+            assert [one.shape for one in made] == [(4, 3), (2,)]
+    assert np.asarray(makes()[1]).sum() == 2
+
+
+def test_gradients_are_added_up_on_described_devices() -> None:
+    with described_devices(jax.devices()[:2]):
+        strategy = jd.MirroredStrategy()
+        with strategy.scope():
+            w = jd.Variable(np.ones((4, 3), np.float32))
+            optimizer = jd.Optimizer(optax.sgd(0.1), [w], accumulate_steps=2)
+        assert {type(one.stored) for one in optimizer.variables} == {DescribedArray}

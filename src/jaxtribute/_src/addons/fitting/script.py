@@ -47,7 +47,7 @@ def main(settings: str, script: str, *arguments: str) -> None:
         most_batch=asked["most_batch"] or batch,
         until=until,
         most=asked["most"],
-        calls=asked["calls"],
+        calls=asked["calls"] and trials.accumulates,
     )
     search.best()
     answer = {

@@ -109,6 +109,10 @@ class FitSearch:
         if known is not None:
             return known
         left = self._most - self.compiled
+        # Until one of a group fits it may need a layout, from one program at least.
+        new = candidate.per_replica > 1 and all(
+            one.candidate.per_replica != candidate.per_replica for one in self.ranked()
+        )
         if (
             not candidate.rows(self._devices)
             or self._devices % candidate.per_replica
@@ -116,7 +120,7 @@ class FitSearch:
         ):
             return None
         # However little time there is, there is an answer.
-        if left <= 0 or (self.found and time.monotonic() > self._until):
+        if left <= new or (self.found and time.monotonic() > self._until):
             return None
         self.found[candidate] = self._judge(candidate, left)
         return self.found[candidate]

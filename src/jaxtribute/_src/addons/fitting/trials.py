@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,9 @@ class Trials:
       script: a Python program that trains.
       arguments: its arguments; `{devices}` becomes the number of devices.
       target: the devices.
+
+    Attributes:
+      accumulates: False if the script is known to have no optimizer that could add gradients up.
     """
 
     def __init__(self, script: Path, arguments: Sequence[str], target: Topology) -> None:
@@ -39,6 +43,7 @@ class Trials:
         self._arguments = with_devices(arguments, len(target.devices))
         self._layouts: dict[tuple[str, int], dict[str, Any]] = {}
         self._tried = 0  # programs that were compiled for the last candidate
+        self.accumulates = True
 
     def batch(self) -> int:
         """Examples in the script's own global batch.
@@ -58,6 +63,7 @@ class Trials:
                 f"{self._script} trains nothing before it ends or needs a value, and nothing runs here. HINT: where "
                 "JAXTRIBUTE_SEARCHING stands in the environment, let it begin with a step."
             )
+        self.accumulates = made.optimizers > 0
         return max(batch, 1)
 
     def __call__(self, candidate: Candidate, most: int) -> Outcome:
@@ -107,14 +113,14 @@ class Trials:
             compute=timing.compute,
             waits=waits,
             compiled=self._tried,
-            layout=self._layouts.get((one.strategy, one.per_replica), {}),
+            layout=self._layout_of(one) or {},
             own=made.own,
             calls=made.calls,
             topology=self._target.name,
         )
 
     def _run(self, candidate: Candidate, tries: int, look: Any) -> tuple[Exchanged, Any]:
-        known = self._layouts.get((candidate.strategy, candidate.per_replica))
+        known = self._layout_of(candidate)
         layout = None if known is None else jd.LayoutMap({key: tuple(axes) for key, axes in known.items()})
         before = set(sys.modules)
         try:
@@ -127,12 +133,21 @@ class Trials:
             self._forget(before)
 
     def _remember(self, one: Candidate, made: Exchanged) -> None:
-        """Keeps a layout that was chosen, also for what then did not fit: a choice takes several programs."""
+        """Keeps a layout that was chosen, also for what then did not fit: a choice takes several programs.
+
+        If one fits it holds for all strategies, as the devices of a replica share the work alike.
+        """
         for strategy in made.strategies:
             layout = strategy.extended.layouts
             if isinstance(layout, AutomaticLayout) and layout.tried:
                 self._tried += len(layout.tried)
-                self._layouts[one.strategy, one.per_replica] = {key: list(axes) for key, axes in layout.items()}
+                fits = min(each.memory for each in layout.tried) < math.inf
+                for_whom = "" if fits else one.strategy
+                self._layouts[for_whom, one.per_replica] = {key: list(axes) for key, axes in layout.items()}
+
+    def _layout_of(self, one: Candidate) -> dict[str, Any] | None:
+        """The layout that was chosen for the devices of a replica; None if there is none yet."""
+        return self._layouts.get(("", one.per_replica)) or self._layouts.get((one.strategy, one.per_replica))
 
     def _forget(self, before: set[str]) -> None:
         """Takes back what one run of the script leaves for the next: its own modules, names, and programs."""

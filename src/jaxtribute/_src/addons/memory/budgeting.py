@@ -29,6 +29,7 @@ class Choice:
       kept: what it keeps.
       recomputed: what it computes again rather than keep.
       work: the largest part of that which is in memory at a time.
+      peak: the most bytes at a time: by the time that an early piece is computed again, what later ones kept has gone.
       pieces: how many parts of the loss are computed again; the turns of a loop count once.
       single: operations that would be too, but meet other replicas, or have effects.
     """
@@ -39,13 +40,9 @@ class Choice:
     kept: int
     recomputed: int
     work: int
+    peak: int
     pieces: int
     single: int
-
-    @property
-    def peak(self) -> int:
-        """The most bytes at a time."""
-        return self.kept + self.work
 
     def __str__(self) -> str:
         bound = "no bound known" if self.budget is None else f"a budget of {mib(self.budget)}"
@@ -93,9 +90,8 @@ def _chosen(chain: Chain, memory: int | str, leaves: Sequence[Any]) -> Plan:
     with Kinds.BUDGET.during(chain, "loss", memory) as event:
         plan = whole if budget is None else search.best(budget)
         single = sum(operation.once for operation in chain.operations)
-        event.result = Choice(
-            memory, budget, whole.kept, plan.kept, max(whole.kept - plan.kept, 0), plan.work, _pieces(plan), single
-        )
+        again = max(whole.kept - plan.kept, 0)
+        event.result = Choice(memory, budget, whole.kept, plan.kept, again, plan.work, plan.peak, _pieces(plan), single)
     if budget is not None and plan.peak > budget:
         _say_that_it_does_not_fit(chain, plan, whole, memory, budget)
     return plan

@@ -20,7 +20,7 @@ from jaxtribute._src.addons.tools.hlo.work import costs, passes
 from jaxtribute._src.addons.tools.user_scripts import STEPS_AND_INPUT, Finished, run_script
 from jaxtribute.errors import ArgumentError, DeviceError, JaxtributeError
 from jaxtribute.experimental import AutomaticLayout, Event, Observer, observe
-from jaxtribute.extending import Jaxpr, Kinds, Program
+from jaxtribute.extending import Jaxpr, Kinds, Program, Programs
 from jaxtribute.typing import Foreign, Leaf, Nest
 
 _HALF = re.compile(r"stablehlo\.(?:dot_general|convolution|dot)\b.*x(?:bf16|f16)>")
@@ -91,7 +91,7 @@ class Step:
         return self.program.lower(self.resized(rows))
 
     def traced(self) -> Jaxpr:
-        """The program as JAX has traced it."""
+        """The program as JAX has traced it, without what nothing uses: gradients of which factors are gathered."""
 
         def shapes(arrays: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
             return [jax.ShapeDtypeStruct(np.shape(array), array.dtype) for array in arrays]
@@ -101,7 +101,9 @@ class Step:
         # Of devices that are only described the program is a stand-in around the function that JAX has made.
         jitted = getattr(program.jitted, "jitted", program.jitted)
         state = [[variable.stored for variable in variables] for variables in (program.donated, program.kept)]
-        return jax.make_jaxpr(jitted)(*map(shapes, (*state, rest)), None, shapes(self.state)).jaxpr
+        whole = jax.make_jaxpr(jitted)(*map(shapes, (*state, rest)), None, shapes(self.state))
+        used, _ = Programs.pruned(whole, Programs.opened(whole).outvars)
+        return Programs.opened(used)
 
     def cost(self, name: str) -> StepCost:
         """Cost of the step, seen at two sizes of the batch to tell what is fixed."""

@@ -15,15 +15,16 @@ from jax._src.numpy import array_methods
 
 from jaxtribute._src.core.jaxprs.core import ArrayImpl, constants
 
-Outputs = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+Outputs = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
 
 
-def take_without_value(kind: type[Any], outputs: Outputs) -> None:
+def take_without_value(kind: type[Any], outputs: Outputs, nowhere: Callable[[Any], bool]) -> None:
     """Lets JAX compute with arrays of a class that have a shape, a dtype and a placement, and mostly no values.
 
     Args:
       kind: the class. Its `aval` is what JAX traces, its `number` the only value that an array may have, or None.
-      outputs: makes the outputs of a program that takes such arrays, from their avals and those inputs; nothing runs.
+      outputs: makes the outputs of a program, of their avals, such inputs, and the wanted placements; nothing runs.
+      nowhere: True of a placement on devices on which nothing runs.
     """
     run = pjit._pjit_call_impl_python  # pyright: ignore[reportPrivateUsage]
 
@@ -32,10 +33,11 @@ def take_without_value(kind: type[Any], outputs: Outputs) -> None:
         inner = [getattr(value, "_base_array", value) for value in (*args, *constants(jaxpr))]
         described = [value for value in inner if isinstance(value, kind)]
         numbers = [value.number if isinstance(value, kind) and value.number is not None else value for value in args]
+        known, places = sum(one is not other for one, other in zip(args, numbers, strict=True)), params["out_shardings"]
         # What is known of all that has no memory is computed, such as half of a learning rate.
-        if len(described) == sum(one is not other for one, other in zip(args, numbers, strict=True)):
+        if len(described) == known and not any(map(nowhere, places)):
             return run(*numbers, jaxpr=jaxpr, **params)
-        return outputs([variable.aval for variable in jaxpr.outvars], described), None, None, ()
+        return outputs([variable.aval for variable in jaxpr.outvars], described, places), None, None, ()
 
     def put(arrays: Sequence[Any], *options: Any) -> Any:
         # Of known numbers; all others say that they have no values.

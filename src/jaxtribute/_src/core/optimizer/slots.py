@@ -15,7 +15,7 @@ from jax import lax
 from jaxtribute._src.core.optimizer.parameters import Parameters
 from jaxtribute._src.core.types import Array, Leaf
 from jaxtribute._src.core.values.enums import VariableSynchronization
-from jaxtribute._src.core.values.placing import own, put
+from jaxtribute._src.core.values.placing import own
 from jaxtribute._src.core.values.policies.base import Policy
 from jaxtribute._src.core.values.policies.sliced import SlicedPolicy
 from jaxtribute._src.core.values.slices import Cut
@@ -169,10 +169,6 @@ def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], p
         return [policy.pieces(leaf) for policy, leaf in zip(policies, leaves, strict=True)]
 
     places = [policy.where for policy in policies]
-    # Nothing runs on devices that are only described: a shape and a placement are all that there is of a slot.
-    if any(policy.mesh is not None and policy.mesh.described for policy in policies):
-        shapes = jax.eval_shape(laid_out, stored)
-        return [put(shape, place) if place else shape for shape, place in zip(shapes, places, strict=True)]
     in_parts = [place for place, policy in enumerate(policies) if policy.split or policy.layout]
     if not in_parts:
         return jax.jit(laid_out)(stored)

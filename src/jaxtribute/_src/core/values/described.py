@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from jaxtribute._src.core.devices import is_described
 from jaxtribute._src.core.jaxprs.core import ShapedArray, Tracer, in_words
 from jaxtribute._src.core.jaxprs.unrun import made_of, methods_of_operations, take_without_value
 from jaxtribute._src.core.types import Device, DType, Nest, Numeric
@@ -159,18 +160,24 @@ class DescribedArray(jax.Array):
         return f"DescribedArray({in_words(self)}, {value})"
 
 
-def _outputs(avals: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-    """The outputs of a program, on the devices of its inputs."""
-    where = inputs[0].sharding
+def nowhere(place: Any) -> bool:
+    """True of a device or placement that programs are compiled for, and where nothing runs."""
+    device = next(iter(place.device_set)) if isinstance(place, Sharding) else place
+    return isinstance(device, Device) and is_described(device)
+
+
+def _outputs(avals: Sequence[Any], inputs: Sequence[Any], places: Sequence[Any]) -> list[Any]:
+    """The outputs of a program, where it was asked for, else on the devices of its inputs."""
+    where = inputs[0].sharding if inputs else next(filter(nowhere, places))
     if isinstance(where, NamedSharding):
         where = NamedSharding(where.mesh, PartitionSpec())
-    described = partial(DescribedArray, sharding=where)
-    return [made_of(aval, described) for aval in avals]
+    described = [partial(DescribedArray, sharding=place if nowhere(place) else where) for place in places]
+    return [made_of(aval, make) for aval, make in zip(avals, described, strict=True)]
 
 
 @cache
 def _tell_jax() -> None:
-    take_without_value(DescribedArray, _outputs)
+    take_without_value(DescribedArray, _outputs, nowhere)
 
 
 def _of_number(name: str) -> Callable[..., Any]:

@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from jaxtribute._src.core.devices import is_described
 from jaxtribute._src.core.jaxprs.core import Tracer, batched_device_put, explicit_device_put_scope, numbers_of
 from jaxtribute._src.core.types import Device, Numeric
-from jaxtribute._src.core.values.described import DescribedArray
+from jaxtribute._src.core.values.described import DescribedArray, nowhere
 
 _SMALL_BYTES = 1 << 20
 _ALIGNED = 64
@@ -37,7 +36,7 @@ def own(value: Numeric, where: Sharding | Device | None = None) -> jax.Array:
       value: the array; one on the host may change as soon as this returns.
       where: where the copy lies; by default on the device where the array is, or JAX's default.
     """
-    if where is not None and _only_described(where):
+    if where is not None and nowhere(where):
         return put(value, where)
     host = _small_host(value, where)
     if host is not None:
@@ -85,7 +84,7 @@ def put(value: Numeric, where: Sharding | Device) -> jax.Array:
     Every process gives the same value, and puts its own part. `jax.device_put` would compare them over all
     processes, which costs a collective, and cannot be done in a thread beside others.
     """
-    if _only_described(where):
+    if nowhere(where):
         sharding = SingleDeviceSharding(where) if isinstance(where, Device) else where
         return DescribedArray.of(value, jax.dtypes.canonicalize_dtype(jnp.result_type(value)), sharding)
     if isinstance(where, Device) or where.is_fully_addressable:
@@ -102,10 +101,6 @@ def put(value: Numeric, where: Sharding | Device) -> jax.Array:
 @lru_cache(maxsize=256)
 def _transfer(where: Sharding | Device) -> Transfer:
     return Transfer(SingleDeviceSharding(where) if isinstance(where, Device) else where)
-
-
-def _only_described(where: Sharding | Device) -> bool:
-    return is_described(where if isinstance(where, Device) else next(iter(where.device_set)))
 
 
 @dataclass(frozen=True, slots=True)
