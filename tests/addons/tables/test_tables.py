@@ -91,6 +91,34 @@ def test_no_array_of_the_tables_size_is_made_in_a_step() -> None:
     assert len(re.findall(r" sort\(", text)) == 4
 
 
+def advised(variable: Any) -> bool:
+    """True if Linux was asked to keep each part of a stored array in large pages."""
+    text = Path("/proc/self/smaps").read_text()
+    ranges = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) .*?^VmFlags:([^\n]*)", text, re.MULTILINE | re.DOTALL)
+    parts = [shard.data for shard in variable.stored.addressable_shards]
+    middles = [part.unsafe_buffer_pointer() + part.nbytes // 2 for part in parts]
+    return all(any(int(a, 16) <= one < int(b, 16) and " hg" in how for a, b, how in ranges) for one in middles)
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists(), reason="the system has no large pages"
+)
+def test_large_tables_and_their_slots_lie_in_large_pages_for_good() -> None:
+    strategy = jd.MirroredStrategy(2)
+    with strategy.scope():
+        table = jd.nn.ShardedTable(300_000, 16, lambda ids: jnp.ones((len(ids), 16)))
+        optimizer = jd.Optimizer(optax.adagrad(0.1), [table])
+        other = jd.Variable(np.ones((300_000, 16), np.float32))
+    step = programs.squares_step(strategy, table, optimizer)
+    step(jnp.arange(12).reshape(4, 3))
+    assert advised(table)
+    assert advised(optimizer.variables[0])
+    assert not advised(other)
+    table.assign(np.zeros((300_000, 16), np.float32))
+    step(jnp.arange(12).reshape(4, 3))
+    assert advised(table)
+
+
 def test_the_first_rows_do_not_depend_on_the_number_of_replicas() -> None:
     whole = jd.nn.ShardedTable(70, 3, seed=4).numpy()
     for partition in ("striped", "range"):

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 import jaxtribute as jd
 from jaxtribute import Variable, VariableAggregation, VariableSynchronization
 from jaxtribute._src.addons.tables.exchange import unique
+from jaxtribute._src.addons.tables.pages import in_large_pages
 from jaxtribute._src.addons.tables.policy import TablePolicy
 from jaxtribute._src.addons.tables.rows import MOST_STRIPES, Places
 from jaxtribute._src.addons.tables.stacking import ROUTES, Route, grouped
@@ -115,7 +116,7 @@ class ShardedTable(Variable):
         self.first_rows = initializer if callable(initializer) else None
         """The function that gives the first rows of ids; None if they were an array."""
         with jax.ensure_compile_time_eval():
-            self._data = self._first(initializer, policy)
+            self._data = in_large_pages(self._first(initializer, policy))
 
     if not TYPE_CHECKING:
 
@@ -202,6 +203,10 @@ class ShardedTable(Variable):
 
     _operand = read_value
 
+    def bind(self, array: jax.Array) -> None:
+        """Replaces the stored array, as a restore does."""
+        super().bind(in_large_pages(array))
+
     def lease(self) -> Any:
         """Lends the stored array to a save."""
         self.settle()
@@ -209,7 +214,9 @@ class ShardedTable(Variable):
 
     def _update(self, value: Any, update: Any) -> Any:
         self.settle()
-        return super()._update(value, update)
+        super()._update(value, update)
+        in_large_pages(self.stored)
+        return self
 
     def sparse_read(self, indices: ArrayLike, *, mask: Any = None) -> jax.Array:
         """Returns the rows at `indices`, of shape `(*indices.shape, width)`.

@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxtribute import IndexedSlices, PerReplica, ReduceOp, Variable
 from jaxtribute._src.addons.tables.exact import CatchUp
+from jaxtribute._src.addons.tables.pages import in_large_pages
 from jaxtribute._src.addons.tables.proof import check_row_wise
 from jaxtribute._src.addons.tables.stacking import grouped
 from jaxtribute._src.addons.tables.stacking import touched as stacked
@@ -169,6 +170,8 @@ class RowUpdates:
         touched: dict[int, Any] = {}
         for place, where, values in self._touched(grads, rows, executor):
             slots, touched[place] = self._tables[place], where
+            for one in (place, *slots):
+                in_large_pages((*self._variables, *self._slots)[one].stored)
             grads[place] = _piece(values, replicas)
             for one, array in zip((place, *slots), self._present(place, slots, held, where, executor), strict=True):
                 arrays[one] = _piece(array, replicas)
