@@ -137,5 +137,5 @@ class Exchange:
 
 
 def _swap(value: jax.Array) -> jax.Array:
-    """What each replica has for this one, of what each has for every other along axis 0."""
+    """The part that each replica has for this one, of those that each has for every other along axis 0."""
     return lax.all_to_all(value, jd.REPLICA_AXIS, 0, 0, tiled=True)
