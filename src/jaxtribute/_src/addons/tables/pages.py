@@ -12,6 +12,8 @@ from typing import Any
 
 import jax
 
+from jaxtribute.extending import Tracer
+
 _LEAST_BYTES = 8 << 20
 """A processor knows the places of about so much memory in small pages."""
 _PAGE = 2 << 20
@@ -25,7 +27,7 @@ def in_large_pages(array: Any) -> Any:
     Steps give it up and write their result in its place, so that the advice holds as long as the variable. If the
     system cannot follow it, or was told not to, nothing else changes.
     """
-    if sys.platform != "linux" or not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
+    if sys.platform != "linux" or not isinstance(array, jax.Array) or isinstance(array, Tracer):
         return array
     for shard in array.addressable_shards:
         part: Any = shard.data

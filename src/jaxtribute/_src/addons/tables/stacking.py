@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 import jaxtribute as jd
-from jaxtribute._src.addons.tables.exchange import Exchange, Unique, summed, unique
+from jaxtribute._src.addons.tables.exchange import Exchange, summed, unique
 from jaxtribute._src.addons.tables.rows import Places
 
 if TYPE_CHECKING:
@@ -95,9 +95,11 @@ class Route:
         self.stack = Stack(tuple(policy.places for policy in policies))
         self._ends = np.cumsum([one.shape[0] for one in places])
         here = jnp.concatenate([self.stack.of_table(number, own) for number, own in enumerate(places)])
-        found = Unique(here, None) if distinct and len(places) == 1 else unique(here, self.stack.stored)
-        self._inverse = found.inverse
-        self._exchange = Exchange(self.stack, found.places)
+        self._inverse: jax.Array | None = None
+        """For each of the places the index of its row; None if they are all distinct, and in order."""
+        if not distinct or len(places) > 1:
+            here, self._inverse = unique(here, self.stack.stored)
+        self._exchange = Exchange(self.stack, here)
 
     def rows(self, arrays: Sequence[Any]) -> list[jax.Array]:
         """The rows at the places of each table.
