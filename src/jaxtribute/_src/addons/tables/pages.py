@@ -29,9 +29,12 @@ def in_large_pages(array: Any) -> Any:
     """
     if sys.platform != "linux" or not isinstance(array, jax.Array) or isinstance(array, Tracer):
         return array
+    # Before its parts are asked for: those of devices that are only described do not exist.
+    if any(device.platform != "cpu" for device in array.sharding.device_set):
+        return array
     for shard in array.addressable_shards:
         part: Any = shard.data
-        if shard.device.platform != "cpu" or part.nbytes < _LEAST_BYTES:
+        if part.nbytes < _LEAST_BYTES:
             continue
         start = jax.block_until_ready(part).unsafe_buffer_pointer()
         first, end = -(-start // _PAGE) * _PAGE, (start + part.nbytes) // _PAGE * _PAGE
