@@ -83,9 +83,10 @@ def losses_on_worker(steps: int, folder: str | None = None) -> list[float]:
     model = Recommender(jd.MultiWorkerMirroredStrategy())
     if folder is None:
         return model.losses(range(steps))
-    if not Path(folder).exists():
+    saved = Path(f"{folder}-1")
+    if not saved.exists():
         found = model.losses(range(steps // 2))
         model.checkpoint.save(folder)
         return found
-    model.checkpoint.restore(folder)
+    model.checkpoint.restore(saved)
     return model.losses(range(steps // 2, steps))

@@ -222,7 +222,9 @@ def test_ragged_ids_and_weights() -> None:
     # Longer lists than the configuration says are cut.
     expected = [(rows[1] + 2 * rows[2] + rows[3]) / 4, rows[0]]
     np.testing.assert_allclose(layer({"a": ids}, {"a": weights})["a"], expected, rtol=1e-6)
-    np.testing.assert_allclose(layer(layer.preprocess({"a": ids}))["a"], [rows[1:4].mean(0), rows[0]], rtol=1e-6)
+    for lists in (ids, [[1, 2, 3, 4], [0]]):
+        found = layer(layer.preprocess({"a": lists}))["a"]
+        np.testing.assert_allclose(found, [rows[1:4].mean(0), rows[0]], rtol=1e-6)
 
 
 def test_frozen_tables_stay() -> None:

@@ -128,6 +128,42 @@ def test_what_meets_other_replicas_is_not_computed_again() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
+def test_losses_that_look_rows_of_tables_up_have_budgets() -> None:
+    """The rows are fetched once; the layers behind are computed again."""
+    weights, x = _weights(4)
+    strategy = jd.MirroredStrategy(2)
+    ids = np.argsort(x[:, :2], axis=0).astype(np.int32)
+
+    def trained(memory: int) -> tuple[Any, Any]:
+        with strategy.scope():
+            table = jd.nn.ShardedTable(ROWS, WIDTH)
+            variables = [table, *map(jd.Variable, weights)]
+            optimizer = jd.Optimizer(optax.sgd(0.1), variables)
+        choices = Choices()
+
+        def loss(ids: Any) -> Any:
+            h = jd.nn.embedding_lookup(table, ids, combiner="mean")
+            for w in variables[1:]:
+                h = _layer(h, w)
+            return jnp.sum(h**2) / ROWS
+
+        def replica(ids: Any) -> None:
+            optimizer.apply_gradients(jd.grad(lambda: loss(ids), variables, memory=memory)())
+
+        with observe(choices, "budget"):
+            jd.function(lambda ids: strategy.run(replica, (ids,)))(
+                next(iter(strategy.experimental_distribute_dataset([ids])))
+            )
+        return [one.numpy() for one in variables], choices.made[-1]
+
+    whole, before = trained(1 << 40)
+    less, after = trained(int(before.everything * 0.8))
+    assert after.recomputed > 0
+    assert after.kept < before.kept
+    for one, other in zip(whole, less, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
 def test_callbacks_run_once() -> None:
     calls: list[float] = []
 

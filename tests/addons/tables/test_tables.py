@@ -22,7 +22,7 @@ import table_programs as programs
 from jaxtribute._src.addons.tables.exchange import SIZES
 from jaxtribute._src.addons.tables.rows import Places
 from jaxtribute._src.addons.testing.shared import SharedRunners
-from jaxtribute.errors import ArgumentError, ContextError, StrategyMixError, VariableError
+from jaxtribute.errors import ArgumentError, ContextError, ShapeError, StrategyMixError, VariableError
 
 STRATEGIES = {
     "default": jd.get_strategy,
@@ -85,8 +85,38 @@ def test_no_array_of_the_tables_size_is_made_in_a_step() -> None:
     # A fusion is of that scatter alone.
     assert made.count("fusion") <= made.count("scatter") == 4
     assert len(re.findall(r"may-alias|must-alias", text.partition("entry")[0])) == 4
-    # Of ids, of rows, and of gradients with their ids.
-    assert len(re.findall(r" all-to-all\(", text)) == 3 * SIZES
+    # Of ids, in a first round and in further ones, of rows and of gradients, which go back by the way of the lookup.
+    assert len(re.findall(r" all-to-all\(", text)) == 2 + 2 * len(SIZES)
+    # Of each table's ids, of both tables', and of what other replicas have: not of gradients.
+    assert len(re.findall(r" sort\(", text)) == 4
+
+
+def advised(variable: Any) -> bool:
+    """True if Linux was asked to keep each part of a stored array in large pages."""
+    text = Path("/proc/self/smaps").read_text()
+    ranges = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) .*?^VmFlags:([^\n]*)", text, re.MULTILINE | re.DOTALL)
+    parts = [shard.data for shard in variable.stored.addressable_shards]
+    middles = [part.unsafe_buffer_pointer() + part.nbytes // 2 for part in parts]
+    return all(any(int(a, 16) <= one < int(b, 16) and " hg" in how for a, b, how in ranges) for one in middles)
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists(), reason="the system has no large pages"
+)
+def test_large_tables_and_their_slots_lie_in_large_pages_for_good() -> None:
+    strategy = jd.MirroredStrategy(2)
+    with strategy.scope():
+        table = jd.nn.ShardedTable(300_000, 16, lambda ids: jnp.ones((len(ids), 16)))
+        optimizer = jd.Optimizer(optax.adagrad(0.1), [table])
+        other = jd.Variable(np.ones((300_000, 16), np.float32))
+    step = programs.squares_step(strategy, table, optimizer)
+    step(jnp.arange(12).reshape(4, 3))
+    assert advised(table)
+    assert advised(optimizer.variables[0])
+    assert not advised(other)
+    table.assign(np.zeros((300_000, 16), np.float32))
+    step(jnp.arange(12).reshape(4, 3))
+    assert advised(table)
 
 
 def test_the_first_rows_do_not_depend_on_the_number_of_replicas() -> None:
@@ -151,6 +181,9 @@ def test_ids_that_name_no_row() -> None:
     compiled = jd.function(lambda ids: strategy.run(lambda ids: jd.nn.embedding_lookup(table, ids), (ids,)))
     rows = np.asarray(strategy.experimental_local_results(compiled(jnp.asarray([1, 5, -3])))[0])
     np.testing.assert_array_equal(np.isnan(rows).all(axis=1), [False, True, True])
+    lists: Any = [[1, 2], [3]]
+    with pytest.raises(ShapeError, match=r"several lengths, \[2, 1\]. HINT: .*-1"):
+        jd.nn.embedding_lookup(table, lists, combiner="mean")
     padded = jd.nn.embedding_lookup(jd.nn.ShardedTable(3, 2), np.asarray([[-1, -1]]), combiner="mean")
     np.testing.assert_array_equal(padded, np.zeros((1, 2)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -152,19 +153,16 @@ class DistributedEmbedding(keras.layers.Layer):
         """Returns ids and weights as one nest that the layer takes, with rows of several lengths filled up.
 
         Args:
-          inputs: the features' ids: arrays, or NumPy arrays of rows of several lengths, which become as long as the
-            feature's `input_shape` says, or as the longest is. Those that are longer are cut.
+          inputs: the features' ids: arrays; or lists of rows of several lengths, which become as long as the feature's
+            `input_shape` says, or as the longest is. Those that are longer are cut.
           weights: a weight for each id, likewise.
           training: not used.
         """
         del training
-        keras.tree.assert_same_structure(self._feature_configs, inputs)
-        ids = keras.tree.map_structure(_filled, self._feature_configs, inputs)
+        features = self._feature_configs
+        ids = keras.tree.map_structure_up_to(features, _filled, features, inputs)
         if weights is not None:
-            keras.tree.assert_same_structure(self._feature_configs, weights)
-            weights = keras.tree.map_structure(
-                lambda config, one: _filled(config, one, 0.0), self._feature_configs, weights
-            )
+            weights = keras.tree.map_structure_up_to(features, partial(_filled, fill=0.0), features, weights)
         return {_PREPROCESSED: {"inputs": ids} if weights is None else {"inputs": ids, "weights": weights}}
 
     def __call__(self, inputs: Nest, weights: Nest = None, **kwargs: Any) -> Any:
@@ -301,10 +299,12 @@ def _check_shape(config: FeatureConfig, shape: Sequence[int | None]) -> None:
 
 def _filled(config: FeatureConfig, given: Any, fill: float = -1) -> Any:
     """An array of rows of several lengths as one of equal lengths."""
-    if not (isinstance(given, np.ndarray) and given.dtype == object):
+    if not (isinstance(given, list | tuple) or (isinstance(given, np.ndarray) and given.dtype == object)):
         return given
+    if not all(hasattr(row, "__len__") for row in given):
+        return np.asarray(given)
     length = config.input_shape[1] if len(config.input_shape) > 1 else None
-    length = max(map(len, given)) if length is None else length
+    length = max(map(len, given), default=0) if length is None else length
     filled = np.full((len(given), length), fill, np.int32 if fill == -1 else np.float32)
     for place, row in enumerate(given):
         filled[place, : min(len(row), length)] = row[:length]

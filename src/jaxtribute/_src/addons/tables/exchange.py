@@ -1,11 +1,13 @@
 """The exchange of ids and rows between replicas: each asks the others for the rows that it needs, and gets them.
 
-Messages have one of a few sizes: some rows from each replica to each other one. The replicas agree on the smallest that
-has room for the most that one has to send to another; what does not fit in the largest follows in a further round.
+The first message to each other replica has numbers of rows, and the most rows that its sender asks of any. So all know
+the size of the messages of rows that follow: the smallest of a few sizes that has room for these. What does not fit in
+the largest follows in a further round.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,12 +20,11 @@ from jax import lax
 import jaxtribute as jd
 
 if TYPE_CHECKING:
-    from jaxtribute._src.addons.tables.rows import Places
     from jaxtribute._src.addons.tables.stacking import Stack
 
-SIZES = 8
-"""Sizes of messages, up to what equally spread ids need if none comes twice: each is a collective of its own in the
-program, of which a step runs one. More of them waste less, and take longer to compile."""
+SIZES = tuple(0.75**power for power in range(5))
+"""Sizes of messages of rows, as parts of what equally spread ids need if none comes twice: each is a collective of its
+own in the program, of which a step runs one. More of them waste less, and take longer to compile."""
 
 
 class Unique(NamedTuple):
@@ -54,113 +55,87 @@ def summed(places: jax.Array, rows: jax.Array, stored: int) -> tuple[jax.Array, 
     return found.places, jnp.zeros_like(rows).at[found.inverse].add(rows)
 
 
-class _Round(NamedTuple):
-    """One replica's part of a round.
-
-    Attributes:
-      asked: of shape `(replicas, size)`: the indices, among the places, of those that are on each replica.
-      numbers: of the same shape: one more than the places in the replica's part; 0, as in padding, for none.
-    """
-
-    asked: jax.Array
-    numbers: jax.Array
-
-
 class Exchange:
     """The way between the replicas for some distinct places, in one replica's program.
 
     Args:
-      table: the places of the rows, of one table or of several.
+      table: the places of the rows of tables.
       places: of shape `(n,)`: the places, in order, each once; `table.stored` for none.
     """
 
-    def __init__(self, table: Places | Stack, places: jax.Array) -> None:
+    def __init__(self, table: Stack, places: jax.Array) -> None:
         self._table, self._places = table, places
         self._size = -(-places.shape[0] // table.replicas)
-        self._sizes = sorted({-(-self._size * number // SIZES) for number in range(1, SIZES + 1)})
+        self._sizes = sorted({math.ceil(self._size * part) for part in SIZES})
         first = np.arange(table.replicas + 1, dtype=np.int32) * np.int32(table.part)
         self._starts = jnp.searchsorted(places, jnp.asarray(first)).astype(np.int32)
-        self._longest = lax.pmax(jnp.max(self._starts[1:] - self._starts[:-1]), jd.REPLICA_AXIS)
+        most = jnp.max(self._starts[1:] - self._starts[:-1])
+        heads = jnp.broadcast_to(most, (table.replicas, 1))
+        answer = _swap(jnp.concatenate([heads, self._numbers(np.int32(0))], axis=1))
+        self._longest = jnp.max(answer[:, 0])
         self._rounds = (self._longest + np.int32(self._size - 1)) // np.int32(self._size)
+        # There are as many rounds as replicas if all places are on one.
+        numbers = jnp.zeros((table.replicas, table.replicas, self._size), np.int32).at[0].set(answer[:, 1:])
 
-    def _round(self, number: Any) -> _Round:
-        replicas = self._table.replicas
+        def further(number: Any, numbers: jax.Array) -> jax.Array:
+            return numbers.at[number].set(_swap(self._numbers(number)))
+
+        numbers = lax.fori_loop(np.int32(1), self._rounds, further, numbers)
+        self.given = jnp.where(numbers == np.int32(0), np.int32(table.part), numbers - np.int32(1))
+        """The places in this replica's part that others ask for, `part` for none: by round, by who asks, by number."""
+
+    def _asked(self, number: Any) -> jax.Array:
+        """The indices, among the places, of those that a round asks of each replica; `n` for none."""
         asked = self._starts[:-1, None] + number * np.int32(self._size) + lax.iota(np.int32, self._size)[None]
-        within = asked < self._starts[1:, None]
-        asked = jnp.where(within, asked, np.int32(self._places.shape[0]))
-        owner = lax.broadcasted_iota(np.int32, (replicas, self._size), 0)
-        places = self._places.at[asked].get(mode="fill", fill_value=self._table.stored)
-        local = places - owner * np.int32(self._table.part)
-        return _Round(asked, jnp.where(within, local + np.int32(1), np.int32(0)))
+        return jnp.where(asked < self._starts[1:, None], asked, np.int32(self._places.shape[0]))
 
-    def _placed(self, numbers: jax.Array) -> jax.Array:
-        """The places of numbers, `part` for none."""
-        return jnp.where(numbers == np.int32(0), np.int32(self._table.part), numbers - np.int32(1))
+    def _numbers(self, number: Any) -> jax.Array:
+        """One more than the places of a round in each replica's part; 0, as in padding, for none."""
+        places = self._places.at[self._asked(number)].get(mode="fill", fill_value=self._table.stored)
+        first = lax.iota(np.int32, self._table.replicas)[:, None] * np.int32(self._table.part)
+        return jnp.where(places == np.int32(self._table.stored), np.int32(0), places - first + np.int32(1))
 
-    def _swapped(self, value: jax.Array, number: Any) -> jax.Array:
-        """Gives this replica what each has for it in a round, of what each has for every other along axis 0."""
+    def _swapped(self, rows: jax.Array, number: Any) -> jax.Array:
+        """Gives this replica the rows that each has for it in a round, of those that each has for every other."""
 
-        def swap(size: int, value: jax.Array) -> jax.Array:
-            sent = lax.all_to_all(value[:, :size], jd.REPLICA_AXIS, 0, 0, tiled=True)
-            more = [(0, 0), (0, self._size - size), *[(0, 0)] * (value.ndim - 2)]
-            return jnp.pad(sent, more)
+        def swap(size: int, rows: jax.Array) -> jax.Array:
+            return jnp.pad(_swap(rows[:, :size]), [(0, 0), (0, self._size - size), (0, 0)])
 
         left = self._longest - number * np.int32(self._size)
         chosen = jnp.sum(left > np.asarray(self._sizes[:-1], np.int32), dtype=np.int32)
-        return lax.switch(chosen, [partial(swap, size) for size in self._sizes], value)
+        return lax.switch(chosen, [partial(swap, size) for size in self._sizes], rows)
 
     def fetched(self, read: Callable[[jax.Array], jax.Array], row: jax.ShapeDtypeStruct) -> jax.Array:
-        """The rows at the places, of shape `(n, ...)`, from the replicas' parts; zeros for none.
+        """The rows at the places, of shape `(n, width)`, from the replicas' parts; zeros for none.
 
         Args:
           read: gives the rows at places of this replica's part.
           row: the shape and dtype of a row.
         """
-        rows = jnp.zeros((self._places.shape[0], *row.shape), row.dtype)
 
         def turn(number: Any, rows: jax.Array) -> jax.Array:
-            asked, numbers = self._round(number)
-            given = self._placed(self._swapped(numbers, number))
+            given = self.given[number]
             back = self._swapped(read(given.reshape(-1)).reshape(*given.shape, *row.shape), number)
-            return rows.at[asked].set(back, mode="drop")
+            return rows.at[self._asked(number)].set(back, mode="drop")
 
+        rows = jnp.zeros((self._places.shape[0], *row.shape), row.dtype)
         return lax.fori_loop(np.int32(0), self._rounds, turn, rows)
 
-    def handed_over(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The rows that the replicas have for this one's part: their places in it, `part` for none, and the rows.
+    def handed_over(self, rows: jax.Array) -> jax.Array:
+        """The rows that the replicas have for the places `given` of this one's part.
 
         Args:
           rows: this replica's rows for its places, of shape `(n, width)`.
         """
-        step = self._table.replicas * self._size
-        # There are as many rounds as replicas if all places are on one.
-        places = jnp.full(self._table.replicas * step, self._table.part, np.int32)
-        whole = jnp.zeros((self._table.replicas * step, rows.shape[1]), rows.dtype)
 
-        def turn(number: Any, held: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            asked, numbers = self._round(number)
-            packed = _packed(numbers, rows.at[asked].get(mode="fill", fill_value=0))
-            given, sent = _unpacked(self._swapped(packed, number), rows.dtype)
-            start = number * np.int32(step)
-            return (
-                lax.dynamic_update_slice_in_dim(held[0], self._placed(given).reshape(step), start, 0),
-                lax.dynamic_update_slice_in_dim(held[1], sent.reshape(step, rows.shape[1]), start, 0),
-            )
+        def turn(number: Any, held: jax.Array) -> jax.Array:
+            sent = rows.at[self._asked(number)].get(mode="fill", fill_value=0)
+            return held.at[number].set(self._swapped(sent, number))
 
-        return lax.fori_loop(np.int32(0), self._rounds, turn, (places, whole))
+        held = jnp.zeros((*self.given.shape, rows.shape[1]), rows.dtype)
+        return lax.fori_loop(np.int32(0), self._rounds, turn, held)
 
 
-def _packed(numbers: jax.Array, rows: jax.Array) -> jax.Array:
-    """Rows with their numbers before them, as bits: to begin a collective takes longer than to send them."""
-    bits = np.dtype(f"uint{8 * rows.dtype.itemsize}")
-    heads = numbers.astype(bits) if bits.itemsize > 4 else lax.bitcast_convert_type(numbers, bits)
-    heads = heads.reshape(*numbers.shape, -1)
-    return jnp.concatenate([heads, lax.bitcast_convert_type(rows, bits)], axis=-1)
-
-
-def _unpacked(packed: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """The inverse of `_packed`, for rows of a type."""
-    count = max(1, 4 // packed.dtype.itemsize)
-    heads = packed[..., 0] if count == 1 else packed[..., :count]
-    numbers = heads.astype(np.int32) if packed.dtype.itemsize > 4 else lax.bitcast_convert_type(heads, np.int32)
-    return numbers, lax.bitcast_convert_type(packed[..., count:], dtype)
+def _swap(value: jax.Array) -> jax.Array:
+    """The part that each replica has for this one, of those that each has for every other along axis 0."""
+    return lax.all_to_all(value, jd.REPLICA_AXIS, 0, 0, tiled=True)

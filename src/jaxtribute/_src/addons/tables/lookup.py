@@ -61,7 +61,7 @@ def embedding_lookup(params: Any, ids: Any, weights: Any = None, combiner: Any =
       ArgumentError: ids that are no integers, or known and no rows of the table; of a variable on parameter servers
         they are known in compiled functions too. Or no parts, an unknown combiner, or weights without one; or ids,
         weights or combiners of features that are not in the dict of tables.
-      ShapeError: parts whose rows differ in shape.
+      ShapeError: parts whose rows differ in shape, or ids that are lists of several lengths.
       TraceError: inside `jax.jit`, `lax.scan` or the like, of a variable on parameter servers.
 
     Examples:
@@ -120,8 +120,15 @@ class _Lookup:
             raise ArgumentError("weights without a combiner. HINT: pass combiner='sum', or multiply the rows.")
         self._weights, self._combiner = weights, combiner
         ids = operand(ids)
-        # Known ids stay NumPy's, and can be checked: as arrays of JAX they may be traced.
-        self.ids: Any = ids if isinstance(ids, jax.Array) else np.asarray(ids)
+        try:
+            # Known ids stay NumPy's, and can be checked: as arrays of JAX they may be traced.
+            self.ids: Any = ids if isinstance(ids, jax.Array) else np.asarray(ids)
+        except ValueError:
+            lengths = [np.size(one) for one in ids]
+            raise ShapeError(
+                f"ids are lists of several lengths, {str(lengths)[:60]}. HINT: fill the shorter ones up with -1, which "
+                "is no row where there is a combiner, as keras.utils.pad_sequences(ids, padding='post', value=-1) does."
+            ) from None
         self.present: Any = None
         """True for each id that names a row; None if all should."""
         if not jnp.issubdtype(self.ids.dtype, jnp.integer):

@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 import jaxtribute as jd
-from jaxtribute._src.addons.tables.exchange import Exchange
 from jaxtribute._src.addons.tables.rows import Places
+from jaxtribute._src.addons.tables.stacking import Route
 from jaxtribute._src.addons.tables.updates import RowUpdates
 from jaxtribute.errors import VariableError
 from jaxtribute.extending import Policy, ReplicaMesh, own
@@ -160,5 +160,4 @@ class TablePolicy(Policy):
 
     def rows_from_all(self, arrays: Sequence[Any], places: jax.Array) -> jax.Array:
         """The rows for one replica's places, in its program."""
-        row = jax.ShapeDtypeStruct(arrays[0].shape[1:], arrays[0].dtype)
-        return Exchange(self.places, places).fetched(partial(self.rows, arrays), row)
+        return Route([self], [places], distinct=True).rows([arrays])[0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -68,9 +70,9 @@ class Stack:
 
 
 def grouped(tables: Sequence[Any]) -> list[list[int]]:
-    """The numbers of the tables that can share an exchange: of one width, type and set of replicas."""
+    """The numbers of the tables that can share an exchange, by name: of one width, type and set of replicas."""
     groups: dict[Any, list[int]] = {}
-    for number, table in enumerate(tables):
+    for number, table in sorted(enumerate(tables), key=lambda pair: pair[1].name):
         groups.setdefault((table.shape[1:], table.dtype, table.policy.mesh), []).append(number)
     found: list[list[int]] = []
     for group in groups.values():
@@ -79,69 +81,123 @@ def grouped(tables: Sequence[Any]) -> list[list[int]]:
     return found
 
 
-def rows_from_all(tables: Sequence[Any], arrays: Sequence[Any], places: Sequence[jax.Array]) -> list[jax.Array]:
-    """The rows of tables that can share an exchange, for one replica's distinct places in each, in its program.
+class Route:
+    """The way between the replicas for rows of tables that can share an exchange, in one replica's program.
 
     Args:
-      tables: the tables, of which some may be there more than once.
-      arrays: what their policies read rows from.
-      places: the places in each.
+      policies: those of the tables, each once.
+      places: this replica's places in each table.
+      distinct: True if those of each table are in order, each once.
     """
-    policies: list[Any] = [table.policy for table in tables]
-    if len(tables) == 1:
-        return [policies[0].rows_from_all(arrays[0], places[0])]
-    numbers = {id(policy): number for number, policy in reversed(list(enumerate(policies)))}
-    firsts = list(dict.fromkeys(numbers[id(policy)] for policy in policies))
-    stack = Stack(tuple(policies[first].places for first in firsts))
 
-    def read(local: jax.Array) -> jax.Array:
-        rows = [policies[one].rows(arrays[one], stack.in_table(k, local)) for k, one in enumerate(firsts)]
-        # Of all but one they are zeros.
-        return reduce(jnp.add, rows)
+    def __init__(self, policies: Sequence[Any], places: Sequence[jax.Array], *, distinct: bool) -> None:
+        self.policies = list(policies)
+        self.stack = Stack(tuple(policy.places for policy in policies))
+        self._ends = np.cumsum([one.shape[0] for one in places])
+        here = jnp.concatenate([self.stack.of_table(number, own) for number, own in enumerate(places)])
+        self._inverse: jax.Array | None = None
+        """For each of the places the index of its row; None if they are all distinct, and in order."""
+        if not distinct or len(places) > 1:
+            here, self._inverse = unique(here, self.stack.stored)
+        self._exchange = Exchange(self.stack, here)
 
-    here = [
-        stack.of_table(firsts.index(numbers[id(policy)]), own) for policy, own in zip(policies, places, strict=True)
-    ]
-    found = unique(jnp.concatenate(here), stack.stored)
-    row = jax.ShapeDtypeStruct(tables[0].shape[1:], tables[0].dtype)
-    rows = Exchange(stack, found.places).fetched(read, row)[found.inverse]
-    return jnp.split(rows, np.cumsum([one.shape[0] for one in places])[:-1])
+    def rows(self, arrays: Sequence[Any]) -> list[jax.Array]:
+        """The rows at the places of each table.
+
+        Args:
+          arrays: what the policies read rows from.
+        """
+
+        def read(local: jax.Array) -> jax.Array:
+            rows = [
+                policy.rows(own, self.stack.in_table(number, local))
+                for number, (policy, own) in enumerate(zip(self.policies, arrays, strict=True))
+            ]
+            # Of all but one they are zeros.
+            return reduce(jnp.add, rows)
+
+        table = arrays[0][0]
+        rows = self._exchange.fetched(read, jax.ShapeDtypeStruct(table.shape[1:], table.dtype))
+        return jnp.split(rows if self._inverse is None else rows[self._inverse], self._ends[:-1])
+
+    def handed_over(self, rows: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """The places in this replica's part that any replica has rows for, in order, each once; and the sums of these.
+
+        Args:
+          rows: this replica's rows for its places in each table.
+        """
+        own = jnp.concatenate(rows)
+        if self._inverse is not None:
+            own = jnp.zeros_like(own).at[self._inverse].add(own)
+        given, rows_given = self._exchange.given, self._exchange.handed_over(own)
+        return summed(given.reshape(-1), rows_given.reshape(-1, own.shape[1]), self.stack.part)
 
 
-def touched(tables: Sequence[Any], rows: Sequence[IndexedSlices], reduction: Reduction) -> list[tuple[Any, Any]]:
+class Routes:
+    """The ways of lookups, by which gradients go back, for as long as the executor is there that traced them."""
+
+    def __init__(self) -> None:
+        self._routes: weakref.WeakKeyDictionary[Any, list[tuple[Sequence[Any], Route]]] = weakref.WeakKeyDictionary()
+
+    def add(self, executor: Any, ids: Sequence[Any], route: Route) -> None:
+        """Keeps the way for the distinct ids of each table."""
+        self._routes.setdefault(executor, []).append((ids, route))
+
+    def route(self, executor: Any, policies: Sequence[Any], ids: Sequence[Any]) -> Route | None:
+        """The way of one lookup for these very arrays of ids; None if they are of several."""
+        for known, route in self._routes.get(executor, []):
+            if len(known) == len(ids) and all(map(is_, (*route.policies, *known), (*policies, *ids))):
+                return route
+        return None
+
+
+ROUTES = Routes()
+
+
+def touched(
+    tables: Sequence[Any], rows: Sequence[IndexedSlices], reduction: Reduction, executor: Any
+) -> list[tuple[Any, Any]]:
     """The rows of tables that a step changes, in one replica's part or in the whole.
 
     Args:
       tables: tables that can share an exchange, each once.
       rows: the gradients of each.
       reduction: the way in which the replicas' rows come together.
+      executor: the executor in force.
 
     Returns:
       For each table the places in the part, each once and in order, with places behind its end that name none; and the
       gradients there, summed up over the replicas.
     """
-    own = [_own(table, one, reduction) for table, one in zip(tables, rows, strict=True)]
-    if not reduction.local:
-        pairs = [summed(*pair, table.policy.places.stored) for pair, table in zip(own, tables, strict=True)]
-        return [(where, reduction.finish(total)) for where, total in pairs]
-    stack = Stack(tuple(table.policy.places for table in tables))
-    here = jnp.concatenate([stack.of_table(number, where) for number, (where, _) in enumerate(own)])
-    distinct, own_rows = summed(here, jnp.concatenate([values for _, values in own]), stack.stored)
-    places, total = summed(*Exchange(stack, distinct).handed_over(own_rows), stack.part)
+    policies = [table.policy for table in tables]
+    ids = [one.indices for one in rows]
+    # Rows that do not count would be updated all the same.
+    route = None if reduction.idle else ROUTES.route(executor, policies, ids)
+    if route is None:
+        own = [_own(table, one, reduction) for table, one in zip(tables, rows, strict=True)]
+        if not reduction.local:
+            pairs = [summed(*pair, policy.places.stored) for pair, policy in zip(own, policies, strict=True)]
+            return [(where, reduction.finish(total)) for where, total in pairs]
+        route = Route(policies, [where for where, _ in own], distinct=False)
+        values = [values for _, values in own]
+    else:
+        values = [jnp.asarray(one.values, table.dtype) for table, one in zip(tables, rows, strict=True)]
+    places, total = route.handed_over(values)
     total = reduction.finish(total)
     if len(tables) == 1:
         return [(places, total)]
     found: list[tuple[Any, Any]] = []
-    for number, (where, _) in enumerate(own):
+    stack = route.stack
+    for number, values_of in enumerate(values):
         # They follow each other, as places are in order; there are no more than all replicas have.
-        most = min(places.shape[0], where.shape[0] * stack.replicas)
+        most = min(places.shape[0], values_of.shape[0] * stack.replicas)
         first = jnp.searchsorted(places, np.int32(stack.starts[number])).astype(np.int32)
         at = first + lax.iota(np.int32, most)
         local = stack.in_table(number, places.at[at].get(mode="fill", fill_value=stack.part))
-        values = total.at[at].get(mode="fill", fill_value=0)
+        own_total = total.at[at].get(mode="fill", fill_value=0)
         # Behind a table's rows are those of the next one, which count for nothing in a norm of its gradients.
         is_own = local < np.int32(stack.tables[number].part)
-        found.append((local, jnp.where(is_own[:, None], values, jnp.zeros_like(values))))
+        found.append((local, jnp.where(is_own[:, None], own_total, jnp.zeros_like(own_total))))
     return found
 
 

@@ -18,9 +18,10 @@ from jax.sharding import PartitionSpec
 import jaxtribute as jd
 from jaxtribute import Variable, VariableAggregation, VariableSynchronization
 from jaxtribute._src.addons.tables.exchange import unique
+from jaxtribute._src.addons.tables.pages import in_large_pages
 from jaxtribute._src.addons.tables.policy import TablePolicy
 from jaxtribute._src.addons.tables.rows import MOST_STRIPES, Places
-from jaxtribute._src.addons.tables.stacking import grouped, rows_from_all
+from jaxtribute._src.addons.tables.stacking import ROUTES, Route, grouped
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, StrategyMixError
 from jaxtribute.extending import Context, Overlay, overlaid_rows, own, row_ids, settings
 from jaxtribute.typing import ArrayLike, DType
@@ -115,7 +116,7 @@ class ShardedTable(Variable):
         self.first_rows = initializer if callable(initializer) else None
         """The function that gives the first rows of ids; None if they were an array."""
         with jax.ensure_compile_time_eval():
-            self._data = self._first(initializer, policy)
+            self._data = in_large_pages(self._first(initializer, policy))
 
     if not TYPE_CHECKING:
 
@@ -202,6 +203,10 @@ class ShardedTable(Variable):
 
     _operand = read_value
 
+    def bind(self, array: jax.Array) -> None:
+        """Replaces the stored array, as a restore does."""
+        super().bind(in_large_pages(array))
+
     def lease(self) -> Any:
         """Lends the stored array to a save."""
         self.settle()
@@ -209,7 +214,9 @@ class ShardedTable(Variable):
 
     def _update(self, value: Any, update: Any) -> Any:
         self.settle()
-        return super()._update(value, update)
+        super()._update(value, update)
+        in_large_pages(self.stored)
+        return self
 
     def sparse_read(self, indices: ArrayLike, *, mask: Any = None) -> jax.Array:
         """Returns the rows at `indices`, of shape `(*indices.shape, width)`.
@@ -221,10 +228,45 @@ class ShardedTable(Variable):
         Raises:
           ArgumentError: an id that is known names no row. In a compiled function it gives a row of NaN.
         """
-        asked = self._asked(indices, mask)
-        return asked.dealt_out(self._read(asked, lambda executor: self._fetched(executor, asked.places)))
+        return self.read_together([self], [indices], [mask])[0]
 
-    def _asked(self, indices: ArrayLike, mask: Any) -> _Asked:
+    @staticmethod
+    def read_together(tables: Sequence[ShardedTable], indices: Sequence[Any], masks: Sequence[Any]) -> list[jax.Array]:
+        """Returns what `sparse_read` of each table does; tables of one width share an exchange in a compiled step.
+
+        Each row that several of the lookups name is read once.
+        """
+        lookups: dict[int, list[int]] = {}
+        for number, table in enumerate(tables):
+            lookups.setdefault(id(table), []).append(number)
+        each = [tables[numbers[0]] for numbers in lookups.values()]
+        asked = [
+            table._asked([indices[number] for number in numbers], [masks[number] for number in numbers])
+            for table, numbers in zip(each, lookups.values(), strict=True)
+        ]
+        found: dict[int, jax.Array] = {}
+        for group in grouped(each):
+            together = _Together([each[place] for place in group], [asked[place] for place in group])
+            for place in group:
+                rows = each[place]._read(asked[place], partial(together.of, group.index(place)))
+                found.update(zip(list(lookups.values())[place], asked[place].dealt_out(rows), strict=True))
+        return [found[number] for number in range(len(tables))]
+
+    def _asked(self, indices: Sequence[Any], masks: Sequence[Any]) -> _Asked:
+        """The distinct rows of some lookups."""
+        flat = [self._flat(*one) for one in zip(indices, masks, strict=True)]
+        ids = jnp.concatenate([one for one, _ in flat])
+        left_out = None
+        if any(one is not None for _, one in flat):
+            left_out = jnp.concatenate([jnp.zeros(own.shape, bool) if out is None else out for own, out in flat])
+        if not ids.shape[0]:
+            # A program has no arrays of no rows to sort.
+            ids, left_out = jnp.full(1, self.shape[0], np.int32), None
+        shapes = [(*np.shape(one), *self.shape[1:]) for one in indices]
+        return _Asked(shapes, left_out, *_wanted(self.policy.places, ids, left_out))
+
+    def _flat(self, indices: Any, mask: Any) -> tuple[jax.Array, jax.Array | None]:
+        """The checked ids of a lookup, of shape `(n,)`, and which of them are left out."""
         indices = jnp.asarray(indices) if not isinstance(indices, (np.ndarray, jax.Array)) else indices
         if not jnp.issubdtype(indices.dtype, jnp.integer):
             raise ArgumentTypeError(f"ids have dtype {indices.dtype}. HINT: pass integers, ids.astype('int32').")
@@ -233,29 +275,12 @@ class ShardedTable(Variable):
             known = isinstance(indices, np.ndarray) and isinstance(mask, np.ndarray)
             indices = (np if known else jnp).where(mask, indices, np.zeros((), indices.dtype))
         ids = jnp.asarray(row_ids(indices, self.shape[0], self.name), np.int32).reshape(-1)
-        left_out = None if mask is None else ~jnp.asarray(mask).reshape(-1)
-        if not ids.shape[0]:
-            # A program has no arrays of no rows to sort.
-            ids, left_out = jnp.full(1, self.shape[0], np.int32), None
-        shape = (*np.shape(indices), *self.shape[1:])
-        return _Asked(shape, left_out, *_wanted(self.policy.places, ids, left_out))
+        return ids, None if mask is None else ~jnp.asarray(mask).reshape(-1)
 
     def _read(self, asked: _Asked, read: Callable[[Any], jax.Array]) -> jax.Array:
         """The rows at distinct places, which `read` gets as an executor sees them."""
         executor = self._context().executor
         return overlaid_rows(executor, self, asked.ids, read) if isinstance(executor, Overlay) else read(executor)
-
-    @staticmethod
-    def read_together(tables: Sequence[ShardedTable], indices: Sequence[Any], masks: Sequence[Any]) -> list[jax.Array]:
-        """Returns what `sparse_read` of each table does; tables of one width share an exchange in a compiled step."""
-        asked = [table._asked(*one) for table, *one in zip(tables, indices, masks, strict=True)]
-        found: dict[int, jax.Array] = {}
-        for group in grouped(tables):
-            own = [tables[number] for number in group]
-            rows = _Together(own, [asked[number].places for number in group])
-            for place, number in enumerate(group):
-                found[number] = asked[number].dealt_out(own[place]._read(asked[number], partial(rows.of, place)))
-        return [found[number] for number in range(len(tables))]
 
     def _fetched(self, executor: Any, places: jax.Array) -> jax.Array:
         """The rows at distinct places, as an executor sees them."""
@@ -264,12 +289,8 @@ class ShardedTable(Variable):
         if executor.local and policy.split and not executor.traced:
             return self._met(executor, places)
         arrays = policy.arrays(executor, self)
-        if not policy.split:
-            return policy.rows(arrays, places)
-        if executor.local:
-            return policy.rows_from_all(arrays, places)
-        # Code of all replicas, which has the rows of all.
-        return policy.rows_for_all(arrays, places)
+        # Code of all replicas has the rows of all.
+        return policy.rows_for_all(arrays, places) if policy.split else policy.rows(arrays, places)
 
     def _met(self, executor: Any, places: jax.Array) -> jax.Array:
         """The rows for one of the replicas that run as Python: they meet, and the exchange is a program of them all."""
@@ -344,10 +365,10 @@ def _rows_of_server(
 
 
 class _Asked(NamedTuple):
-    """The rows of a lookup.
+    """The rows of some lookups in a table.
 
     Attributes:
-      shape: the shape of its result.
+      shapes: the shapes of their results.
       left_out: True for each id of which zeros are returned; None for none.
       ids: the distinct ids.
       places: their places.
@@ -355,29 +376,31 @@ class _Asked(NamedTuple):
       missing: True for each id that names no row.
     """
 
-    shape: tuple[int, ...]
+    shapes: list[tuple[int, ...]]
     left_out: Any
     ids: jax.Array
     places: jax.Array
     inverse: jax.Array
     missing: jax.Array
 
-    def dealt_out(self, rows: jax.Array) -> jax.Array:
+    def dealt_out(self, rows: jax.Array) -> list[jax.Array]:
         """The row of each id; zeros for those that are left out, NaN for those that name none."""
         found = _dealt_out(rows, self.inverse, self.missing, self.left_out)
-        return found[: math.prod(self.shape[:-1])].reshape(self.shape)
+        sizes = [math.prod(shape[:-1]) for shape in self.shapes]
+        parts = jnp.split(found[: sum(sizes)], np.cumsum(sizes)[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
 
 class _Together:
     """The rows of lookups in tables that can share an exchange, which is made once for each executor that reads them.
 
     Args:
-      tables: the tables.
-      places: the distinct places in each.
+      tables: the tables, each once.
+      asked: the distinct rows of each.
     """
 
-    def __init__(self, tables: Sequence[ShardedTable], places: Sequence[jax.Array]) -> None:
-        self._tables, self._places = tables, places
+    def __init__(self, tables: Sequence[ShardedTable], asked: Sequence[_Asked]) -> None:
+        self._tables, self._asked = tables, asked
         self._read: list[tuple[Any, list[jax.Array]]] = []
 
     def of(self, place: int, executor: Any) -> jax.Array:
@@ -385,15 +408,16 @@ class _Together:
         for one, rows in self._read:
             if one is executor:
                 return rows[place]
-        first = self._tables[0]
-        if executor.local and executor.traced and first.policy.split:
+        if executor.local and executor.traced and self._tables[0].policy.split:
             for table in self._tables:
                 table._context().strategy.extended.check_variable(table)  # pyright: ignore[reportPrivateUsage]
-            arrays = [table.policy.arrays(executor, table) for table in self._tables]
-            rows = rows_from_all(self._tables, arrays, self._places)
+            policies = [table.policy for table in self._tables]
+            route = Route(policies, [one.places for one in self._asked], distinct=True)
+            ROUTES.add(executor, [one.ids for one in self._asked], route)
+            rows = route.rows([table.policy.arrays(executor, table) for table in self._tables])
         else:
-            pairs = zip(self._tables, self._places, strict=True)
-            rows = [table._fetched(executor, places) for table, places in pairs]  # pyright: ignore[reportPrivateUsage]
+            pairs = zip(self._tables, self._asked, strict=True)
+            rows = [table._fetched(executor, one.places) for table, one in pairs]  # pyright: ignore[reportPrivateUsage]
         self._read.append((executor, rows))
         return rows[place]
 

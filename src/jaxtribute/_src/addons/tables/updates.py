@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxtribute import IndexedSlices, PerReplica, ReduceOp, Variable
 from jaxtribute._src.addons.tables.exact import CatchUp
+from jaxtribute._src.addons.tables.pages import in_large_pages
 from jaxtribute._src.addons.tables.proof import check_row_wise
 from jaxtribute._src.addons.tables.stacking import grouped
 from jaxtribute._src.addons.tables.stacking import touched as stacked
@@ -167,8 +168,10 @@ class RowUpdates:
         rows = Reduction(local, finish, idle)
         grads, arrays = list(grads), list(held)
         touched: dict[int, Any] = {}
-        for place, where, values in self._touched(grads, rows):
+        for place, where, values in self._touched(grads, rows, executor):
             slots, touched[place] = self._tables[place], where
+            for one in (place, *slots):
+                in_large_pages((*self._variables, *self._slots)[one].stored)
             grads[place] = _piece(values, replicas)
             for one, array in zip((place, *slots), self._present(place, slots, held, where, executor), strict=True):
                 arrays[one] = _piece(array, replicas)
@@ -186,13 +189,15 @@ class RowUpdates:
             catch_up.counted(touched[place], executor)
         return results
 
-    def _touched(self, grads: Sequence[Any], reduction: Reduction) -> Iterator[tuple[int, Any, Any]]:
+    def _touched(self, grads: Sequence[Any], reduction: Reduction, executor: Any) -> Iterator[tuple[int, Any, Any]]:
         """The places of the tables among the variables, with the rows that a step changes, and their gradients."""
         places = list(self._tables)
         tables = [self._variables[place] for place in places]
         slices = [_as_slices(grads[place], table) for place, table in zip(places, tables, strict=True)]
         for group in grouped(tables):
-            found = stacked([tables[number] for number in group], [slices[number] for number in group], reduction)
+            found = stacked(
+                [tables[number] for number in group], [slices[number] for number in group], reduction, executor
+            )
             for number, (where, values) in zip(group, found, strict=True):
                 yield places[number], where, values
 

@@ -176,13 +176,14 @@ def _differentiated(
             return value, (aux, list(overlay.written.values()))
 
         gradients = partial(regathering, differentiate) if regathers else differentiate
-        bounded = within_budget(loss, asked, gathers=regathers) if asked is not None else loss
+        within = (lambda loss: loss) if asked is None else partial(within_budget, memory=asked, gathers=regathers)
         try:
             if by_rows:
                 raise RowsNeeded
-            (value, (aux, writes)), grads = gradients(bounded, list(values))
+            (value, (aux, writes)), grads = gradients(within(loss), list(values))
         except RowsNeeded:
-            (value, (aux, writes)), grads = differentiate_by_rows(gradients, under, executor, derivable)
+            rows = differentiate_by_rows(lambda loss, at: gradients(within(loss), at), under, executor, derivable)
+            (value, (aux, writes)), grads = rows
         for variable, new in zip(written, writes, strict=True):
             executor.set(variable, new)
         results: list[Any] = []

@@ -146,12 +146,9 @@ def differentiate_by_rows(
     by_rows = lookups.by_rows()
     dense = [leaf for leaf in leaves if leaf not in by_rows]
     # In the order of the lookups, which the next trace makes again: so the n-th zeros meet the n-th rows.
-    looked_up: list[Variable] = []
-    zeros: list[Any] = []
-    for variable, shape in lookups.found:
-        if variable in by_rows:
-            looked_up.append(variable)
-            zeros.append(jnp.zeros(shape, variable.dtype))
+    pairs = [(variable, shape) for variable, shape in lookups.found if variable in by_rows]
+    looked_up = [variable for variable, _ in pairs]
+    zeros = [jnp.zeros(shape, variable.dtype) for variable, shape in pairs]
 
     def loss(parameters: tuple[list[Any], list[Any]]) -> Any:
         dense_values, moves = parameters
