@@ -180,12 +180,16 @@ def main() -> None:
         alone.train(itertools.islice(batches, options.warm))
         values, slots = alone.values(), [np.asarray(each.read_value()) for each in alone.optimizer.variables]
     training = Training(strategy, values, losses, rule, slots)
-    rank = strategy.island if isinstance(strategy, jd.experimental.ElasticStrategy) else 0
+    islands, rank = None, 0
+    if isinstance(strategy, jd.experimental.ElasticStrategy):
+        islands, rank = strategy.extended.islands_mesh.islands, strategy.island  # pyright: ignore[reportAttributeAccessIssue]
     with (options.folder / f"island-{rank}").open("a", buffering=1) as file:
 
         def told(number: int) -> None:
-            file.write(f"{os.getpid()} {number} {time.time()} 0\n")
-            time.sleep(options.pace)
+            # One that is started again is given what it has missed, and does not dawdle meanwhile.
+            if islands is None or islands.newcomer is None:
+                file.write(f"{os.getpid()} {number} {time.time()} 0\n")
+                time.sleep(options.pace)
 
         training.train(itertools.islice(batches, options.steps - options.warm), told)
     if isinstance(strategy, jd.experimental.ElasticStrategy):

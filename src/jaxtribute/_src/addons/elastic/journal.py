@@ -72,7 +72,7 @@ class Journal:
     """Reason why no island can join any more; empty if one can."""
     _size: int = 0
     _missing: Entry | None = None
-    """What stands in the place of all entries once there is a problem: nobody can get past it."""
+    """The entry in the place of all others once there is a problem: nobody can get past it."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while a step and what was read before it become an entry."""
 
