@@ -182,7 +182,7 @@ def main() -> None:
     training = Training(strategy, values, losses, rule, slots)
     islands, rank = None, 0
     if isinstance(strategy, jd.experimental.ElasticStrategy):
-        islands, rank = strategy.extended.islands_mesh.islands, strategy.island  # pyright: ignore[reportAttributeAccessIssue]
+        islands, rank = strategy._islands, strategy.island  # pyright: ignore[reportPrivateUsage]
     with (options.folder / f"island-{rank}").open("a", buffering=1) as file:
 
         def told(number: int) -> None:
