@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import re
@@ -24,7 +25,7 @@ from tests.addons.elastic.test_strategy import Job, Killed
 import jaxtribute as jd
 from jaxtribute._src.addons.elastic.exchange import Islands
 from jaxtribute._src.addons.elastic.joining import ASKS, STATE
-from jaxtribute._src.addons.elastic.journal import Entry, Journal, entries_in, rebuilt
+from jaxtribute._src.addons.elastic.journal import LARGEST, Entry, Journal, entries_in, rebuilt
 from jaxtribute._src.addons.elastic.links import Lane, Links
 from jaxtribute._src.addons.elastic.membership import Island, View
 from jaxtribute.errors import ClusterError, DeadlineError
@@ -285,6 +286,10 @@ def test_results_are_kept_as_they_are() -> None:
     assert end.reads == {5: None}
     journal.append("third", view, object())
     assert "step 2 (third) gave a object" in journal.problem
+    # Nobody can get past it: what came before and what comes is not kept.
+    journal.append("fourth", view, jnp.ones(3))
+    assert len(journal) == 4
+    assert {id(entry) for entry in journal.entries} == {id(journal.entries[2])}
     data = bytearray(journal.answer(0, view)[1])
     data[20] ^= 1
     with pytest.raises(ValueError, match="checksum"):
@@ -381,6 +386,26 @@ def test_a_newcomer_that_waits_for_a_result_holds_nobody_up() -> None:
             assert not slow.took_too_long
         finally:
             slow.done.set()
+
+
+def test_a_journal_keeps_no_more_than_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX's own memory for a small array is ten times what NumPy needs; and what is read between steps counts."""
+    journal, view, value = Journal(), View(0, (Island(0),)), jnp.float32(0)
+    step = jax.jit(lambda x: x + 1)
+    for _ in range(10):
+        value = step(value)
+        journal.append("a step", view, value)
+    assert all(isinstance(array, np.ndarray) and array.base is None for array in journal.entries[0].arrays)
+    before = len(gc.get_objects())
+    for _ in range(100):
+        journal.append("a step", view, step(value))
+    assert len(gc.get_objects()) - before <= 100 * 8
+    monkeypatch.setattr("jaxtribute._src.addons.elastic.journal.MOST", 2 << 20)
+    for _ in range((2 << 20) // LARGEST):
+        journal.note_read(0, np.empty(LARGEST, np.uint8))
+        journal.append("a step", view, None)
+    assert journal.problem.startswith("what the steps gave to Python came to more than")
+    assert len(journal) == 110 + (2 << 20) // LARGEST
 
 
 def test_a_result_that_was_deleted_is_said_to_be_gone() -> None:

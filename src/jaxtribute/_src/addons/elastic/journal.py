@@ -23,16 +23,21 @@ LARGEST = 64 << 10
 """Bytes that a step may give to Python, for islands to join later."""
 MOST = 256 << 20
 """Bytes of a whole journal."""
-_OVERHEAD = 300
+_OVERHEAD = 400
+"""Bytes of an entry besides its arrays' elements."""
 _HEAD = struct.Struct("!II")
 _ANSWER = 1 << 20
+
+
+_NOTHING: dict[int, Any] = {}
+"""No reads: shared, and never written."""
 
 
 class CannotKeep(Exception):  # noqa: N818
     """A result is too large for the journal, or of a type that it does not know."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """Results of a step.
 
@@ -66,6 +71,8 @@ class Journal:
     problem: str = ""
     """Reason why no island can join any more; empty if one can."""
     _size: int = 0
+    _missing: Entry | None = None
+    """The entry in the place of all others once there is a problem: nobody can get past it."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while a step and what was read before it become an entry."""
 
@@ -82,33 +89,40 @@ class Journal:
         except CannotKeep as reason:
             arrays, problem = [], f"step {len(self)} ({signature}) gave {reason}"
         with self._lock:
-            self.add(Entry(signature, view, plain, arrays, self.reads, problem))
+            self.add(Entry(signature, view, plain, arrays, self.reads or _NOTHING, problem))
             self.reads = {}
 
     def _fetch_last(self) -> None:
         """Brings the arrays of the last entry to the host: now that the next step is over, nobody waits for them."""
-        place = len(self.entries) - 1
-        if place >= 0:
-            last = self.entries[place]
-            try:
-                last = replace(last, arrays=list(map(np.asarray, last.arrays)))
-            except RuntimeError as error:
-                last = self._given_up(last, f"the result of step {place} ({last.signature}) is gone: {error}")
-            self.entries[place] = last
+        entries, place = self.entries, len(self.entries) - 1
+        if place < 0 or not entries[place].arrays:
+            return
+        last = entries[place]
+        try:
+            # Copies: what JAX gives out as NumPy's own is its memory, and all that it keeps for an array.
+            entries[place] = replace(last, arrays=list(map(np.array, last.arrays)))
+        except RuntimeError as error:
+            with self._lock:
+                self._give_up(last, f"the result of step {place} ({last.signature}) is gone: {error}")
 
-    def _given_up(self, entry: Entry, problem: str) -> Entry:
-        # Nobody can get past the first entry that is missing: what follows need not be kept.
+    def _give_up(self, entry: Entry, problem: str) -> None:
+        """Lets nobody join any more: the entries need not be kept."""
         self.problem = problem
-        return replace(entry, arrays=[], plain=None, reads={}, problem=problem)
+        self._missing = replace(entry, arrays=[], plain=None, reads=_NOTHING, problem=problem)
+        self.entries = [self._missing] * len(self)
 
     def add(self, entry: Entry) -> None:
         """Adds an entry."""
-        if self.problem or entry.problem:
-            entry = self._given_up(entry, self.problem or entry.problem)
-        self._size += _OVERHEAD + sum(array.nbytes for array in entry.arrays)
-        if self._size > MOST and not self.problem:
-            self.problem = f"what the steps gave to Python came to more than {MOST >> 20} MiB at step {len(self)}"
-        self.entries.append(entry)
+        self.entries.append(self._missing or entry)
+        if self._missing is not None:
+            return
+        read = [array for array in entry.reads.values() if array is not None]
+        self._size += _OVERHEAD + sum(array.nbytes for array in [*entry.arrays, *read])
+        if entry.problem:
+            self._give_up(entry, entry.problem)
+        elif self._size > MOST:
+            what = f"what the steps gave to Python came to more than {MOST >> 20} MiB at step {len(self) - 1}"
+            self._give_up(entry, what)
 
     def note_read(self, variable: int, array: Any) -> None:
         """Keeps what the program reads of a variable; the first time after each step."""
