@@ -9,7 +9,7 @@ from pathlib import Path
 import value_behaviours  # adds its rows
 from behaviours import ROWS, bundles, error_of
 from random_programs import Program, check_in_turn
-from samples import ALL_CASES, is_chosen
+from samples import ALL_CASES
 from training_programs import Training, check_training
 from worker_programs import strategy
 

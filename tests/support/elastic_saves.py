@@ -2,8 +2,8 @@
 
     python elastic_saves.py FOLDER STEPS LAST [OWN]
 
-As `elastic_program.py` with a checkpoint of variables, slots and the position in the data in `FOLDER/saves`; each island
-asks for one of its own folders if OWN is given.
+As `elastic_program.py`, with a checkpoint of variables, slots and the position in the data in `FOLDER/saves`; each
+island has a folder of its own if OWN is given.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def main(folder: Path, steps: int, last: int, *own: str) -> None:
         optimizer = jd.Optimizer(optax.adam(1e-2), variables)
 
     def replica(x: Any, y: Any, ids: Any) -> Any:
-        total = jnp.maximum(jd.get_replica_context().all_reduce("SUM", jnp.float32(len(x))), 1)
-        loss, grads = jd.value_and_grad(lambda: loss_of(*variables, x, y, total), variables)()
+        context: Any = jd.get_replica_context()
+        total = jnp.maximum(context.all_reduce("SUM", jnp.float32(len(x))), 1)
+        loss, grads = jd.value_and_grad(lambda: loss_of(variables[0], variables[1], x, y, total), variables)()
         optimizer.apply_gradients(zip(grads, variables, strict=True))
         seen.assign_add(jnp.zeros(seen.shape, jnp.int32).at[ids].add(1))
         return loss
@@ -63,7 +64,7 @@ def main(folder: Path, steps: int, last: int, *own: str) -> None:
                 file.write(f"{os.getpid()} {number} {time.time()} {first}\n")
                 time.sleep(0.01)
     manager.close()
-    results = {variable.name.removesuffix(":0"): np.asarray(variable) for variable in variables}
+    results: dict[str, Any] = {variable.name.removesuffix(":0"): np.asarray(variable) for variable in variables}
     np.savez(folder / f"result-{strategy.island}.npz", seen=np.asarray(seen), islands=strategy.islands, **results)
 
 
