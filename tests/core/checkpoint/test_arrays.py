@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +70,8 @@ def test_a_placed_nest_comes_back_onto_its_devices(strategy: Callable[[int], jd.
 
 
 def test_one_process_writes_an_array_in_one_piece(tmp_path: Path) -> None:
-    value = jd.MirroredStrategy(4).place(jnp.ones(1 << 20)).data
+    placed: Any = jd.MirroredStrategy(4).place(jnp.ones(1 << 20))
+    value = placed.data
     arrays.write(tmp_path, {"x": Lease(value)})
     arrays.merge(tmp_path)
     assert arrays.metadata(tmp_path)["x"].storage.chunk_shape == value.shape

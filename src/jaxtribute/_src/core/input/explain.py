@@ -68,9 +68,10 @@ class Explanation:
             left = heading in ("files", "rows of each batch")
             table.add_column(heading, justify="left" if left else "right", overflow="fold")
         for row in self.workers:
+            first, last = row.replicas[0], row.replicas[-1]
             table.add_row(
                 str(row.worker),
-                _span(row.replicas),
+                str(first) if first == last else f"{first}-{last}",
                 _shown(row.files),
                 "its own batches" if row.rows is None else f"{row.rows[0]}:{row.rows[1]}",
                 _count(row.examples),
@@ -86,10 +87,6 @@ class Explanation:
     def print(self) -> None:
         """Prints the table."""
         Console().print(self.table())
-
-
-def _span(ids: tuple[int, ...]) -> str:
-    return str(ids[0]) if len(ids) == 1 else f"{ids[0]}-{ids[-1]}"
 
 
 def _shown(names: tuple[str, ...]) -> str:

@@ -16,6 +16,8 @@ from jaxtribute._src.core.values.scatter import IndexedSlices
 from jaxtribute._src.core.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ShapeError
 
+_NUMBERS = jax.tree_util.SequenceKey, jax.tree_util.FlattenedIndexKey
+
 
 class Targets:
     """The variables that gradients are given for, and the places where a nest of gradients has theirs.
@@ -90,7 +92,7 @@ class Targets:
         Raises:
           ArgumentError: they are not.
         """
-        named = [path for path in paths if not all(map(_is_number, path))]
+        named = [path for path in paths if not all(isinstance(key, _NUMBERS) for key in path)]
         if named:
             ours = ", ".join("".join(f"[{step}]" for step in path) for path in self._paths)
             raise ArgumentError(
@@ -128,10 +130,6 @@ def _steps(path: Any) -> tuple[str, ...]:
 
 def _data(leaf: Leaf) -> Any:
     return leaf.data if isinstance(leaf, Mirrored) else leaf
-
-
-def _is_number(key: Leaf) -> bool:
-    return isinstance(key, (jax.tree_util.SequenceKey, jax.tree_util.FlattenedIndexKey))
 
 
 def for_examples(grads: Sequence[Any], variables: Sequence[Variable]) -> bool:

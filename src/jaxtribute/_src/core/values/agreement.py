@@ -109,7 +109,7 @@ def all_signatures(columns: Sequence[Sequence[Any]], what: str, mesh: ReplicaMes
     Returns:
       For each value the signatures in replica order, or None if not all components are arrays.
     """
-    local = [list(map(_signature, column)) for column in columns]
+    local = [[(part.shape, str(part.dtype)) if isinstance(part, jax.Array) else None for part in c] for c in columns]
     known = mesh.peers is None or (len(columns) > 0 and len(columns[0]) == mesh.size)
     told = [local] if mesh.peers is None or known else exchanged(mesh.peers, what, local)
     counts = list(map(len, told))
@@ -123,10 +123,6 @@ def all_signatures(columns: Sequence[Sequence[Any]], what: str, mesh: ReplicaMes
         known = [(tuple(shape), dtype) for shape, dtype in filter(None, whole)]
         result.append(known if len(known) == len(whole) else None)
     return result
-
-
-def _signature(part: Numeric) -> Signature | None:
-    return (tuple(part.shape), str(part.dtype)) if isinstance(part, jax.Array) else None
 
 
 def _broadcast(host: np.ndarray[Any, Any], mesh: ReplicaMesh) -> np.ndarray[Any, Any]:
