@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -330,3 +331,11 @@ def check_refusals(strategy: jd.experimental.ElasticStrategy) -> None:
         jd.experimental.ElasticStrategy(jd.CentralStorageStrategy())
     with pytest.raises(ArgumentError, match="silent_s is -1"):
         jd.experimental.ElasticStrategy(silent_s=-1)
+
+
+def test_the_handler_of_preemptions_is_refused(tmp_path: Path) -> None:
+    def island(_: jd.Strategy) -> None:
+        with pytest.raises(NotImplementedError, match="save every so many steps"):
+            jd.experimental.PreemptionCheckpointHandler(None, jd.Checkpoint(), str(tmp_path))
+
+    Job(2).run(island)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from jaxtribute import Checkpoint, CheckpointManager
 from jaxtribute._src.addons.preemption.agreement import NoticeListener, Rounds, read_notice
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeadlineError
-from jaxtribute.extending import Cluster, ExitCode, saving_cluster, settings
+from jaxtribute.extending import Cluster, ExitCode, points, saving_cluster, settings
 
 
 def exit_to_resume() -> NoReturn:
@@ -85,6 +85,7 @@ class PreemptionCheckpointHandler:
       ArgumentTypeError: neither of both.
       ContextError: not in the main thread.
       CheckpointMismatchError: the newest checkpoint does not fit.
+      NotImplementedError: under `ElasticStrategy`.
 
     Source: `tf.distribute.experimental.PreemptionCheckpointHandler`.
     """
@@ -97,6 +98,11 @@ class PreemptionCheckpointHandler:
         termination_config: TerminationConfig | None = None,
     ) -> None:
         del cluster_resolver  # the strategy has joined the cluster that it describes
+        if any(find() is not None for find in points.TOGETHER.entries()):
+            raise NotImplementedError(
+                "PreemptionCheckpointHandler under ElasticStrategy: islands that are preempted are replaced, and the "
+                "others go on. HINT: save every so many steps, with jd.CheckpointManager on all islands."
+            )
         self._manager = _manager(checkpoint_or_checkpoint_manager, checkpoint_dir)
         self._config = termination_config or TerminationConfig()
         cluster = self._cluster = saving_cluster()
