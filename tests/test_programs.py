@@ -27,7 +27,7 @@ def strategy_named(name: str) -> jd.Strategy:
         return mirrored(2)
     if name == "mirrored 4":
         return mirrored(4)
-    groups: dict[str, Any] = {"devices_per_replica": 2, "layout": {"scalar": (), ".*": ("model",)}}
+    groups: dict[str, Any] = {"devices_per_replica": 2, "layout": {"^(?!scalar)": ("model",)}}
     if name == "groups":
         return jd.MirroredStrategy([*devices, "CPU:2", "CPU:3"], **groups)
     if name == "sharded groups":

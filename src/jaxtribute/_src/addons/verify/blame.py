@@ -134,7 +134,9 @@ class Suspects:
             (number for number in self._trail.chain if number > leaf and self._runs.is_sum(number)), default=None
         )
         written = [one.variable for one in self._apart if one.variable is not None]
-        if written and all(one.aggregation.name == "ONLY_FIRST_REPLICA" for one in written) and later is None:
+        # What Keras's variables get is brought together before, by its own rules.
+        firsts = all(one.aggregation.name == "ONLY_FIRST_REPLICA" and one.followers is None for one in written)
+        if written and firsts and later is None:
             return self._named("one-replica", leaf)
         if uneven:
             return self._named("mean-of-means", leaf, later)
