@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxtribute._src.core.execution import rendezvous
 from jaxtribute._src.core.execution.rendezvous import Rendezvous
 from jaxtribute.errors import ContextError
 
@@ -122,7 +123,10 @@ def test_a_replica_that_ends_before_a_meeting(early: int) -> None:
 @pytest.mark.parametrize("kind", [KeyError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("failing", [0, 1, 2])
 @pytest.mark.parametrize("after", [0, 1])
-def test_an_exception_in_one_replica_is_the_callers(kind: type[BaseException], failing: int, after: int) -> None:
+def test_an_exception_in_one_replica_is_the_callers(
+    kind: type[BaseException], failing: int, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "REST_SECONDS", 600.0)  # only an interrupt waits for other threads
     reached: list[int] = []
 
     def body(r: Replica) -> None:

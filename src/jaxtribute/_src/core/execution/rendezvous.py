@@ -131,7 +131,7 @@ class Rendezvous:
             try:
                 replica.result = replica.body()
             except _Abandoned:
-                self._await_others()
+                pass
             except BaseException as error:
                 if self._abandoned:
                     raise
