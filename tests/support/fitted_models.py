@@ -6,6 +6,7 @@ Each makes its strategy, its model and a batch by itself, as a user's program do
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -153,13 +154,19 @@ def conv(batch: int) -> None:
     _variables(shapes, losses, _images(batch))
 
 
+def _through(block: Callable[[Values, Any], Any], v: Values, x: Any) -> Any:
+    """What the layers of a model make of `x`, one after the other."""
+    for i in range(LAYERS):
+        x = block(_layer(v, i), x)
+    return x
+
+
 def vit(batch: int) -> None:
     shapes = _unrolled(BLOCK) | {"patch": (PIXELS, PIXELS, 3, WIDTH), "last": (WIDTH, CLASSES)}
 
     def losses(v: Values, x: Any, y: Any) -> Any:
         x = _conv(x, v["patch"], PIXELS).reshape(x.shape[0], -1, WIDTH).astype(jnp.bfloat16)
-        for i in range(LAYERS):
-            x = _block(_layer(v, i), x, causal=False)
+        x = _through(partial(_block, causal=False), v, x)
         return _entropy(_normed(x).mean(1) @ v["last"].astype(x.dtype), y)
 
     _variables(shapes, losses, _images(batch))
@@ -167,12 +174,7 @@ def vit(batch: int) -> None:
 
 def gpt(batch: int) -> None:
     def losses(v: Values, tokens: Any) -> Any:
-        def body(x: Any) -> Any:
-            for i in range(LAYERS):
-                x = _block(_layer(v, i), x)
-            return x
-
-        return _texted(v, tokens, body)
+        return _texted(v, tokens, partial(_through, _block, v))
 
     _variables(ENDS | _unrolled(BLOCK), losses, _texts(batch))
 
@@ -206,12 +208,7 @@ def experts(batch: int) -> None:
         return x + jnp.einsum("bteh,ehd,bte->btd", inner, v["down"].astype(x.dtype), weights)
 
     def losses(v: Values, tokens: Any) -> Any:
-        def body(x: Any) -> Any:
-            for i in range(LAYERS):
-                x = mixed(_layer(v, i), x)
-            return x
-
-        return _texted(v, tokens, body)
+        return _texted(v, tokens, partial(_through, mixed, v))
 
     _variables(ENDS | _unrolled(block), losses, _texts(batch))
 
