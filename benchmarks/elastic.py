@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.comparison import Comparison, Contender, Row, compare
@@ -28,15 +28,16 @@ SETTLED = 20
 """Steps after a change until the next kill: all programs for so many islands have been compiled by then."""
 
 
-def steps(quick: bool) -> list[Comparison]:
-    """The step of 2 islands against that of 2 workers."""
+def steps(quick: bool, counts: Sequence[int] = (2, 4)) -> list[Comparison]:
+    """The step of islands against that of as many workers, who send factors of gradients where these are smaller."""
     found: list[Comparison] = []
-    for problem, batch, count in ((DIGITS, 256, 48), (LARGE, 128, 8)):
+    for problem, batch, count in ((DIGITS, 256, 48), (LARGE, 128, 8), ("transformer", 16, 8)):
         arguments = ["--problem", problem, "--batch", str(batch), "--devices", "1"]
         contenders = [Contender(ELASTIC), Contender("jaxtribute", bar=STEP_BAR)]
-        name = f"{problem}, batch {batch}, 2 islands against 2 workers"
-        rounds = 2 if quick else 11
-        found.append(compare(name, arguments, contenders, steps=4 if quick else count, rounds=rounds, workers=2))
+        for workers in counts:
+            name = f"{problem}, batch {batch}, {workers} islands against {workers} workers"
+            rounds, each = (2, 4) if quick else (11, count)
+            found.append(compare(name, arguments, contenders, steps=each, rounds=rounds, workers=workers))
     return found
 
 
@@ -112,5 +113,5 @@ def recovery(quick: bool) -> Comparison:
 
 
 def suite(quick: bool) -> list[Comparison]:
-    """Islands: their step against that of workers on 2 processes, and from a kill to the next step."""
+    """Islands: their step against that of workers, on 2 and 4 processes, and from a kill to the next step."""
     return [*steps(quick), recovery(quick)]

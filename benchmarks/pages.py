@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.comparison import Row
 
@@ -18,6 +19,8 @@ def table(name: str) -> str:
     """The results of a suite; empty where none are saved or they are no comparisons."""
     path = RESULTS / f"{name}.json"
     found = json.loads(path.read_text()) if path.exists() else {}
+    if name == "published":
+        return _published(found)
     comparisons = found.get(name, [])
     if not (isinstance(comparisons, list) and comparisons and "rows" in comparisons[0]):
         return ""
@@ -30,6 +33,24 @@ def table(name: str) -> str:
             lines.append(f"| {problem} | {row.name} | {row.shown(row.median)} | {low} to {high} | {ratio} | {bar} |")
     notes = [f"- {one['problem']}: {note}" for one in comparisons for note in one.get("notes", ())]
     return "\n".join([*lines, *([""] if notes else []), *notes])
+
+
+def _published(found: dict[str, Any]) -> str:
+    """Predicted steps beside published ones; errors with a constant of the chip, and with that of its other rows."""
+    lines = [
+        "| step | published | predicted | error | without the row | waits | memory |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in found["rows"].items():
+        if "predicted" not in row:
+            lines.append(f"| {name} | {row['published']:.2f} s | {row['error']} | | | | |")
+            continue
+        errors = ["" if row[key] is None else f"{row[key]:+.1%}" for key in ("error", "without")]
+        seconds = [f"{row[key]:.2f} s" for key in ("published", "predicted")]
+        rest = [f"{row['exposed']:.2f} s", f"{row['memory'] / 1e9:.1f} GB"]
+        lines.append(f"| {' | '.join([name, *seconds, *errors, *rest])} |")
+    constants = ", ".join(f"{chip} {constant:.3f}" for chip, constant in sorted(found["constants"].items()))
+    return "\n".join([*lines, "", f"- Rank correlation {found['rank_correlation']:.3f}; constants: {constants}."])
 
 
 def filled(page: str) -> str:

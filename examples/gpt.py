@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from common import pick_devices
 
 import jaxtribute as jd
 
@@ -59,7 +60,7 @@ def layout(*, scanned: bool) -> jd.LayoutMap:
     )
 
 
-STRATEGIES: dict[str, Callable[[list[str], int], jd.Strategy]] = {
+STRATEGIES: dict[str, Callable[[list[jax.Device], int], jd.Strategy]] = {
     "one-device": lambda devices, _: jd.OneDeviceStrategy(devices[0]),
     "mirrored": lambda devices, each: jd.MirroredStrategy(
         devices, devices_per_replica=each, layout=layout(scanned=True)
@@ -172,8 +173,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50, metavar="N", help="how many steps (50)")
     options = parser.parse_args()
     size = SIZES[options.size]
-    jd.config.set_logical_cpu_devices(options.devices)
-    strategy = STRATEGIES[options.strategy]([f"CPU:{i}" for i in range(options.devices)], options.per_replica)
+    strategy = STRATEGIES[options.strategy](pick_devices(options.devices), options.per_replica)
     batch = size.examples * strategy.num_replicas_in_sync
     with strategy.scope():
         model = Model(size, scanned=options.strategy != "fully-sharded")

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from common import pick_devices
 from rich.console import Console
 
 import jaxtribute as jd
@@ -49,8 +50,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
-    jd.config.set_logical_cpu_devices(options.devices)
-    console, strategy = Console(), jd.MirroredStrategy(options.devices)
+    console, strategy = Console(), jd.MirroredStrategy(pick_devices(options.devices))
     random = np.random.default_rng(0)
 
     def matrix(*shape: int) -> jd.Variable:

@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Generator, Iterator
 from typing import Any
 
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before JAX is imported: a JAX with GPUs would take them
+
 import hypothesis
 import jax
 import pytest

@@ -49,6 +49,7 @@ UPWARD = {
     ("points", "checkpoint"): "types: what add-ons register",
     ("points", "cluster"): "types: what add-ons register",
     ("points", "collectives"): "types: what add-ons register",
+    ("points", "execution"): "types: what add-ons register",
     ("points", "input"): "types: what add-ons register",
     ("points", "strategies"): "types: what add-ons register",
 }

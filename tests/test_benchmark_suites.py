@@ -184,6 +184,15 @@ def test_all_contenders_of_a_peer_answer(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not ALL_CASES, reason="a minute, and run where there is an accelerator")
+def test_steps_of_an_accelerator_are_taken_on_a_cpu_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.accelerator", "--quick", "--json", str(tmp_path / "figures.json")]
+    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=240)
+    rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
+    assert [bool(row["hand"] and row["jaxtribute"]) for row in rows] == [True, True]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_process_of_a_figure_tells_it(name: str) -> None:
     command = [sys.executable, "-m", *COMMANDS[name]]

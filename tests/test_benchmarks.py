@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import environments, pages, predicted, problems, registry, scaling  # noqa: E402
+from benchmarks import environments, pages, predicted, problems, published, registry, scaling  # noqa: E402
 from benchmarks.__main__ import plot, show  # noqa: E402
 from benchmarks.comparison import Comparison, Contender, Row, compare  # noqa: E402
 from benchmarks.harness import Peer  # noqa: E402
@@ -87,6 +89,63 @@ def test_calibrations_are_told_by_their_medians() -> None:
     assert row["errors"] == pytest.approx([-0.5, 0.2, 3.5])
     assert row["met"]
     assert not predicted.row("conv", several[2:])["met"]
+
+
+def test_published_steps_are_judged_with_a_constant_for_each_chip() -> None:
+    figures = {"a": ("v6e", 1.0, 2.0), "b": ("v6e", 2.0, 4.0), "c": ("v6e", 4.0, 18.0), "d": ("v5p", 8.0, 24.0)}
+    rows: dict[str, dict[str, Any]] = {}
+    for name, (chip, predicted_s, published_s) in figures.items():
+        rows[name] = {"chip": chip, "predicted": predicted_s, "published": published_s}
+    rows["e"] = {"chip": "v6e", "published": 3.0, "error": "it did not fit"}
+    found = published.judged(rows)
+    assert found == {"rank_correlation": pytest.approx(1.0), "constants": {"v6e": 3.0, "v5p": 3.0}}
+    assert [rows[name]["error"] for name in "abcd"] == pytest.approx([0.5, 0.5, -1 / 3, 0.0])
+    assert [rows[name]["without"] for name in "abc"] == pytest.approx([0.5, 0.5, -5 / 9])
+    assert rows["d"]["without"] is None
+    assert published.rank_correlation([1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 4.0]) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "found"), [("}\n\n", None, True), ("half a", 0, False), (None, 3, False), ("half a", None, None)]
+)
+def test_a_compilation_is_awaited_until_its_schedule_is_whole(
+    text: str | None, status: int | None, found: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "DEADLINE_S", 0.1)
+    if text is not None:
+        (tmp_path / "module_0001.jit_step.x.after_optimizations.txt").write_text(text)
+    assert published.until_scheduled(lambda: status, tmp_path, "a step") is found
+
+
+def test_a_published_step_is_shown_with_its_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, row = next(iter(published.ROWS.items()))
+    found = {
+        "predicted": 2 * row.seconds,
+        "exposed": 0.1,
+        "memory": 1e9,
+        "published_share": 0.4,
+        "predicted_share": 0.2,
+    }
+    monkeypatch.setattr(published, "asked", lambda _: dict(found))
+    monkeypatch.setattr("sys.argv", ["published", "--row", name])
+    published.main()
+    printed = capsys.readouterr().out
+    assert name in printed
+    assert "+0%" in printed  # of a chip's only step
+    assert "0.5" in printed  # its constant
+
+
+def test_shapes_of_published_steps_have_the_parameters_that_their_names_tell() -> None:
+    for shape, billions in ((published.SMALL, 8.03), (published.LARGE, 70.6), (published.MISTRAL, 7.24)):
+        assert sum(math.prod(size) for size, _ in shape.weights.values()) == pytest.approx(billions * 1e9, rel=2e-3)
+    # TFLOP/s of a chip as these recipes tell them, from before MaxText counted causal attention by half.
+    told = [413.433, 419.485, 407.225, 419.701, 412.319, 417.397, 431.981, 443.385, 422.091, 453.500, 462.297, 402.274]
+    for row, each in zip(published.ROWS.values(), told, strict=False):
+        shape, tokens = row.shape, row.way.examples * row.shape.length
+        skipped = 6 * shape.layers * shape.heads * shape.each * shape.length * tokens
+        assert published.operations(shape, row.way) + skipped == pytest.approx(each * 1e12 * row.seconds, rel=0.01)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from clients.keras_suite import KNOWN_ALARMS, Suite
 from samples import ALL_CASES
 
 PARTS = ("trainers", "models", "callbacks", "metrics") if ALL_CASES else ("trainers/trainer_test.py::TestTrainer",)
-EVERY = 1 if ALL_CASES else 40
+EVERY = 1 if ALL_CASES else 80
 """Every so many of the tests are run: the same each time."""
 
 

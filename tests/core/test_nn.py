@@ -87,6 +87,13 @@ def test_replicas_without_examples_have_no_loss(executor: str) -> None:
     np.testing.assert_allclose(components(parts)[2], losses[4] / 4, rtol=1e-6)
 
 
+def test_a_global_batch_size_that_is_known_may_come_from_around_a_traced_function() -> None:
+    count, negative = jnp.int32(4), jnp.int32(-4)
+    assert float(jax.jit(lambda x: jd.nn.compute_average_loss(x, global_batch_size=count))(jnp.ones(2))) == 0.5
+    with pytest.raises(ArgumentError, match="global_batch_size is"):
+        jax.make_jaxpr(lambda x: jd.nn.compute_average_loss(x, global_batch_size=negative))(jnp.ones(2))
+
+
 @each_executor
 def test_the_global_batch_size_may_be_computed(executor: str) -> None:
     losses = rows(5)
@@ -105,6 +112,8 @@ def test_gradients() -> None:
     losses = jnp.asarray(rows(3))
     grad = jax.grad(lambda x: jd.nn.compute_average_loss(x**2, global_batch_size=6))(losses)
     np.testing.assert_allclose(grad, 2 * losses / 6, rtol=1e-6)
+    known = jnp.int32(6)  # an array from around a traced function
+    assert jax.jit(lambda x: jd.nn.compute_average_loss(x, global_batch_size=known))(jnp.ones(3)) == 0.5
     nothing = jax.grad(lambda x: jd.nn.compute_average_loss(x, global_batch_size=0))(losses)
     np.testing.assert_array_equal(nothing, np.zeros(3))
 
@@ -127,6 +136,21 @@ def test_dtypes_are_kept() -> None:
 def test_without_a_strategy_there_is_one_replica() -> None:
     assert float(jd.nn.compute_average_loss(jnp.asarray([1.0, 2.0]))) == 1.5
     assert float(jd.nn.scale_regularization_loss(jnp.asarray([1.0, 2.0]))) == 3
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_of_a_batch_that_every_replica_got_whole(compiled: bool) -> None:
+    """Four times three examples, for a count of which a replica's part is two or three."""
+
+    def mean(size: int, *batch: Any) -> Any:
+        step = lambda *batch: FOUR.run(lambda x: jd.nn.compute_average_loss(x, global_batch_size=size), batch)  # noqa: E731
+        return (jd.function(step) if compiled else step)(*batch)
+
+    whole, part = np.ones(3, np.float32), deal(FOUR, np.ones((12, 1), np.float32)[:, 0], cut(12, 4))
+    with pytest.warns(RuntimeWarning, match=r"batch of 3 whole.* its examples count 12, .* divided by 8\. HINT"):
+        mean(8, whole)
+    for size, batch in ((9, whole), (8, part), (8, np.ones(0, np.float32))):
+        mean(size, batch)  # a warning is an error
 
 
 def test_in_cross_replica_context() -> None:

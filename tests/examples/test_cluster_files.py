@@ -1,7 +1,9 @@
 """The files for clusters: what they say fits together, and their command lines run on two machines."""
 
+import argparse
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from jaxtribute._src.addons.cli.commands import launch
 from namespaces import Machine
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +22,7 @@ FILES = ROOT / "examples" / "cluster"
 MANIFESTS = [FILES / "job.yaml", FILES / "jobset.yaml"]
 DOCKERFILE = (FILES / "Dockerfile").read_text(encoding="utf-8")
 SBATCH = FILES / "slurm.sbatch"
+ELASTIC_MANIFEST, ELASTIC_SBATCH = FILES / "elastic.yaml", FILES / "elastic.sbatch"
 PROGRAM = """
 import json, os, sys
 config = json.loads(os.environ["TF_CONFIG"])
@@ -101,13 +105,38 @@ def test_a_manifest_fits_together(path: Path) -> None:
     assert pod["securityContext"] == {"runAsUser": int(user[1]), "runAsNonRoot": True, "fsGroup": int(user[1])}
 
 
+def parsed(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    launch.add_arguments(parser)
+    found = parser.parse_args(words)
+    launch._refuse_for_islands(found)  # pyright: ignore[reportPrivateUsage]
+    assert (ROOT / found.program).is_file()
+    return found
+
+
+def test_the_files_for_islands_say_what_the_launcher_takes() -> None:
+    _, _, job = list(yaml.safe_load_all(ELASTIC_MANIFEST.read_text(encoding="utf-8")))
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert {"name": "JOB_COMPLETION_INDEX"}.items() <= container["env"][1].items()
+    found = parsed([word.replace("$(JOB_COMPLETION_INDEX)", "1") for word in container["args"]])
+    domain = job["spec"]["template"]["spec"]["subdomain"]
+    assert list(found.hosts) == [f"{job['metadata']['name']}-{n}.{domain}" for n in range(job["spec"]["completions"])]
+    text = ELASTIC_SBATCH.read_text(encoding="utf-8")
+    (line,) = re.findall(r"sh -c 'jaxtribute launch (.*)'", text.replace("\\\n", ""))
+    values = {"$hosts": "a,b", "$port": "20001", "$SLURM_PROCID": "1", "$key": "key", "$folder": "logs"}
+    found = parsed([values.get(word, word) for word in shlex.split(line)])
+    assert (found.hosts, found.node_rank, found.port) == (("a", "b"), 1, 20001)
+
+
 @pytest.mark.slow
 def test_kubernetes_knows_every_field_of_the_manifests() -> None:
     """The types of the official client, which leave out what they do not know and refuse what lacks a field."""
     from kubernetes import client
 
     api: Any = client.ApiClient()
-    documents = [one for path in MANIFESTS for one in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
+    documents = [
+        one for path in [*MANIFESTS, ELASTIC_MANIFEST] for one in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    ]
     types = {kind: f"V1{kind}" for kind in ("Service", "Job", "PersistentVolumeClaim", "NetworkPolicy")}
     for document in documents:
         if document["kind"] in types:
@@ -203,6 +232,7 @@ def test_the_batch_file_of_slurm(machines: tuple[Machine, Machine], place: Path)
 @pytest.mark.slow
 def test_the_batch_file_has_no_mistake_that_a_checker_finds() -> None:
     subprocess.run(["bash", "-n", str(SBATCH)], check=True, timeout=60)
+    subprocess.run(["bash", "-n", str(ELASTIC_SBATCH)], check=True, timeout=60)
     if (checker := shutil.which("shellcheck")) is not None:
         subprocess.run([checker, str(SBATCH)], check=True, timeout=60)
     options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", SBATCH.read_text(encoding="utf-8"), re.MULTILINE))

@@ -82,3 +82,22 @@ def test_all_workers_fall_back_together(damaged: str, multi_process: SharedRunne
         assert found["before"] == 7
         assert found["path"] == str(tmp_path / "ckpt-1")
         np.testing.assert_array_equal(found["value"], np.ones(1_100_000, np.float32))
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_what_one_worker_cannot_read_is_told_to_all(bad: int, multi_process: SharedRunners, tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    ranks = multi_process(workers=2, devices=2).run(checkpoint_workers.cannot_read, (folder, bad), timeout_s=60)
+    for one, other in zip(*ranks, strict=True):
+        kinds = [kind for kind, _ in one["errors"]]
+        assert kinds == [kind for kind, _ in other["errors"]], (one, other)
+        # Which files Python reads, and not TensorStore, depends on which was written last.
+        assert kinds == (2 * ["CheckpointUnreadableError"] if one["hit"] or other["hit"] else []), one
+        for _, text in one["errors"] + other["errors"]:
+            assert "/run" in text, text
+            assert f"worker {bad}" in text or "was not restored" not in text, text
+            assert "cannot be read now" in text, text
+            assert "HINT" in text, text
+        for rank in (one, other):
+            assert rank["before"] == (7 if kinds else 30), rank
+            assert (rank["path"], rank["after"]) == (f"{folder}/ckpt-3", 30), rank

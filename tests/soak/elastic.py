@@ -67,7 +67,7 @@ def island(folder: Path, steps: int, virtual: int, pace_s: float) -> None:
     with (folder / f"island-{strategy.island}").open("a", buffering=1) as file:
         for number, x in enumerate(strategy.experimental_distribute_dataset(data)):
             # What one island has seen ends the training of all.
-            ends = step(x, jnp.int32(number), jnp.int32((folder / "end").exists()))
+            ends = step(x, np.int32(number), np.int32((folder / "end").exists()))
             if islands.newcomer is None:
                 file.write(f"{os.getpid()} {number} {time.time()} {islands.again}\n")
                 time.sleep(pace_s)

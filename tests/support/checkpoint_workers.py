@@ -7,11 +7,14 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jaxtribute as jd
 import worker_programs
 from checkpoint_programs import Program, advance, build
+from jaxtribute._src.core import reading
 from jaxtribute._src.core.checkpoint.description import Description
+from read_faults import FOLDERS, Disk
 
 
 def _program() -> Program:
@@ -113,3 +116,29 @@ def fall_back(directory: str, damaged: str) -> dict[str, Any]:
         before = float(value.numpy().max())
         path = checkpoints.restore_or_initialize()
         return {"error": text, "before": before, "path": path, "value": value.numpy(), "files": list(kept)}
+
+
+def cannot_read(directory: str, bad: int) -> list[dict[str, Any]]:
+    """Restores in two ways where one worker cannot read a part of the folder, and again once it can."""
+    strategy = worker_programs.strategy()
+    with strategy.scope():
+        value = jd.Variable(0.0, aggregation=jd.VariableAggregation.SUM)
+    checkpoint, found = jd.Checkpoint(v=value), list[dict[str, Any]]()
+    with jd.CheckpointManager(checkpoint, directory, block=True) as manager:
+        for number in (10.0, 20.0, 30.0):
+            value.assign(number)
+            manager.save()
+        for names in FOLDERS:
+            value.assign(7.0)
+            one: dict[str, Any] = {"names": names, "errors": [], "hit": False}
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(reading, "_PAUSES_S", (0.001,))
+                disk = Disk(patch, "EIO", names, float("inf")) if worker_programs.rank() == bad else None
+                for restore in (lambda: checkpoint.restore(f"{directory}/ckpt-3"), manager.restore_or_initialize):
+                    try:
+                        restore()
+                    except jd.errors.CheckpointError as error:
+                        one["errors"].append((type(error).__name__, str(error)))
+            one["hit"] = disk is not None and bool(disk.failed)
+            found.append(one | {"before": float(value), "path": manager.restore_or_initialize(), "after": float(value)})
+    return found

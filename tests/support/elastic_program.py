@@ -112,12 +112,16 @@ def main(folder: Path, steps: int) -> None:
     def step(batch: Any, total: Any) -> None:
         strategy.run(replica, (*batch, total))
 
+    islands = strategy.islands
     for number, batch in told(strategy, folder, data):
+        before = strategy.islands
         step(batch, jnp.float32(len(data[number][2])))
+        # Behind the last step others may have ended before this one asks; one that joins is in it from the step on.
+        islands = max(before, strategy.islands, key=len)
     learned: dict[str, Any] = dict(zip(initial(), map(np.asarray, model), strict=True))
     # Whole at once: the file is there when it is complete.
     scratch = folder / f"scratch-{strategy.island}.npz"
-    np.savez(scratch, seen=np.asarray(seen), islands=strategy.islands, **learned)
+    np.savez(scratch, seen=np.asarray(seen), islands=islands, **learned)
     scratch.rename(folder / f"result-{strategy.island}.npz")
 
 

@@ -50,6 +50,7 @@ def main(folder: Path, steps: int, last: int, *own: str) -> None:
     manager = jd.CheckpointManager(checkpoint, place, max_to_keep=1, block=bool(own))
     restored = manager.restore_or_initialize()
     first = EVERY * int(restored.rpartition("-")[2]) if restored else 0
+    members = strategy.islands
     with (folder / f"island-{strategy.island}").open("a", buffering=1) as file:
         for number in range(first, last):
             # Whoever joins is waited for, at the end: the test kills one before.
@@ -57,7 +58,10 @@ def main(folder: Path, steps: int, last: int, *own: str) -> None:
             while number == last - 1 and islands.newcomer is None and len(strategy.islands) < islands.others + 1:
                 assert time.monotonic() < end
                 time.sleep(0.01)
+            before = strategy.islands
             step(next(iterator))
+            # Behind the last step others may have ended before this one asks; one that joins is in it from the step on.
+            members = max(before, strategy.islands, key=len)
             if (number + 1) % EVERY == 0:
                 manager.save()
             if islands.newcomer is None:
@@ -65,7 +69,7 @@ def main(folder: Path, steps: int, last: int, *own: str) -> None:
                 time.sleep(0.01)
     manager.close()
     results: dict[str, Any] = {variable.name.removesuffix(":0"): np.asarray(variable) for variable in variables}
-    np.savez(folder / f"result-{strategy.island}.npz", seen=np.asarray(seen), islands=strategy.islands, **results)
+    np.savez(folder / f"result-{strategy.island}.npz", seen=np.asarray(seen), islands=members, **results)
 
 
 if __name__ == "__main__":

@@ -212,8 +212,9 @@ class Trained:
             return {"v": v, "n": v.sum()}
 
         def step(batch: Any) -> Any:
-            # Replicas of several devices cannot meet arrays of all devices from around them.
-            given = self.captured if self.strategy.extended.mesh.group else None
+            # Replicas of several devices, and of several workers, cannot meet arrays of all devices from around them.
+            mesh = self.strategy.extended.mesh
+            given = self.captured if mesh.group or mesh.peers is not None else None
             result = self.strategy.run(inside, (batch, given))
             return self.strategy.reduce("SUM", result["v"], axis=None)
 

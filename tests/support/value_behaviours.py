@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jaxtribute as jd
 from behaviours import AGG, ON_READ, ROWS, Parts, Row, across, everywhere, in_replica
+from jaxtribute._src.core.jaxprs.core import is_traced
 from replicas import here, variable
 
 Make = Callable[[Any], Any]
@@ -359,3 +362,23 @@ for _compiled in (False, True):
         ragged=False,
         compiles=False,
     )
+
+
+@across("the loss of a batch that nobody distributed", everywhere(lambda parts: np.float32(len(parts))))
+def _whole_batch(strategy: jd.Strategy, x: Any) -> Any:
+    def loss(x: Any) -> Any:
+        return jd.nn.compute_average_loss(x, global_batch_size=8)
+
+    batch, several = np.ones(8, np.float32), strategy.num_replicas_in_sync > 1
+    with pytest.warns(RuntimeWarning, match="whole") if several else nullcontext():
+        losses = strategy.run(loss, (batch,))
+    return strategy.reduce("SUM", losses, axis=None)
+
+
+@across("the mean of means of unequal batches", everywhere(lambda parts: np.mean([part.mean() for part in parts])))
+def _mean_of_means(strategy: jd.Strategy, x: Any) -> Any:
+    means = strategy.run(lambda x: x.mean(), (x,))
+    # Code that runs eagerly shows numbers alone, not how they were made.
+    told = isinstance(x, jd.PerReplica) and x.shapes is not None and is_traced()
+    with pytest.warns(RuntimeWarning, match="the mean of the replicas' means") if told else nullcontext():
+        return strategy.reduce("MEAN", means, axis=None)

@@ -7,6 +7,7 @@ import io
 import os
 import sys
 import time
+import warnings
 from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -17,8 +18,12 @@ from jaxtribute._src.addons.verify.verdict import Verdict
 from jaxtribute._src.addons.verify.watching import KINDS, Watcher
 from jaxtribute.experimental import observe
 
-SHORTER = {"parameter_server": ["--epochs", "1"], "embeddings": ["--steps", "40"]}
-"""Arguments of programs that start processes."""
+SHORTER = {
+    "parameter_server": ["--epochs", "1"],
+    "embeddings": ["--steps", "40"],
+    "recommender": ["--rows", "20000", "--steps", "40"],
+}
+"""Arguments of programs that start processes, or have large tables."""
 
 
 def verdicts(file: Path) -> list[Verdict]:
@@ -29,13 +34,14 @@ def verdicts(file: Path) -> list[Verdict]:
             # All run on the devices of this process.
             text = file.read_text(encoding="utf-8")
             several = ["--devices", "4"] if '"--devices"' in text or "import common" in text else []
-            run_script(file, SHORTER.get(file.stem, several))
+            run_script(file, [*several, *SHORTER.get(file.stem, [])])
         else:
             run_page(file)
     return watcher.verdicts
 
 
 if __name__ == "__main__":
+    warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning)  # Keras's
     wrong = 0
     for name in sys.argv[1:]:
         start = time.process_time()

@@ -43,9 +43,14 @@ def program(right: str = "right", **wrong: str) -> Callable[[Callable[[jd.Strate
     return listed
 
 
+def file_of(case: Case) -> str:
+    """The file of a program."""
+    return case.program.__code__.co_filename
+
+
 def line_of(case: Case) -> int:
     """The line of a mistake."""
-    for number, line in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(Path(file_of(case)).read_text(encoding="utf-8").splitlines(), start=1):
         if line.endswith(f"# at: {case.program.__name__}.{case.wrong}"):
             return number
     raise LookupError(str(case))
@@ -79,6 +84,23 @@ def context() -> jd.ReplicaContext:
 
 def cross_entropy(logits: Any, target: Any) -> Any:
     return optax.softmax_cross_entropy_with_integer_labels(logits, target)
+
+
+def trained(strategy: jd.Strategy, params: Any, transform: Any, loss: Any, *batch: Any) -> Made:
+    """A step of plain JAX and Optax, whose state goes in and comes out."""
+
+    def replica(state: Any, *batch: Any) -> Any:
+        params, slots = state
+        value, gradients = jax.value_and_grad(loss)(params, *batch)
+        value, gradients = context().all_reduce("SUM", (value, gradients))
+        updates, slots = transform.update(gradients, slots, params)
+        return (optax.apply_updates(params, updates), slots), value
+
+    @jd.function
+    def train_step(state: Any, *batch: Any) -> Any:
+        return strategy.run(replica, args=(state, *batch))
+
+    return train_step, (strategy.place((params, transform.init(params))), *batch)
 
 
 def perceptron_loss(x: Any, y: Any, held: Any, wrong: str) -> Any:

@@ -10,7 +10,7 @@ _HOME = __package__
 def offer_all() -> None:
     """Tells each point which modules have something for it; imports none of them."""
     for point, modules in (
-        (points.LIBRARIES, ("addons.keras.activation", "addons.models.nnx_writes")),
+        (points.LIBRARIES, ("addons.keras.activation", "addons.models.nnx_writes", "addons.training.last_steps")),
         (points.SOURCES, ("addons.sources.tf_data", "addons.sources.torch_loader", "addons.sources.hugging_face")),
         (points.RESOLVERS, ("addons.resolvers.tpu", "addons.resolvers.slurm", "addons.resolvers.kubernetes")),
         (points.STATEFUL, ("addons.models.state", "addons.keras.state")),
@@ -19,5 +19,6 @@ def offer_all() -> None:
         (points.LAYOUTS, ("addons.layouts.automatic",)),
         (points.BUDGETS, ("addons.memory.budgeting",)),
         (points.WIRES, ("addons.wires.summing",)),
+        (points.UNEVEN, ("addons.training.uneven_means",)),
     ):
         point.offer(*(f"{_HOME}.{module}" for module in modules))

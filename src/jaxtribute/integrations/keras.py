@@ -6,6 +6,10 @@
 `jaxtribute.compat.tf` has the others under TensorFlow's names. Needs the extra `jaxtribute[keras]`.
 """
 
+import os as _os
+
+_os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras's own default is TensorFlow
+
 from jaxtribute._src.addons.keras.callbacks import TensorBoard
 from jaxtribute._src.addons.keras.embedding import DistributedEmbedding
 from jaxtribute._src.addons.keras.lookups import IntegerLookup, StringLookup
@@ -13,6 +17,7 @@ from jaxtribute._src.addons.keras.table_configs import FeatureConfig, TableConfi
 from jaxtribute._src.addons.keras.text import TextVectorization
 from jaxtribute._src.addons.keras.variables import shards
 from jaxtribute._src.addons.verify.fitting import Verify
+from jaxtribute._src.core import context as _contexts
 from jaxtribute._src.public import publish as _publish
 
 __all__ = [
@@ -28,3 +33,6 @@ __all__ = [
 ]
 
 _publish(__name__)
+
+# Outside of scopes, too, models of strings look them up on the host.
+_contexts.announce()

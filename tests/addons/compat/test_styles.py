@@ -57,10 +57,11 @@ def test_programs_train_to_the_losses_of_tensorflow(tmp_path: Path) -> None:
         old, new = EDITS.get(name, ("", ""))
         assert old in text
         (tmp_path / f"{name}.py").write_text(text.replace(old, new) if old else text)
-    # In one process, which loads the libraries once.
+    # In one process, which loads the libraries once; one program's policy is not for the next.
     runner = (
-        "import runpy, sys, warnings\nwarnings.simplefilter('ignore')\n"
-        "for path in sys.argv[1:]:\n    runpy.run_path(path, run_name='__main__')\n"
+        "import runpy, sys, warnings\nwarnings.simplefilter('ignore')\nimport jaxtribute.compat.tf as tf\n"
+        "for path in sys.argv[1:]:\n    tf.keras.mixed_precision.set_global_policy('float32')\n"
+        "    runpy.run_path(path, run_name='__main__')\n"
     )
     output = run_python(runner, *[str(tmp_path / f"{name}.py") for name in CHOSEN], devices=2, timeout=2900)
     results = [json.loads(line) for line in output.split("\n") if line.startswith("{")]

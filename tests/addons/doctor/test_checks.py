@@ -1,12 +1,19 @@
 """What the doctor knows before any check, and the facts that it tells."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from jaxtribute._src.addons.doctor import checks
 from jaxtribute._src.addons.doctor.report import Finding, Level, look
+from jaxtribute._src.addons.elastic.links import Tls
+from jaxtribute._src.addons.launcher.certificates import write_certificates
+from jaxtribute.errors import ArgumentError
+from jaxtribute.extending import Address
 
 
 def tf_config(addresses: list[str], kind: str = "worker", index: int = 0, **jobs: list[str]) -> dict[str, str]:
@@ -116,3 +123,55 @@ def test_a_thread_pool_that_is_too_small() -> None:
     found = device_findings({"CUDA_VISIBLE_DEVICES": "", "PJRT_NPROC": "4"})["thread pool"]
     assert found.level is Level.WARNING
     assert "chooses 16" in found.fix
+
+
+NAMES = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
+
+
+def broken(folder: Path, how: str) -> dict[str, str]:
+    """The environment of a job's certificates, with one thing wrong."""
+    (folder / "other").mkdir()
+    made = [write_certificates(bytes([number]) * 64, where) for number, where in enumerate((folder, folder / "other"))]
+    cert, key, authority = NAMES
+    match how:
+        case "absent":
+            del made[0][key]
+        case "no file":
+            Path(made[0][authority]).unlink()
+        case "a folder":
+            made[0][cert] = str(folder)
+        case "no certificate":
+            Path(made[0][cert]).write_text("hello")
+        case "another's key":
+            made[0][key] = made[1][key]
+        case "a key with a password":
+            loaded: Any = serialization.load_pem_private_key(Path(made[0][key]).read_bytes(), None)
+            locked = serialization.BestAvailableEncryption(b"secret")
+            form = serialization.PrivateFormat.PKCS8
+            Path(made[0][key]).write_bytes(loaded.private_bytes(serialization.Encoding.PEM, form, locked))
+        case _:
+            pass
+    return made[0]
+
+
+@pytest.mark.parametrize(
+    "how", ["absent", "no file", "a folder", "no certificate", "another's key", "a key with a password"]
+)
+def test_certificates_that_are_wrong(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = broken(tmp_path, how)
+    (found,) = checks.check_certificates(look(environ))
+    assert found.level is Level.ERROR
+    assert found.fix
+    assert "\n" not in found.text
+    if how != "absent":
+        for name in NAMES:
+            monkeypatch.setenv(name, environ[name])
+        with pytest.raises(ArgumentError, match=r"the island at .* cannot encrypt: .*HINT"):
+            Tls.needed_for([Address("10.0.0.1", 1)])
+
+
+def test_certificates_that_are_right_or_not_wanted(tmp_path: Path) -> None:
+    (found,) = checks.check_certificates(look(broken(tmp_path, "")))
+    assert found.level is Level.GOOD
+    assert not list(checks.check_certificates(look({})))
+    assert not list(checks.check_certificates(look({NAMES[0]: "", NAMES[1]: "x"})))

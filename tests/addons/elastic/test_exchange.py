@@ -296,11 +296,13 @@ def test_the_slowest_island_is_named(caplog: pytest.LogCaptureFixture, monkeypat
         assert re.match(r"island [02] has waited \d+\.\d s of the last \d+\.\d s for island 1, which is slower", text)
 
 
+GROWTH = 8 << 20
+"""Bytes that threads of the first lives may still take for themselves: each new one has memory of its own."""
 LIVES = 50 if os.environ.get("JAXTRIBUTE_ALL_CASES") else 8
 
 
 def test_a_hundred_views_leave_nothing_behind() -> None:
-    """An island that dies and comes back again and again: no descriptors, no threads and no messages are kept of it."""
+    """Of an island that dies and comes back again and again no descriptor, thread, message or memory is kept."""
 
     def taken(island: Islands) -> View:
         view, _ = island.step(lambda view: (view, island.sum([np.ones(20_000)], "sum")))
@@ -318,6 +320,9 @@ def test_a_hundred_views_leave_nothing_behind() -> None:
         connections = len(links._outgoing) + len(links._incoming) + len(inbox)
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), connections
 
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
     settings: Any = {"silent_s": 20.0, "timeout_s": 60.0}
     with islands(2, **settings) as made, ThreadPoolExecutor(1) as pool:
         first, second = made
@@ -325,6 +330,7 @@ def test_a_hundred_views_leave_nothing_behind() -> None:
         addresses = [str(address) for address in links._addresses]
         together(made, taken)
         kept: list[tuple[int, int, int]] = []
+        memory: list[int] = []
         for life in range(1, LIVES + 1):
             second.close()
             assert len(taken(first).members) == 1
@@ -335,7 +341,11 @@ def test_a_hundred_views_leave_nothing_behind() -> None:
                 assert time.monotonic() < end, "the second island is not back"
             joined.result(60.0)
             kept.append(here())
+            memory.append(resident())
         second.close()
         assert first.view.number >= 2 * LIVES
-    # A thread of the last life may still be about to end.
-    assert all(late <= early + 3 for early, late in zip(kept[2], kept[-1], strict=True)), (kept[2], kept[-1])
+    # Connections and threads of a life may still be about to begin, or to end.
+    before = map(max, zip(*kept[: LIVES // 2], strict=True))
+    assert all(late <= early + 3 for early, late in zip(before, kept[-1], strict=True)), kept
+    print(f"after 3 and {LIVES} lives: {kept[2]} and {kept[-1]}, {(memory[-1] - memory[2]) >> 10} KiB more")
+    assert memory[-1] - memory[2] < GROWTH, memory

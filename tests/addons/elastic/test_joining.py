@@ -296,6 +296,47 @@ def test_results_are_kept_as_they_are() -> None:
         entries_in(data)
 
 
+def test_steps_that_are_alike_travel_together_and_stay_apart() -> None:
+    """Whatever steps gave, read and told: what a newcomer gets is what each had, with its type."""
+    chance = np.random.default_rng(0)
+    views = View(0, (Island(0), Island(1))), View(1, (Island(0),))
+    makers: list[Callable[[float], Any]] = [
+        lambda number: [jnp.float32(number)],
+        lambda number: [jnp.full((2, 3), number, "bfloat16"), np.full(2, number), 1],
+        lambda number: [True],
+        lambda number: [1],
+        lambda number: {"a": np.float64(number), "b": float(round(number))},
+    ]
+    journal, expected = Journal(), list[Any]()
+    for number in range(500):
+        make = makers[chance.integers(len(makers)) if chance.random() < 0.2 else number // 100]
+        view = views[number > 333]
+        if chance.random() < 0.05:
+            journal.note_read(3, jnp.float32(number))
+        expected.append((f"step {number // 250}", view, make(number / 7), sorted(journal.reads)))
+        journal.append(*expected[-1][:3])
+    whole = journal.answer(0, views[1])[1]
+    for first in (0, 17, 499, 500):
+        *entries, end = entries_in(journal.answer(first, views[1])[1])
+        assert (end.signature, end.view) == ("", views[1])
+        assert len(entries) == 500 - first
+        for entry, (signature, view, result, reads) in zip(entries, expected[first:], strict=True):
+            assert (entry.signature, entry.view, sorted(entry.reads), entry.problem) == (signature, view, reads, "")
+            made = rebuilt(entry.plain, entry.arrays, None, view)
+            assert [type(each) for each in jax.tree.leaves(made)] == [type(each) for each in _kept(result)]
+            jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), made, result)
+    assert len(whole) < 500 * 100, "they travel one by one"
+    for _ in range(40):
+        journal.note_read(0, np.empty(LARGEST, np.uint8))
+        journal.append("a step", views[1], None)
+    assert len(journal.answer(500, views[1])[1]) < (2 << 20), "what was read counts as well"
+
+
+def _kept(result: Any) -> list[Any]:
+    """The leaves of a result as they are kept: what NumPy had without axes is an array."""
+    return [np.asarray(leaf) if isinstance(leaf, np.generic) else leaf for leaf in jax.tree.leaves(result)]
+
+
 def test_an_island_that_ends_before_the_others_have_met_it_joins_them(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(2)
 
@@ -340,6 +381,30 @@ def test_a_state_that_could_not_be_sent_is_sent_again(monkeypatch: pytest.Monkey
     assert failed
     assert [incarnation for _, incarnation in results] == [0, 1]
     assert results[0][0][:2] == results[1][0][:2]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_newcomer_asks_again_for_what_is_lost(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions and answers that go with a broken connection, whichever they are, cost a moment and nothing else."""
+    chance, lost = np.random.default_rng(seed), list[int]()
+
+    def send(links: Links, rank: int, lane: Lane, head: Any, *rest: Any) -> bool:
+        if lane is Lane.JOURNAL and head[2] != STATE and len(lost) < 3 and chance.random() < 0.7:
+            lost.append(head[2])
+            return bool(chance.integers(2))  # the sender may know
+        return sends(links, rank, lane, head, *rest)
+
+    def steps(strategy: jd.Strategy) -> float:
+        v, step = counter(strategy)
+        for _ in range(3):
+            step()
+        return float(v)
+
+    sends, begun = Links.send, time.monotonic()
+    monkeypatch.setattr(Links, "send", send)
+    assert joining(steps, steps, silent_s=20.0) == 3.0
+    assert lost
+    assert time.monotonic() - begun < 10.0
 
 
 def test_a_newcomer_that_waits_asks_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,9 +138,11 @@ def test_the_others_finish_what_a_killed_island_has_begun(killed: int, tmp_path:
         assert f"goes on without island {killed}" in running.output
         running.check(1 - killed)
     state = Run(tmp_path / "run").state()
-    assert [(event["kind"], event["rank"]) for event in state["events"]] == [("failure", killed), ("view", None)]
-    assert state["events"][0]["text"] == "was killed by SIGKILL"
-    assert f"goes on without island {killed}" in state["events"][1]["text"]
+    # On a busy machine the other island may be sooner than the launcher.
+    failure, view = sorted(state["events"], key=lambda event: event["kind"])
+    assert [(event["kind"], event["rank"]) for event in (failure, view)] == [("failure", killed), ("view", None)]
+    assert failure["text"] == "was killed by SIGKILL"
+    assert f"goes on without island {killed}" in view["text"]
     assert (state["islands"]["members"], state["islands"]["changes"]) == ([1 - killed], 1)
     assert state["steps"] == 300
     assert state["step"]["p50"] > 0

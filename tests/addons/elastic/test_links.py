@@ -82,6 +82,33 @@ def test_a_process_whose_place_another_has_taken_at_once_is_dead(monkeypatch: py
             links.close()
 
 
+def test_the_end_of_a_process_takes_nothing_from_the_one_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be noticed when the new one has just been met, and is being answered."""
+    monkeypatch.setenv("JAXTRIBUTE_LAUNCHER", "1")
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    lost, heard = list[Island](), list[bytes]()
+    own = Links(Island(0), addresses, lambda *_: None, lambda island, _: lost.append(island))
+    old = Links(Island(1), addresses, lambda *_: None, lambda *_: None)
+    new = Links(Island(1, 1), addresses, lambda *message: heard.append(bytes(message[-1])), lambda *_: None)
+    try:
+        own.begin()
+        old.greet()
+        until(lambda: (Island(1), Lane.CONTROL) in own._incoming)  # pyright: ignore[reportPrivateUsage]
+        own._meet(Island(1, 1))  # pyright: ignore[reportPrivateUsage]
+        old._listener.close()  # pyright: ignore[reportPrivateUsage]  # what is sent now is for the new one
+        new.begin()
+        assert own.send(1, Lane.JOURNAL, (0, 0, 0), [b"a part"], 1.0)
+        before = own._outgoing[1, Lane.JOURNAL]  # pyright: ignore[reportPrivateUsage]
+        old.close()
+        until(lambda: lost == [Island(1)])
+        assert own.send(1, Lane.JOURNAL, (0, 0, 0), [b"of an answer"], 1.0)
+        assert own._outgoing[1, Lane.JOURNAL] is before, "the connection was dropped"  # pyright: ignore[reportPrivateUsage]
+        until(lambda: heard == [b"a part", b"of an answer"])
+    finally:
+        for links in (own, old, new):
+            links.close()
+
+
 def test_an_island_whose_machine_has_lost_its_power_is_reached_when_it_is_back() -> None:
     """Its old process has closed nothing: what was sent there now would be taken by nobody."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -12,9 +15,11 @@ import pytest
 from jax.experimental import io_callback
 
 from jaxtribute._src.addons.elastic import pieces as pieces_module
+from jaxtribute._src.addons.elastic.factors import Factors
 from jaxtribute._src.addons.elastic.pieces import EXCHANGE, Pieces
 from jaxtribute._src.core.jaxprs.core import as_function
 from jaxtribute.typing import HostArray
+from samples import ALL_CASES
 
 Finish = Callable[[], list[HostArray]]
 
@@ -209,3 +214,85 @@ def test_what_an_earlier_stage_has_made_is_packed_with_the_small_ones(monkeypatc
     given = jax.tree.leaves((layers, biases, table, jnp.ones((4, 200))))
     for result, expected in zip(pieces(*given), as_function(closed)(*given), strict=True):
         np.testing.assert_allclose(result, expected, rtol=1e-5)
+
+
+def moved(product: jax.Array) -> jax.Array:
+    return -product.T.reshape(product.T.shape)
+
+
+@pytest.mark.parametrize("seed", range(30 if ALL_CASES else 5))
+def test_sums_of_products_are_computed_of_factors_where_these_are_smaller(seed: int) -> None:
+    """Whatever is multiplied, moved, shared and computed of it: the same bits on all islands, and NumPy's sums."""
+    chance = np.random.default_rng(seed)
+    islands, rows = int(chance.integers(2, 5)), int(chance.integers(1, 200))
+    width, height = (int(size) for size in chance.integers(200, 700, 2))
+    shape = (2, rows) if chance.integers(2) else (rows,)
+    makes = [lambda a, b: a.T @ b, lambda a, b: jnp.einsum("bi,bj->ji", a, b), lambda a, b: moved(a.T @ b)]
+    makes.append(jax.jit(lambda a, b: moved(a.T @ b)))
+    make = makes[int(chance.integers(len(makes)))]
+    is_scaled = bool(chance.integers(2))
+
+    def program(x: jax.Array, y: jax.Array, w: jax.Array) -> Any:
+        x, y = x.reshape(-1, width), jnp.tanh(y.reshape(-1, height))
+        product = make(x, y)
+        own = jnp.sum(product) if is_scaled else jnp.float32(0)
+        gradient, loss = total(product * 2 if is_scaled else product), total(jnp.sum(y))
+        return w - 0.1 * gradient.reshape(w.shape), loss, own, total(x.T @ x)
+
+    def data() -> list[Any]:
+        return [chance.normal(size=(*shape, size)).astype("float32") for size in (width, height)]
+
+    w = chance.normal(size=(width * height,)).astype("float32")
+    given = [[*data(), w] for _ in range(islands)]
+    closed = jax.make_jaxpr(program)(*given[0])
+    sent = [0] * islands
+    meeting: Any = Meeting(islands)
+
+    def run(rank: int) -> list[Any]:
+        def begin(arrays: Sequence[HostArray], what: str) -> Finish:
+            sent[rank] += sum(array.nbytes for array in arrays)
+            return lambda: [np.sum(each, 0) for each in zip(*meeting.all(rank, arrays), strict=True)]
+
+        def gather(arrays: Sequence[HostArray], what: str, count: int) -> Any:
+            assert count == islands
+            sent[rank] += sum(array.nbytes for array in arrays)
+            return lambda: meeting.all(rank, arrays)
+
+        pieces = Pieces.of(closed, begin, factors=Factors(gather, islands))
+        assert pieces is not None
+        return pieces(*given[rank])
+
+    with ThreadPoolExecutor(islands) as pool:
+        results = list(pool.map(run, range(islands)))
+    x = np.concatenate([each[0].reshape(-1, width) for each in given]).astype("float64")
+    y = np.tanh(np.concatenate([each[1].reshape(-1, height) for each in given]).astype("float64"))
+    gradient = np.asarray(x.T @ y)
+    if make is not makes[0]:
+        gradient = gradient.T if make is makes[1] else -gradient.T
+    gradient = gradient * (2 if is_scaled else 1)
+    for own in results:
+        np.testing.assert_allclose(own[0], w - 0.1 * gradient.reshape(-1), rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(own[3], x.T @ x, rtol=1e-3, atol=1e-2)
+        np.testing.assert_array_equal(own[0], results[0][0])
+        np.testing.assert_array_equal(own[3], results[0][3])
+    products = 4 * (width * height + width * width)
+    rows_bytes = 4 * math.prod(shape) * (width + height)
+    if is_scaled:
+        assert max(sent) >= 4 * width * height
+    elif 8 * rows_bytes < products and 4 * 4 * min(width * height, width * width) > 1 << 20:
+        assert max(sent) <= rows_bytes + 4
+    assert max(sent) <= products + 4
+
+
+class Meeting:
+    """Gives all islands, each in a thread, what each has brought."""
+
+    def __init__(self, islands: int) -> None:
+        self._barrier = threading.Barrier(islands, timeout=60.0)
+        self._brought: list[Any] = [None] * islands
+
+    def all(self, rank: int, arrays: Sequence[HostArray]) -> list[Any]:
+        self._barrier.wait()
+        self._brought[rank] = arrays
+        self._barrier.wait()
+        return list(self._brought)

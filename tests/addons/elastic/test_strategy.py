@@ -17,6 +17,7 @@ import pytest
 from tests.support.processes import free_ports
 
 import jaxtribute as jd
+from jaxtribute._src.addons.elastic.exchange import Islands
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterError, VariableError
 from replicas import another_operation, here
 
@@ -106,6 +107,38 @@ def training(
     return losses, int(seen), np.asarray(w)
 
 
+def test_islands_that_share_examples_evenly_send_factors_of_large_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes, and so who sends what, follow from the batch alone: one that islands share unevenly is summed whole."""
+    chance = np.random.default_rng(0)
+    data = [chance.normal(size=(size, 300)).astype("float32") for size in (6, 7)]
+    gathered: list[list[tuple[int, ...]]] = []
+
+    def trained(strategy: jd.Strategy) -> np.ndarray[Any, Any]:
+        with strategy.scope():
+            weights = [jd.Variable(jnp.full(shape, 0.01)) for shape in ((300, 400), (400, 200))]
+            optimizer = jd.Optimizer(optax.sgd(RATE), weights)
+
+        def replica(x: jax.Array) -> None:
+            loss = lambda: jnp.sum(jnp.einsum("bi,ij->bj", jnp.tanh(x @ weights[0]), weights[1]) ** 2)  # noqa: E731
+            optimizer.apply_gradients(jd.grad(loss, weights)())
+
+        step = jd.function(lambda x: strategy.run(replica, (x,)))
+        for x in strategy.experimental_distribute_dataset(data):
+            step(x)
+        return np.concatenate([np.asarray(w).reshape(-1) for w in weights])
+
+    def begin(islands: Islands, arrays: Any, *rest: Any) -> Any:
+        gathered.append([array.shape for array in arrays])
+        return begins(islands, arrays, *rest)
+
+    begins = Islands.begin_gather
+    monkeypatch.setattr(Islands, "begin_gather", begin)
+    first, second = Job(2).run(trained)
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(first, trained(jd.OneDeviceStrategy("CPU:0")), rtol=1e-4, atol=1e-6)
+    assert {tuple(sorted(shapes)) for shapes in gathered} == {((3, 200), (3, 300), (3, 400), (3, 400))}
+
+
 def check_equal(results: list[Any], expected: Any) -> None:
     for losses, seen, weights in results:
         np.testing.assert_allclose(losses, expected[0], rtol=1e-5, atol=1e-6)
@@ -176,6 +209,7 @@ def test_what_replicas_ask_of_each_other(compiled: bool) -> None:
         own = context.replica_id_in_sync_group
         return {
             "sum": context.all_reduce("SUM", own + 1),
+            "rows": context.all_reduce("SUM", np.zeros((4, 2)).shape[0]),
             "mean": context.all_reduce("MEAN", own),
             "flags": context.all_reduce("SUM", own > 0),
             "gathered": context.all_gather(jnp.broadcast_to(own, (2, 1)), axis=0),
@@ -188,6 +222,7 @@ def test_what_replicas_ask_of_each_other(compiled: bool) -> None:
     results = in_replicas(3, replica, compiled=compiled)
     for rank, result in enumerate(results):
         assert result["sum"] == 6
+        assert result["rows"] == 12
         assert result["mean"] == 1.0
         assert result["flags"] == 2
         np.testing.assert_array_equal(result["gathered"][:, 0], [0, 0, 1, 1, 2, 2])

@@ -111,6 +111,7 @@ def check_close(result: Sequence[Any], virtual: int) -> None:
         np.testing.assert_allclose(result[place], expected[place], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*takes a mean over the replicas:RuntimeWarning")
 @pytest.mark.parametrize("virtual", [4, 5] if ALL_CASES else [4])
 def test_any_number_of_islands_comes_to_the_same_bits(virtual: int) -> None:
     expected = undisturbed(virtual)

@@ -126,9 +126,12 @@ def test_a_candidates_budget_counts_and_not_the_scripts(tmp_path: Path) -> None:
     assert bounded.memory < whole.memory
 
 
-def test_installed_modules_are_loaded_once_wherever_they_lie(tmp_path: Path) -> None:
-    folder = tmp_path / ".venv" / "lib" / "site-packages"
-    folder.mkdir(parents=True)
+@pytest.mark.parametrize("place_of", [".venv/lib/site-packages", "vendored/one-1.0.dist-info"])
+def test_installed_modules_are_loaded_once_wherever_they_lie(tmp_path: Path, place_of: str) -> None:
+    made = tmp_path / place_of
+    made.mkdir(parents=True)
+    (made / "RECORD").write_text("installed_beside.py,,\n")
+    folder = made.parent if made.name.endswith(".dist-info") else made
     (folder / "installed_beside.py").write_text(
         "import builtins\nassert not hasattr(builtins, 'once')\nbuiltins.once = 1\n"
     )

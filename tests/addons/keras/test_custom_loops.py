@@ -63,6 +63,38 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [{"reduce_op": None}, {"skip_gradients_aggregation": True}, {"experimental_aggregate_gradients": False}]
+)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_gradients_that_the_program_has_reduced_are_applied_as_they_are(words: Any, compiled: bool) -> None:
+    strategy = jd.MirroredStrategy(2)
+    with strategy.scope():
+        weight, optimizer = keras.Variable(np.ones(3, np.float32)), keras.optimizers.SGD(1.0)
+
+    def replica_step(x: Any, reduced: bool) -> None:
+        context = jd.get_replica_context()
+        assert context is not None
+        gradient = context.all_reduce("SUM", x.sum(0)) if reduced else x.sum(0)
+        optimizer.apply_gradients([(gradient, weight)], **words)
+
+    def step(reduced: bool) -> Any:
+        made = lambda batch: strategy.run(replica_step, args=(batch, reduced))  # noqa: E731
+        return jd.function(made) if compiled else made
+
+    (batch,) = strategy.experimental_distribute_dataset([X[:4, :3]])
+    step(True)(batch)
+    np.testing.assert_allclose(np.asarray(weight.value), 1 - X[:4, :3].sum(0), rtol=1e-6)
+    with pytest.raises(jd.errors.VariableError, match="HINT"):
+        step(False)(batch)
+
+
+def test_gradients_are_summed_by_no_other_operation() -> None:
+    with pytest.raises(ArgumentError, match="HINT"):
+        keras.optimizers.SGD().apply_gradients([], reduce_op="MEAN")
+
+
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
     return Loop(jd.OneDeviceStrategy("CPU:0")).run()

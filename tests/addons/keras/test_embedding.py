@@ -23,12 +23,13 @@ STRATEGIES = {
     "two": lambda: jd.MirroredStrategy(2),
     "one": lambda: jd.OneDeviceStrategy("cpu:0"),
     "sharded": lambda: jd.FullyShardedStrategy(2),
+    "three": lambda: jd.MirroredStrategy(3),
     "four": lambda: jd.MirroredStrategy(4),
 }
 
 
 def data(examples: int = 16) -> tuple[dict[str, Any], Any]:
-    """Ids of three features, two of which share a table; the last batch is not full."""
+    """Ids of three features, two of which share a table."""
     rng = np.random.default_rng(0)
     seen = np.where(rng.random((examples, 3)) < 0.2, -1, rng.integers(0, 9, (examples, 3)))
     x = {"user": rng.integers(0, 30, examples), "seen": seen, "item": rng.integers(0, 9, (examples, 1))}
@@ -71,15 +72,45 @@ def trained(model: Any, epochs: int = 2) -> tuple[Any, Any]:
     return history, model.get_layer("tables").get_embedding_tables()
 
 
-@pytest.mark.parametrize("name", STRATEGIES if ALL_CASES else ["two"])
+@pytest.mark.parametrize("how", ["compiled", "eager", "evaluated"])
+def test_nothing_of_a_tables_size_is_made_in_a_step(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, width = 30_011, 3
+    with jd.MirroredStrategy(2).scope():
+        table = TableConfig("words", rows, width, optimizer="sgd", initializer=first)
+        inputs = keras.Input((2,), dtype="int32")
+        found = DistributedEmbedding(FeatureConfig("ids", table, (BATCH, 2), (BATCH, width)))(inputs)
+        model: Any = keras.Model(inputs, keras.layers.Dense(1)(found))
+        model.compile("sgd", "mse", run_eagerly=how != "compiled")
+    x, y = np.arange(2 * BATCH, dtype="int32").reshape(BATCH, 2), np.ones((BATCH, 1), "float32")
+    model.train_on_batch(x, y)
+    model.test_on_batch(x, y)
+    made: list[Any] = []
+    for name in ("zeros", "broadcast_to", "full"):
+        plain: Any = getattr(jax.numpy, name)
+
+        def noting(*args: Any, plain: Any = plain, **options: Any) -> Any:
+            made.append(array := plain(*args, **options))
+            return array
+
+        monkeypatch.setattr(jax.numpy, name, noting)
+    (model.test_on_batch if how == "evaluated" else model.train_on_batch)(x, y)
+    assert not [one.shape for one in made if one.size >= rows * width]
+
+
+@pytest.mark.parametrize("name", STRATEGIES if ALL_CASES else ["three"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"] if ALL_CASES else ["adagrad"])
-def test_fit_does_what_keras_does_with_dense_gradients(name: str, optimizer: str) -> None:
-    """The model's optimizer and the tables' are of one kind, which leaves rows without a gradient alone."""
+def test_fit_does_what_keras_does_with_dense_gradients(
+    name: str, optimizer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model's optimizer and the tables' are of one kind, which leaves rows without a gradient alone.
+
+    Batches that three replicas do not divide are padded.
+    """
 
     def rated() -> Any:
         return keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": 0.1}})
 
-    combiner = "sqrtn" if name in ("two", "sharded") else "sum"
+    combiner = "sqrtn" if name in ("three", "sharded") else "sum"
     expected_history, expected = trained(made(rated(), "default_device", combiner=combiner))
     strategy = STRATEGIES[name]()
     with strategy.scope():
@@ -92,6 +123,7 @@ def test_fit_does_what_keras_does_with_dense_gradients(name: str, optimizer: str
     x, y = data()
     results = model.evaluate(x, y, batch_size=BATCH, verbose=0)
     np.testing.assert_allclose(results[0], np.mean((model.predict(x, batch_size=BATCH, verbose=0) - y) ** 2), rtol=1e-5)
+    assert not caplog.records
 
 
 @pytest.mark.quick_cases(1)
@@ -103,8 +135,11 @@ def test_fit_does_what_keras_does_with_dense_gradients(name: str, optimizer: str
     ],
     ids=["adam", "nesterov"],
 )
-def test_rows_are_updated_as_keras_does(optimizer: Any) -> None:
-    """Of a table all of whose rows are in each batch a lazy update is the dense one."""
+def test_rows_are_updated_as_keras_does(optimizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a table all of whose rows are in each batch a lazy update is the dense one.
+
+    Nothing pads a model with a `Lambda`: two replicas have two examples, and the third has none.
+    """
 
     def model(placement: str) -> Any:
         again = type(optimizer).from_config(optimizer.get_config())
@@ -120,9 +155,10 @@ def test_rows_are_updated_as_keras_does(optimizer: Any) -> None:
         return model.get_layer("tables").get_embedding_tables()["rows"]
 
     expected = after(model("default_device"))
-    with jd.MirroredStrategy(2).scope():
+    with jd.MirroredStrategy(3).scope():
         found = after(model("auto"))
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("scoped", [True, False])

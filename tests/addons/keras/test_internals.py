@@ -76,6 +76,15 @@ def test_a_scope_without_state_keeps_what_variables_get() -> None:
     assert not internals.in_stateless_scope()
 
 
+def test_a_layer_keeps_its_losses_in_three_attributes() -> None:
+    layer = keras.layers.Layer()
+    layer.add_loss(keras.ops.ones(()))
+    assert [vars(layer)[name] for name in ("_losses", "_losses_override")] == [layer.losses, []]
+    with keras.StatelessScope(collect_losses=True) as scope:
+        layer.add_loss(keras.ops.zeros(()))
+        assert layer._loss_ids == {id(loss) for loss in scope.losses}
+
+
 def test_variables_of_optimizers_are_made_in_their_scope_of_names() -> None:
     seen: list[bool] = []
 

@@ -1,6 +1,7 @@
 """Lookups of strings and integers, against what Keras's own give on TensorFlow 2.21, as `record_lookups` wrote it."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
+import jaxtribute.compat.tf as tf
 from jaxtribute.errors import ArgumentError
+from jaxtribute.input import InputOptions
 from jaxtribute.integrations import keras as ours
 
 RECORDED = json.loads(Path(__file__).with_name("lookups.json").read_text())
@@ -159,6 +162,43 @@ def test_models_of_strings_take_batches_and_single_examples() -> None:
     assert features(np.array(["b", "a", "x"], object)).tolist() == [2, 1, 0]
     assert label(np.array(["no"], object)).tolist() == [[1]]
     assert label(np.array([["no"], ["yes"]], object)).tolist() == [[1], [0]]
+
+
+@pytest.mark.parametrize("method", ["predict", "evaluate", "fit"])
+@pytest.mark.parametrize("strings", [["a", "b"], [b"a", b"b"], np.array(["a", "b"], object)])
+def test_strings_are_refused_where_devices_compute(method: str, strings: Any) -> None:
+    features, _ = model_of_words(["a", "b"])
+    features.compile(loss="mse")
+    with pytest.raises(ArgumentError, match=r"x holds strings.*HINT"):
+        getattr(features, method)({"words": np.asarray(strings)}, **({} if method == "predict" else {"y": np.ones(2)}))
+
+
+def _on_host(strategy: jd.Strategy, batch: Any) -> Any:
+    return strategy.experimental_distribute_dataset([batch], InputOptions(experimental_fetch_to_device=False))
+
+
+STRINGS: dict[str, Callable[[Any, jd.Strategy, Any, Any], Any]] = {
+    "y": lambda model, _, x, y: model.fit(x, y, verbose=0),
+    "weights": lambda model, _, x, y: model.fit(x, x[:, 0], sample_weight=y, verbose=0),
+    "validation": lambda model, _, x, y: model.fit(x, x[:, 0], validation_data=(x, y), verbose=0),
+    "dataset of tf": lambda model, _, x, y: model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(2), verbose=0),
+    "generator": lambda model, _, x, y: model.fit((one for one in [(x, y)]), shuffle=False, verbose=0),
+    "on the host": lambda model, strategy, x, y: model.evaluate(_on_host(strategy, (x, y)), verbose=0),
+    "a batch": lambda model, _, x, y: model.train_on_batch(x, y),
+    "another batch": lambda model, _, x, y: model.test_on_batch(x, y=y),
+}
+"""Calls of a model's methods, given the model, its strategy, numbers and strings."""
+
+
+@pytest.mark.parametrize("strings", [["a", "b"], np.array(["a", "b"], object)], ids=["str", "object"])
+@pytest.mark.parametrize("case", STRINGS)
+def test_strings_are_refused_by_name_wherever_a_batch_has_them(case: str, strings: Any) -> None:
+    strategy = jd.MirroredStrategy(2)
+    with strategy.scope():
+        model: Any = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with pytest.raises(ArgumentError, match=r"(y|sample_weight) holds strings.*HINT"):
+        STRINGS[case](model, strategy, np.ones((2, 1)), np.asarray(strings))
 
 
 @pytest.mark.slow

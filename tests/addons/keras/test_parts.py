@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any
 
@@ -410,3 +411,42 @@ def test_the_same_loop_with_an_optimizer_of_optax(name: str, compiled: bool) -> 
     np.testing.assert_allclose(loss, np.mean(predicted**2), rtol=1e-5)
     expected = kernel - 0.1 * X[:8].T @ (2 * predicted / 8)
     np.testing.assert_allclose(model.get_weights()[0], expected, rtol=1e-4, atol=1e-6)
+
+
+class Clipping(keras.Model):
+    """A step of its own, which logs the norm of the gradients and may clip them by it."""
+
+    def __init__(self, clips: bool, logs: str) -> None:
+        super().__init__()
+        self.clips, self.logs, self.head = clips, logs, keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.head(x)
+
+    def train_step(self, state: Any, data: Any) -> Any:
+        (trainable, others, slots, metrics), (x, y) = state, data
+
+        def loss(trainable: Any) -> Any:
+            return ops.mean(ops.square(self.stateless_call(trainable, others, x)[0] - y))
+
+        value, gradients = jax.value_and_grad(loss)(trainable)
+        norm = ops.sqrt(sum(ops.sum(ops.square(one)) for one in gradients))
+        if self.clips:
+            gradients = [one * ops.minimum(1.0, 0.5 / norm) for one in gradients]
+        trainable, slots = self.optimizer.stateless_apply(slots, gradients, trainable)
+        logs = {"loss": value, "norm": norm, "total": ops.sum(y)}
+        return {name: logs[name] for name in ("loss", self.logs)}, (trainable, others, slots, metrics)
+
+
+@pytest.mark.parametrize(
+    ("clips", "logs", "told"),
+    [(False, "norm", "the log 'norm' of"), (True, "total", "what the optimizer is given of"), (False, "total", "")],
+)
+def test_norms_of_gradients_are_told(four: jd.Strategy, clips: bool, logs: str, told: str) -> None:
+    with four.scope():
+        model = Clipping(clips, logs)
+        model(np.zeros((1, 3), np.float32))
+        model.compile("sgd")
+    x = np.random.default_rng(0).normal(size=(10, 3)).astype(np.float32)
+    with pytest.warns(UserWarning, match=told + r".*no sum and no mean.*HINT") if told else contextlib.nullcontext():
+        model.fit(x, x[:, :1], batch_size=5, verbose=0)

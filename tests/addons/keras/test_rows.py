@@ -15,6 +15,8 @@ from jaxtribute._src.addons.keras.rows import FACTOR, Different, Kind, Part, Row
 
 AXIS = "replica"
 W = jnp.ones((3, 2))
+NOISE = jnp.asarray(np.random.RandomState(0).normal(size=(96, 3)), jnp.float32)
+EQUAL, RAMP = jnp.tile(jnp.arange(3.0), (96, 1)), jnp.arange(50.0)[:, None]
 
 
 def analysed(fn: Callable[[Any], Any], rows: int = 6) -> tuple[Part, Rows]:
@@ -105,6 +107,17 @@ def test_what_is_neither(name: str) -> None:
 def test_what_all_have_made_together() -> None:
     assert analysed(lambda x: lax.psum(x.sum(), AXIS))[0].kind is Kind.SAME
     assert analysed(lambda x: gathered(x).max())[0].kind is Kind.SAME
+    assert analysed(lambda x: gathered(x).mean())[0] == Part(Kind.SAME)
+
+
+def test_a_share_of_what_all_have_made_together_is_a_sum() -> None:
+    def root(x: Any) -> Any:
+        return jnp.sqrt(lax.psum(x.sum(), AXIS))
+
+    assert analysed(lambda x: root(x) * x.shape[0] / lax.psum(jnp.float32(x.shape[0]), AXIS))[0] == Part(Kind.SAME, 1)
+    # As in the derivative of a mean, times the rows of all.
+    assert analysed(lambda x: jnp.broadcast_to(root(x) / x.shape[0], x.shape[:1]).sum())[0].degree == 0
+    assert analysed(lambda x: root(x) / (2 * x.shape[0]))[0] == Part(Kind.SAME)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +168,9 @@ MEETINGS: dict[str, Callable[[Any], Any]] = {
     "views weighted by a constant": lambda x: (
         jnp.concatenate([x, x]) * np.tile(np.arange(1.0, x.shape[0] + 1, dtype=np.float32), 2)[:, None]
     ),
+    "noise of a table": lambda x: x + NOISE[: x.shape[0]],
+    "noise of a table, later": lambda x: x + NOISE[x.shape[0] : 2 * x.shape[0]],
+    "weighted by a small table": lambda x: x * lax.dynamic_slice(RAMP, (2, 0), (x.shape[0], 1)),
     "chosen by numbers": lambda x: jnp.where(jnp.arange(x.shape[0])[:, None] == 0, x, 0.0),
     "integers chosen by numbers": lambda x: jnp.where(jnp.arange(x.shape[0]) == 0, x[:, 0].astype(int), 0),
     "compared with numbers": lambda x: x[:, 0].astype(int) > jnp.arange(x.shape[0]),
@@ -172,6 +188,10 @@ APART: dict[str, Callable[[Any], Any]] = {
     "halves of two views": lambda x: jnp.concatenate([x, 2 * x]).reshape(2, -1, 3)[1],
     "flat": lambda x: x.reshape(-1),
     "written to in each row": lambda x: x.at[:, 0].set(0.0),
+    "weighted by a table of equal rows": lambda x: x * EQUAL[: x.shape[0]],
+    "rows of a table at the replica's place": lambda x: (
+        x + lax.dynamic_slice(NOISE, (lax.axis_index(AXIS) * x.shape[0], 0), x.shape)
+    ),
     "weighted alike": lambda x: x * jnp.full((x.shape[0], 1), 2.0),
     "masked in each row": lambda x: x * jnp.tri(3)[0],
     "along an axis": lambda x: jnp.take_along_axis(x, jnp.argmax(x, 1, keepdims=True), axis=1),

@@ -13,7 +13,7 @@ import jaxtribute as jd
 from jaxtribute._src.addons.keras import share as shares
 from jaxtribute._src.addons.keras.share import Share
 from jaxtribute._src.core.execution.replica_context import ReplicaContext
-from keras_models import RNG, X, Y, assert_same, both, crossentropy, keras, trained
+from keras_models import RNG, WEIGHTS, X, Y, assert_same, both, crossentropy, keras, trained
 
 # Of int64 JAX warns where Keras asks for shapes.
 TOKENS = RNG.integers(0, 5, (16, 3), np.int32)
@@ -43,12 +43,18 @@ def test_losses_of_every_reduction_with_a_mask(four: jd.Strategy) -> None:
     assert_same(*both(every_reduction, lambda model: trained(model, TOKENS[:7], labels, batch_size=7), four))
 
 
-def test_losses_that_layers_add(four: jd.Strategy) -> None:
-    class Penalty(keras.layers.Layer):
-        def call(self, x: Any) -> Any:
-            self.add_loss(keras.ops.mean(keras.ops.square(x)))
-            return x
+class Penalty(keras.layers.Layer):
+    """Adds the mean of squares to the loss, and meets the other replicas."""
 
+    def call(self, x: Any) -> Any:
+        self.add_loss(keras.ops.mean(keras.ops.square(x)))
+        context = jd.get_replica_context()
+        if context is not None:
+            context.all_reduce("SUM", jnp.ones(()))
+        return x
+
+
+def test_losses_that_layers_add(four: jd.Strategy) -> None:
     def build() -> Any:
         keras.utils.set_random_seed(0)
         layers = [keras.layers.Input((8,)), keras.layers.Dense(4, activity_regularizer="l2"), Penalty()]
@@ -57,6 +63,44 @@ def test_losses_that_layers_add(four: jd.Strategy) -> None:
         return model
 
     assert_same(*both(build, lambda model: trained(model, X[:7], Y[:7], batch_size=7), four))
+
+
+def test_losses_that_layers_add_where_replicas_take_turns() -> None:
+    """Replicas that run as Python meet behind the first layer, and in the sum of the weights."""
+    two = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    def build() -> Any:
+        model = keras.Sequential([keras.layers.Input((8,)), Penalty(), Penalty()])
+        model.compile(loss=crossentropy(reduction="mean_with_sample_weight"), run_eagerly=True)
+        return model
+
+    data = {"sample_weight": WEIGHTS[:3], "batch_size": 3, "verbose": 0}
+    np.testing.assert_allclose(*both(build, lambda model: model.evaluate(X[:3], Y[:3], **data), two), rtol=1e-6)
+    with two.scope():
+        model = build()
+    rows = two.experimental_distribute_values_from_function(
+        lambda context: X[:3][context.replica_id_in_sync_group :: 2]
+    )
+    found = two.experimental_local_results(two.run(lambda x: (model(x), sum(model.losses))[1], (rows,)))
+    np.testing.assert_allclose(found, [2 * np.mean(X[:3:2] ** 2), 2 * np.mean(X[1:2] ** 2)], rtol=1e-6)
+
+
+def test_a_loss_may_have_the_id_that_one_of_another_layer_had() -> None:
+    """Objects that are gone leave their ids to others; here it is one object, which two layers add in turn."""
+    a, b, c = jnp.arange(3.0)
+
+    class Adding(keras.layers.Layer):
+        given: Any = None
+
+        def call(self, x: Any) -> Any:
+            self.add_loss(x if self.given is None else self.given)
+            return x
+
+    model = keras.Sequential([keras.layers.Input((8,)), Adding(), Adding()])
+    for losses in ([a, b], [b, c]):
+        for layer, loss in zip(model.layers, losses, strict=True):
+            layer.given = loss
+        assert model.stateless_call([], [], X, return_losses=True)[2] == losses
 
 
 def normalised(synchronized: bool) -> Any:

@@ -1,7 +1,10 @@
 """Steps in TensorFlow's form, `train_step(self, data)`, and what else TensorFlow's programs ask of Keras."""
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -74,6 +77,29 @@ def test_a_train_step_of_data_alone(replicas: int, eager: bool) -> None:
     np.testing.assert_allclose(got, np.mean(X.astype(np.float64) @ a), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("form", ["mean", "sum", "compute_loss"])
+def test_gradients_of_a_mean_over_a_replicas_rows_are_told(form: str) -> None:
+    class Step(keras.Sequential):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            def loss() -> Any:
+                out = self(data[0])
+                if form == "compute_loss":
+                    return self.compute_loss(y=data[1], y_pred=out)
+                return jnp.mean((out - data[1]) ** 2) if form == "mean" else jnp.sum((out - data[1]) ** 2) / 8
+
+            gradients = jd.value_and_grad(loss, self.trainable_weights)()[1]
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+            return {}
+
+    with jd.MirroredStrategy(2).scope():
+        model = Step([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model.fit(X, X[:, :1], batch_size=8, verbose=0)
+    assert ["2 times those of one device" in str(one.message) for one in told] == [True] * (form == "mean")
+
+
 class Counting(Gan):
     """Writes to attributes of its own."""
 
@@ -132,7 +158,7 @@ def fitted(replicas: int, batch: int, loss: Any, *, penalty: float = 0.1, eager:
     return [history["loss"], *model.get_weights()]
 
 
-@pytest.mark.parametrize(("replicas", "eager"), [(2, False), (2, True), (4, False)])
+@pytest.mark.parametrize(("replicas", "eager"), [(2, True), (4, False)])
 @pytest.mark.parametrize("batch", [4, 5])
 def test_the_loss_of_compile_is_that_of_the_whole_batch(replicas: int, batch: int, eager: bool) -> None:
     """Rows that replicas share equally, unequally, and such that some have none."""
@@ -181,6 +207,7 @@ def of_rows(strategy: jd.Strategy, number: Any, rows: int, eager: bool, fits: bo
     return model.fit(data, verbose=0).history["loss"][0] if fits else model.evaluate(data, verbose=0)
 
 
+@pytest.mark.filterwarnings("ignore:the step of .*times those of one device:UserWarning")  # of the mean, as it is
 @pytest.mark.parametrize(("replicas", "fits", "eager"), [(2, True, False), (4, False, False), (2, False, True)])
 def test_sums_and_means_that_metrics_get_are_those_of_one_device(replicas: int, fits: bool, eager: bool) -> None:
     for number in (tf.reduce_sum, tf.reduce_mean, lambda x: tf.reduce_sum(x) * x.shape[0]):
@@ -253,3 +280,32 @@ def test_adapt_to_a_dataset(axis: int | None, labels: bool) -> None:
     bins = keras.layers.Discretization(num_bins=2)
     bins.adapt(tf.data.Dataset.from_tensor_slices(np.arange(10.0)[:, None]).batch(4))
     assert 4 <= bins.bin_boundaries[0] <= 5
+
+
+@pytest.mark.parametrize("strategy", [jd.get_strategy, lambda: jd.MirroredStrategy(2)], ids=["alone", "mirrored"])
+@pytest.mark.parametrize("anew", [True, False])
+def test_each_epoch_of_fit_has_an_order_of_its_own(strategy: Callable[[], jd.Strategy], anew: bool) -> None:
+    orders: list[list[float]] = []
+
+    class Orders(keras.callbacks.Callback):
+        total = 0.0
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            orders.append([])
+            self.total = 0.0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            total = float(logs["loss"]) * (batch + 1)
+            orders[-1].append(round(total - self.total, 2))
+            self.total = total
+
+    rows = np.arange(16, dtype=np.float32)
+    data = tf.data.Dataset.from_tensor_slices((rows[:, None], rows)).shuffle(16, 1, reshuffle_each_iteration=anew)
+    with strategy().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+    model.compile("sgd", loss=lambda labels, scores: keras.ops.reshape(labels, (-1, 1)) + 0 * scores)
+    data = data.batch(2)
+    for _ in range(2):  # a second `fit` goes on
+        model.fit(data, epochs=2, verbose=0, callbacks=[Orders()])
+    assert {round(sum(order)) for order in orders} == {60}
+    assert len(set(map(tuple, orders))) == (4 if anew else 1)

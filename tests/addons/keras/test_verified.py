@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -39,12 +40,20 @@ def test_keras_fit_is_verified_by_a_callback() -> None:
         return keras.ops.max((y - out) ** 2)
 
     model.compile("adam", hardest)
-    before = model.get_weights()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras's steps warn of it, too
+        model.fit(x, y, batch_size=20, verbose=0)  # a step that has run is verified as well
+        before = model.get_weights()
         with pytest.raises(testing.NotOneDeviceError, match=rf"{Path(__file__).name}:\d+.*\n(.*\n)*.*INSTEAD"):
             model.fit(x, y, batch_size=20, verbose=0, callbacks=[Verify()])
     assert all(np.array_equal(one, other) for one, other in zip(before, model.get_weights(), strict=True))
+
+
+def test_the_callback_says_if_there_was_no_step_of_a_strategy() -> None:
+    model: Any = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="Verify.. has verified nothing: no step of .*HINT"):
+        model.evaluate(np.ones((4, 4)), np.ones((4, 1)), verbose=0, callbacks=[Verify()])
 
 
 @pytest.mark.slow
@@ -58,6 +67,84 @@ def test_steps_of_padded_batches_are_verified_where_a_replica_has_no_rows() -> N
     model.fit(x, y, batch_size=50, verbose=0, validation_split=0.5, callbacks=[verify])
     assert len(verify.verdicts) == 2, verify.verdicts
     assert all(one.right and "not verified" not in str(one) for one in verify.verdicts), verify.verdicts
+
+
+def _context() -> Any:
+    context = jd.get_replica_context()
+    assert context is not None
+    return context
+
+
+def _count(y: Any, out: Any, *, right: bool) -> Any:
+    mask = keras.ops.cast(y > 0, "float32")
+    count: Any = keras.ops.sum(mask)
+    count = _context().all_reduce("SUM", count) if right else count
+    return keras.ops.sum((y - out) ** 2 * mask) / count
+
+
+def _largest(y: Any, out: Any, *, right: bool) -> Any:
+    loss: Any = keras.ops.max((y - out) ** 2)
+    if right:
+        loss = _context().all_gather(loss[None], axis=0).max()
+        loss = loss * y.shape[0] / _context().all_reduce("SUM", y.shape[0])
+    return loss
+
+
+def _root(y: Any, out: Any, *, right: bool) -> Any:
+    total: Any = keras.ops.sum((y - out) ** 2)
+    rows = y.shape[0]
+    if not right:
+        return keras.ops.sqrt(total / rows)
+    total, count = _context().all_reduce("SUM", (total, rows))
+    return keras.ops.sqrt(total / count) * rows / count
+
+
+SHARE = "its share by rows: loss * x.shape[0] / jd.get_replica_context().all_reduce('SUM', x.shape[0])"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("loss", "advice"),
+    [
+        (_count, "all_reduce('SUM', keras.ops.sum(mask)). fit adds up what is a sum over the rows"),
+        (_largest, SHARE),
+        (_root, SHARE),
+    ],
+)
+@pytest.mark.parametrize("own", [True, False], ids=["own_step", "loss"])
+def test_what_is_said_to_write_in_the_steps_of_fit_is_right_there(loss: Any, advice: str, own: bool) -> None:
+    class Own(keras.Sequential):
+        def train_step(self, state: Any, data: Any) -> Any:
+            (trainable, others, slots, metrics), (x, y) = state, data
+
+            def loss_of(trainable: Any) -> Any:
+                out, after = self.stateless_call(trainable, others, x, training=True)[:2]
+                return loss(y, out, right=self.right), after
+
+            (value, others), gradients = jax.value_and_grad(loss_of, has_aux=True)(trainable)
+            trainable, slots = self.optimizer.stateless_apply(slots, gradients, trainable)
+            return {"loss": value}, (trainable, others, slots, metrics)
+
+    random = np.random.default_rng(0)
+    x, y = (random.normal(size=(12, size)).astype(np.float32) for size in (4, 1))
+    found: list[testing.Verdict] = []
+    for right in (False, True):
+        with jd.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+            model: Any = (Own if own else keras.Sequential)([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("adam", lambda y, out, right=right: loss(y, out, right=right))
+            model.right = right
+        verify = Verify(raises=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the wrong ones are warned of
+            model.fit(x, y, batch_size=12, verbose=0, callbacks=[verify])
+        found += verify.verdicts
+    wrong, right = found
+    assert wrong.findings, str(wrong)
+    assert advice in str(wrong), str(wrong)
+    assert "apply_gradients" not in str(wrong)
+    assert right.right, str(right)
+    assert not right.findings, str(right)
+    assert len(right.tried) >= 5, str(right)
 
 
 class Total(keras.metrics.Mean):

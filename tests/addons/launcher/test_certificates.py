@@ -12,16 +12,10 @@ from pathlib import Path
 import pytest
 
 from jaxtribute._src.addons.launcher import certificates
-from jaxtribute._src.addons.launcher.certificates import (
-    AUTHORITY,
-    CERTIFICATE,
-    KEY,
-    PREFIX,
-    secret_of_run,
-    write_certificates,
-)
+from jaxtribute._src.addons.launcher.certificates import PREFIX, secret_of_run, write_certificates
 from jaxtribute._src.addons.launcher.launch import launch
 from jaxtribute._src.addons.launcher.options import Options
+from jaxtribute._src.addons.messaging.certificates import AUTHORITY, CERTIFICATE, KEY
 
 pytest.importorskip("cryptography")
 

@@ -127,6 +127,29 @@ def test_a_long_life_is_no_part_of_a_loop() -> None:
     assert [loops(failed, 1.0) for _ in range(3)] == [False, False, True]
 
 
+def test_who_fails_again_and_again_waits_before_the_next_start_whatever_it_says() -> None:
+    life, killed = Life(0), Outcome(Kind.FAILED, 128 + Signal.SIGKILL)
+    failures = [Outcome(Kind.FAILED, 1, 0, "", f"Traceback:\nValueError: {number}") for number in range(10)]
+    assert [life.wait_s(each, 1.0) for each in failures] == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert [life.wait_s(killed, 0.1) for _ in range(3)] == [0.0] * 3
+    ends = [Outcome(Kind.FAILED, 7), Outcome(Kind.FAILED, 128 + Signal.SIGTERM)]  # which say nothing
+    assert [life.wait_s(each, 1.0) for each in ends] == [0.0, 0.5]
+    assert life.wait_s(failures[0], 100.0) == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("end", "code", "count"), [("has ended", 0, 2), ("does not answer", 1, 3)])
+def test_an_island_that_comes_back_when_other_machines_are_done(
+    end: str, code: int, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = f"ClusterError: island 0 was started again, and no other island trains: island 1 {end}. HINT: .."
+    settings: dict[str, Any] = {"workers": 1, "hosts": ("127.0.0.1", "127.0.0.2"), "max_restarts": 2}
+    assert go(f'case $life in 0) kill -9 $$;; 1) fail "{error}";; *) fail "{error}.";; esac', **settings) == code
+    assert len(starts()) == count
+    told = "the other machines' launchers say whether the job is done, without island 0" in capsys.readouterr().err
+    assert told == (code == 0)
+
+
 def test_a_budget_ends() -> None:
     budget = Budget(1, 0)
     assert [budget.take(Kind.PREEMPTED), budget.take(Kind.FAILED), budget.take(Kind.FAILED)] == [False, True, False]

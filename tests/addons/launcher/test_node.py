@@ -5,13 +5,10 @@ import socket
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxtribute._src.addons.launcher.attempt import Kind
-from jaxtribute._src.addons.launcher.node import LocalNode, ReservedPorts, Start, gpus_of
+from jaxtribute._src.addons.launcher.node import LocalNode, ReservedPorts, Start
 from jaxtribute._src.addons.launcher.options import Options
-from jaxtribute.errors import ArgumentError
 
 
 def test_ports_are_new_for_each_start() -> None:
@@ -50,21 +47,6 @@ def test_ranks_know_their_place(
     assert "4,5 1 3" in first
     assert "6,7 1 3" in second
     assert '"cluster": {"worker": ["a:1", "b:2", "c:3"]}, "task": {"type": "worker", "index": 2}' in second
-
-
-def test_more_gpus_than_there_are() -> None:
-    assert gpus_of(1, 1, 2, {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}) == ["GPU-b"]
-    with pytest.raises(ArgumentError, match=r"2 workers of 2 GPU\(s\) each need 4, and this machine shows 3"):
-        gpus_of(0, 2, 2, {"CUDA_VISIBLE_DEVICES": "0,1,2"})
-
-
-@given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 3))
-def test_gpus_are_shared_out_once_each(workers: int, each: int, more: int) -> None:
-    present = [str(number) for number in range(workers * each + more)]
-    environment = {"CUDA_VISIBLE_DEVICES": ",".join(present)}
-    shares = [gpus_of(index, each, workers, environment) for index in range(workers)]
-    assert all(len(share) == each for share in shares)
-    assert [gpu for share in shares for gpu in share] == present[: workers * each]
 
 
 def test_nobody_else_can_take_a_reserved_port() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import struct
 import termios
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +49,28 @@ def test_lines_get_a_prefix(written: list[bytes]) -> None:
     rank.close()
     assert written[-1] == b"[1] la\n"
     assert rank.last_line() == "la"
+
+
+@given(st.lists(st.text("ab\r\n", max_size=5).map(str.encode), max_size=8))
+def test_what_is_shown_in_time_ends_as_the_lines_are(pieces: list[bytes]) -> None:
+    shown: list[bytes] = []
+
+    def show(prefix: bytes | None, data: bytes) -> None:  # as the terminal puts prefixes
+        shown.append(data if shown and not shown[-1].endswith(b"\n") else (prefix or b"") + data)
+
+    rank = RankOutput(b"> ", shown=True, log=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(output, "write", show)
+        for piece in pieces:
+            rank.feed(piece)
+            rank.feed(b"")
+            line = b"".join(pieces[: pieces.index(piece) + 1]).rpartition(b"\n")[2]
+            if pieces.count(piece) == 1 and line.strip(b"\r"):
+                seen = b"".join(shown).rpartition(b"\n")[2].strip(b"\r").rpartition(b"\r")[2]
+                assert seen.endswith(line.strip(b"\r").rpartition(b"\r")[2])
+        rank.close()
+    drawn = b"".join(shown).split(b"\n")[:-1]
+    assert [line.strip(b"\r").rpartition(b"\r")[2] for line in drawn] == [b"> " + line for line in rank.lines()]
 
 
 @pytest.mark.parametrize("prefix", [None, b""])
@@ -146,6 +169,28 @@ def read(write: Callable[[OutputReader], object], *, terminal: bool = False, pat
 def test_all_arrives_until_the_end(terminal: bool) -> None:
     found = read(lambda reader: os.write(reader.child_end, b"one\ntwo"), terminal=terminal)
     assert b"".join(found) == b"one\ntwo"
+
+
+def test_a_prompt_is_shown_before_its_line_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_SHOW_S", 0.01)
+    found: list[bytes] = []
+    asked = threading.Event()
+
+    def feed(data: bytes) -> None:
+        found.append(data)
+        if not data:
+            asked.set()
+
+    async def run() -> None:
+        reader = OutputReader(feed, terminal=False)
+        os.write(reader.child_end, b"Name? ")
+        assert asked.wait(10)
+        os.write(reader.child_end, b"Bob\n")
+        os.close(reader.child_end)
+        await reader.finish(10)
+
+    asyncio.run(run())
+    assert found == [b"Name? ", b"", b"Bob\n"]
 
 
 def test_much_arrives_in_pieces() -> None:

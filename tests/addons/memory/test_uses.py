@@ -37,6 +37,30 @@ def _layer(h: Any, w: Any) -> Any:
     return jnp.tanh(jnp.exp(jnp.sin(h @ w)))
 
 
+@pytest.mark.parametrize("cpu", [True, False])
+@pytest.mark.parametrize(
+    ("function", "slow"), [(jax.lax.rsqrt, False), (jax.nn.gelu, True), (lambda h: jnp.tanh(jnp.exp(jnp.sin(h))), True)]
+)
+def test_what_a_compiler_computes_in_its_users_takes_no_memory(function: Any, slow: bool, cpu: bool) -> None:
+    from jaxtribute._src.addons.memory.chains import Chain
+    from jaxtribute._src.addons.memory.choosing import Search
+
+    weights, x = _weights(4)
+
+    def loss(weights: Any) -> Any:
+        h = jnp.asarray(x)
+        for w in weights:
+            h = h + function(h @ w)
+        return jnp.sum(h)
+
+    chain = Chain(jax.make_jaxpr(loss)(weights), [True] * 4, gathers=False, cpu=cpu)
+    # The products, and the sums that the next ones start from. Compilers for CPUs repeat no operation of many
+    # instructions, so that what these give is in memory, too.
+    least = (4 + 3) * ROWS * WIDTH * 4
+    peak = Search(chain).everything().peak
+    assert peak >= least + 4 * ROWS * WIDTH * 4 if slow and cpu else peak == least
+
+
 def test_it_is_bit_equal_to_the_users_own_checkpoint_of_the_same_cut() -> None:
     from jaxtribute._src.addons.memory.chains import Chain
     from jaxtribute._src.addons.memory.choosing import Search
@@ -51,7 +75,7 @@ def test_it_is_bit_equal_to_the_users_own_checkpoint_of_the_same_cut() -> None:
         return jnp.sum(h)
 
     program = jax.make_jaxpr(loss)(weights)
-    chain = Chain(program, [True] * 4, gathers=False)
+    chain = Chain(program, [True] * 4, gathers=False, cpu=True)
     search = Search(chain)
     plan = search.best(search.everything().peak // 2)
     assert plan.recomputes

@@ -68,6 +68,7 @@ def main() -> None:
 
         steps = jd.function(step)
         result["odd"] = coordinator.schedule(lambda: ODD).fetch() == ODD
+        result["lower"] = coordinator.schedule(os.nice, args=(0,)).fetch() - os.nice(0)
         result["set"] = sorted(coordinator.schedule(lambda: {1, 2}).fetch())
         result["unpicklable"] = error_of(coordinator.schedule(Deadly).fetch, ClusterError)
         error_of(coordinator.join, ClusterError)

@@ -57,6 +57,7 @@ def test_a_slow_input_is_found_out(tmp_path: Path) -> None:
     result = json.loads(printed.splitlines()[-1])
     mean = result["mean"]
     assert result["steps"] == 3
+    assert result["compiled"] == 0
     assert set(result["devices"]) == {"CPU:0", "CPU:1"}
     assert sum(mean.values()) == pytest.approx(result["step_s"])
     assert mean["input"] > 0.0199, result
@@ -66,6 +67,18 @@ def test_a_slow_input_is_found_out(tmp_path: Path) -> None:
     assert list(files.glob("*.xplane.pb"))
     with gzip.open(files / "perfetto_trace.json.gz") as file:
         assert json.load(file)["traceEvents"]
+
+
+@pytest.mark.slow
+def test_what_compiles_within_the_steps_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    shorter = "yield np.ones((8 if n != 4 else 6, 32), np.float32)"
+    script.write_text(
+        SCRIPT.replace("while True:", "for n in range(20):").replace("yield np.ones((8, 32), np.float32)", shorter)
+    )
+    command = ["trace", "--steps", "3", "--skip", "1", "--out", str(tmp_path / "out"), str(script), "--rate", "3"]
+    printed = run_python(f"import sys; from jaxtribute._src.addons.cli.main import main; sys.exit(main({command!r}))")
+    assert " ".join(printed.split()).count("1 function(s) were compiled within these steps") == 1, printed
 
 
 def test_a_script_that_ends_too_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

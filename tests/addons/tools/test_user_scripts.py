@@ -1,5 +1,6 @@
 """Scripts that are watched, and those that measure in a process of their own, or fail."""
 
+import os
 import re
 import sys
 import time
@@ -8,12 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.addons.launcher.family import Family
+from jaxtribute._src.addons.tools import script_settings
 from jaxtribute._src.addons.tools.user_scripts import STEPS_AND_INPUT, Finished, run_module, run_script, training_step
 from jaxtribute._src.core.observers import Event, Observer, observe
 from jaxtribute.errors import DeadlineError, ProcessFailedError
@@ -123,6 +126,42 @@ def test_how_a_script_may_end(tmp_path: Path) -> None:
     with pytest.raises(jd.errors.ArgumentError, match=r"there is no script '/nowhere.py'.*HINT"):
         run_script(Path("/nowhere.py"), [])
     assert not issubclass(Finished, Exception)
+
+
+def test_settings_that_a_script_makes_at_its_top_are_heard_or_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("JAXTRIBUTE_CPU_DEVICES", "XLA_FLAGS", "JAX_LOG_COMPILES", "JAX_NO_SUCH_SETTING"):
+        monkeypatch.setenv(name, "")  # remembered, and as it was at the end
+        del os.environ[name]
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\n"
+        "os.environ.setdefault('JAXTRIBUTE_CPU_DEVICES', '4')\n"
+        "os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=5'\n"
+        "os.environ.update(JAX_LOG_COMPILES='true', JAX_NO_SUCH_SETTING='1')\n"
+    )
+    asked: list[int] = []
+    before = jax.config.values["jax_log_compiles"]
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(script_settings, "set_logical_cpu_devices", asked.append)
+            run_script(script, [])
+        assert jax.config.values["jax_log_compiles"] is True
+    finally:
+        jax.config.update("jax_log_compiles", before)
+    assert asked == [4, 5]
+    assert capfd.readouterr().err == ""
+    present = jax.device_count()
+    script.write_text("import os\nos.environ['JAXTRIBUTE_CPU_DEVICES'] = '77'\nos.environ['JAX_LOG_COMPILES'] = 'so'\n")
+    run_script(script, [])
+    told = capfd.readouterr().err.splitlines()
+    assert "JAXTRIBUTE_CPU_DEVICES='77', which is not heard: cannot make 77 logical CPU devices" in told[0]
+    assert f"already started with {present}. HINT" in told[0]
+    assert (
+        "JAX_LOG_COMPILES='so', which is not heard: it is neither true nor false. HINT: set it in the shell" in told[1]
+    )
+    assert type(os.environ).__module__ == "os"
 
 
 @pytest.fixture

@@ -155,3 +155,37 @@ def test_the_command_tells(
     if status == 2:
         assert f'"{script}", line' in found[1], found[1]
         assert "AttributeError" in found[1], found[1]
+
+
+@pytest.mark.parametrize("counted", [1e2, 1e7])
+@pytest.mark.parametrize("held", ["variables", "state"])
+def test_the_size_of_a_counter_hides_nothing(held: str, counted: float) -> None:
+    strategy, transform = jd.MirroredStrategy(3), optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.01))
+    with strategy.scope():
+        w = jd.Variable(jnp.zeros(3))
+        seen = jd.Variable(0.0, trainable=False, aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA)
+        optimizer = jd.Optimizer(transform, [w])
+
+    def gradient(w: Any, x: Any, y: Any) -> Any:
+        found = jax.grad(lambda w: average((x @ w - y) ** 2, 0))(w)
+        context = jd.get_replica_context()
+        assert context is not None
+        return context.all_reduce("SUM", found / strategy.num_replicas_in_sync)
+
+    def of_variables(x: Any, y: Any) -> None:
+        optimizer.apply_gradients([gradient(w.read_value(), x, y)], reduce_op=None)
+        seen.assign_add(counted)
+
+    def of_state(x: Any, y: Any, state: Any) -> Any:
+        w, slots, seen = state
+        updates, slots = transform.update(gradient(w, x, y), slots)
+        return w + updates, slots, seen + counted
+
+    step = jd.function(lambda *args: strategy.run(of_variables if held == "variables" else of_state, args))
+    arguments: list[Any] = [_spread(strategy, X[:ROWS]), _spread(strategy, Y[:ROWS])]
+    if held == "state":
+        first = jnp.zeros(3)
+        arguments.append(strategy.place((first, transform.init(first), jnp.float32(0))))
+    with jax.numpy_dtype_promotion("standard"):
+        found = testing.verify(step, *arguments, raises=False)
+    assert "found / strategy.num_replicas_in_sync" in str(found)

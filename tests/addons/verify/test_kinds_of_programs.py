@@ -159,6 +159,7 @@ def test_what_replicas_write_without_a_gradient_is_judged(replica: Any, aggregat
     assert found.right == (not names), str(found)
 
 
+@pytest.mark.filterwarnings("ignore:.*takes a mean over the replicas:RuntimeWarning")
 def test_means_of_means_are_right_where_the_batch_divides() -> None:
     strategy = replicas()
     step = step_of(strategy, means_alone, optax.sgd(0.1), None, "MEAN")
@@ -230,6 +231,7 @@ def test_a_step_that_fails_while_it_is_verified_leaves_the_strategy_as_it_was() 
 
 
 SERVERS = """
+import warnings
 import numpy as np, optax, jaxtribute as jd
 if __name__ == "__main__":
     strategy = jd.ParameterServerStrategy({"ps": 1, "worker": 1})
@@ -255,7 +257,14 @@ if __name__ == "__main__":
     for _ in range(3):
         coordinator.schedule(step, args=(iterator,))
     coordinator.join()
-    assert int(steps) == 3
+
+    @jd.function
+    def own(x):
+        strategy.run(replica, (x,))
+
+    with warnings.catch_warnings(action="ignore"):  # that workers wait
+        own(np.eye(8, 3, dtype=np.float32))
+    assert int(steps) == 4
 """
 
 
@@ -282,15 +291,16 @@ for number, script in enumerate(sys.argv[1:]):
 def test_a_function_of_a_coordinator_is_verified(tmp_path: Path) -> None:
     # What a worker runs is seen here too, as it is a thread; in a process of its own it is not.
     right, wrong = verified(SERVERS, tmp_path)
-    assert "step: as on one device" in right
-    assert "step: as on one device" not in wrong
+    for name in ("step", "own"):
+        assert f"{name}: as on one device" in right
+        assert f"{name}: as on one device" not in wrong
     assert "which its workers of one replica each do not see" in wrong
-    assert "wrong.py:12" in wrong
+    assert "wrong.py:13" in wrong
 
 
 @pytest.mark.ray
 @pytest.mark.skipif(not ALL_CASES, reason="the test above has it in threads")
-@pytest.mark.parametrize(("loss", "line"), [("((x @ w) ** 2).sum() / 8", ""), ("((x @ w) ** 2).mean()", "train.py:12")])
+@pytest.mark.parametrize(("loss", "line"), [("((x @ w) ** 2).sum() / 8", ""), ("((x @ w) ** 2).mean()", "train.py:13")])
 def test_what_workers_of_one_replica_do_not_see_is_told_and_no_failure(loss: str, line: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SERVERS.replace("LOSS", loss))

@@ -9,29 +9,26 @@ import jax
 import pytest
 
 import jaxtribute as jd
+import public_programs
+import rarer_programs
 import verified_programs
 from jaxtribute import testing
 from jaxtribute._src.addons.cli.main import main
+from jaxtribute._src.addons.verify.sources import is_theirs
+from planted_mistakes import verdict_of
 from processes import run_python
 from samples import ALL_CASES
 from verified_programs import RIGHT, WRONG, Case
 
-EVERY = 1 if ALL_CASES else 9
+FILES_OF_PROGRAMS = [one.__file__ for one in (verified_programs, public_programs, rarer_programs)]
+EVERY = 1 if ALL_CASES else 13
 """Every so many of the cases are run: a sample spread over the programs, the same each time."""
-
-
-def verdict(case: Case) -> testing.Verdict:
-    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
-    step, batch = case.program(strategy, case.wrong)
-    # The programs are written as users write them.
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        return testing.verify(step, *batch, strategy=strategy, raises=False)
 
 
 @pytest.mark.parametrize("case", RIGHT[::EVERY], ids=str)
 @pytest.mark.slow
 def test_a_right_program_raises_no_alarm(case: Case) -> None:
-    found = verdict(case)
+    found = verdict_of(case)
     assert found.right, str(found)
     assert len(found.tried) >= 5, str(found)
 
@@ -39,12 +36,12 @@ def test_a_right_program_raises_no_alarm(case: Case) -> None:
 @pytest.mark.parametrize("case", WRONG[::EVERY], ids=str)
 @pytest.mark.slow
 def test_a_mistake_is_found_with_its_line_and_what_to_write(case: Case) -> None:
-    found = verdict(case)
+    found = verdict_of(case)
     assert found.findings, str(found)
     culprit = found.findings[0].culprit
     lines = [place.line for place in (culprit.place, culprit.elsewhere) if place is not None]
     assert culprit.place is not None, str(found)
-    assert culprit.place.file == verified_programs.__file__, str(found)
+    assert culprit.place.file in FILES_OF_PROGRAMS, str(found)
     assert verified_programs.line_of(case) in lines, str(found)
     # Mistakes that no pattern fits are found with their line alone.
     assert culprit.pattern.name in case.patterns, str(found)
@@ -54,7 +51,10 @@ ROOT = Path(__file__).parents[3]
 WRONG_ON_PURPOSE = {"launch.md", "verify.md"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES if page.name not in WRONG_ON_PURPOSE}
-EXAMPLES = "digits gpt keras_digits flax_nnx equinox_digits plain_jax haiku_style exact_evaluation elastic".split()
+EXAMPLES = (
+    "digits gpt keras_digits flax_nnx equinox_digits plain_jax haiku_style exact_evaluation elastic local_sgd "
+    "recommender"
+).split()
 SERVERS = "ParameterServerStrategy({"
 FILES = [
     *(page for page, text in TEXTS.items() if "strategy.run(" in text and SERVERS not in text),
@@ -79,6 +79,20 @@ def test_examples_and_pages_raise_no_alarm() -> None:
 @pytest.mark.parametrize("file", WITH_SERVERS, ids=lambda file: file.name)
 def test_programs_with_servers_raise_no_alarm(file: Path) -> None:
     run_python(ROOT / "tests" / "support" / "verified_files.py", str(file), devices=4, timeout=900)
+
+
+def test_packages_are_told_from_the_users_own_wherever_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("package", "package-1.0.dist-info"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: package\nVersion: 1.0\n")
+    (tmp_path / "package-1.0.dist-info" / "RECORD").write_text("package/__init__.py,,\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not is_theirs(str(tmp_path / "package" / "layers.py"))
+    assert is_theirs(str(tmp_path / "packages.py"))
+    assert is_theirs(__file__)
 
 
 def test_a_mistake_fails_a_test_and_changes_no_variable(verify_step: object) -> None:
@@ -123,6 +137,7 @@ for batch in strategy.experimental_distribute_dataset(data.repeat(4)):
 def test_the_command_says_by_its_status_what_it_found(
     loss: str, how: str, rows: int, status: int, tmp_path: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    jax.devices()  # the command makes devices, and settings of their threads, only where JAX has not begun
     script = tmp_path / "train.py"  # type: ignore[operator]
     text = PROGRAM.replace("LOSS", loss).replace("HOW", how).replace("ROWS", str(rows))
     script.write_text(text.replace("np.float32) * np.arange(", "np.float32) * np.arange(").replace(".repeat(4)", ""))

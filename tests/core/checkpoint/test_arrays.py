@@ -17,6 +17,7 @@ from jax.sharding import SingleDeviceSharding
 
 import jaxtribute as jd
 from jaxtribute._src.core.checkpoint import arrays
+from jaxtribute._src.core.checkpoint.background import Background
 from jaxtribute._src.core.values import stored
 from jaxtribute._src.core.values.stored import Lease
 
@@ -111,3 +112,12 @@ def test_what_is_written_first_is_not_copied_by_a_step(monkeypatch: pytest.Monke
     for lease in leases.values():
         lease.give_back()
     arrays.begin({"host": np.ones(3)})
+
+
+def test_a_save_takes_what_is_written_first_before_it_returns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    saves, taken, take = list[Callable[[], None]](), list[Lease](), Lease.take
+    monkeypatch.setattr(Background, "start", lambda _, save, target: saves.append(save))
+    monkeypatch.setattr(Lease, "take", lambda lease: (taken.append(lease), take(lease))[1])
+    jd.Checkpoint(v=jd.Variable(jnp.ones(4))).write(tmp_path / "v")
+    assert len(taken) == 1
+    saves[0]()

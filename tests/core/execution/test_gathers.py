@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import jaxtribute as jd
 from jaxtribute._src.core.execution.eager import NotSplittable
-from jaxtribute._src.core.execution.gathers import Gathers, settled
+from jaxtribute._src.core.execution.gathers import Gathers
 from ragged import cut, deal, plain, rows
 from replicas import EXECUTORS, execute, here, mirrored
 
@@ -149,7 +149,7 @@ def lengths(table: Sequence[Sequence[int]]) -> Any:
 
 def test_lengths_are_found_out() -> None:
     table = [[2, 4, 1], [1, 2, 1]]
-    found = settled(lengths(table), [0, 1], [0, 1, 1], [2, 1, 1])
+    found = Gathers.settled(lengths(table), [0, 1], [0, 1, 1], [2, 1, 1])
     assert found == [[(2, 1, 1), (4, 2, 2), (1, 1, 1)]] * 2
 
 
@@ -164,7 +164,7 @@ def test_lengths_that_cannot_be_settled() -> None:
         return growing(replica, gathers)
 
     with pytest.raises(NotSplittable, match="depend on one another"):
-        settled(trace, [0, 1], [0, 1], [2, 1])
+        Gathers.settled(trace, [0, 1], [0, 1], [2, 1])
 
 
 def test_a_trace_that_fails_although_it_knows_all_lengths() -> None:
@@ -173,4 +173,4 @@ def test_a_trace_that_fails_although_it_knows_all_lengths() -> None:
         raise NotSplittable("mine")
 
     with pytest.raises(NotSplittable, match="mine"):
-        settled(trace, [0, 1], [0, 1], [3, 3])
+        Gathers.settled(trace, [0, 1], [0, 1], [3, 3])

@@ -112,17 +112,26 @@ def test_arrays_from_around_the_function_that_lie_apart_are_explained() -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("careless", [lambda x: x.reshape(x.shape[0], 3, -1), lambda x: x.max(), lambda x: 1 / len(x)])
-def test_what_replicas_without_rows_cannot_compute_is_explained(
+@pytest.mark.parametrize(
+    "careless",
+    [
+        lambda x: x.reshape(x.shape[0], 7, -1),
+        lambda x: x.max(),
+        lambda x: 1 / len(x),
+        lambda x: x.reshape(4, -1),  # the rows of the whole batch
+        lambda x: x - jnp.zeros((4, 7)),
+    ],
+)
+def test_what_replicas_of_fewer_rows_or_none_cannot_compute_is_explained(
     careless: Callable[[jax.Array], Any], *, compiled: bool
 ) -> None:
     strategy = mirrored(3)
-    examples = strategy.experimental_make_numpy_dataset(np.ones((2, 6), np.float32))
-    batch = next(iter(strategy.experimental_distribute_dataset(examples.batch(2))))
+    examples = strategy.experimental_make_numpy_dataset(np.ones((4, 7), np.float32))
+    batch = next(iter(strategy.experimental_distribute_dataset(examples.batch(4))))
     run = jd.function(strategy.run) if compiled else strategy.run
-    with pytest.raises((ValueError, ZeroDivisionError)) as failure:
+    with pytest.raises((TypeError, ValueError, ZeroDivisionError)) as failure:
         run(careless, (batch,))
-    assert any("fewer rows than there are replicas" in note for note in failure.value.__notes__)
+    assert any("a part of the batch's rows, or none" in note for note in failure.value.__notes__)
 
 
 def test_different_collectives_name_the_lines() -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtribute._src.core.execution.numbering import Numbering, same_type
+from jaxtribute._src.core.execution.numbering import Numbering
 
 X = jnp.ones(3)
 
@@ -187,10 +187,3 @@ def test_unhashable_parameters_are_kept_alive() -> None:
     assert numbering.constant({"a": [1, 2.0]}) == numbering.constant({"a": [1, 2.0]})
     assert numbering.constant([1]) != numbering.constant([True])
     assert numbering.constant((0.0,)) != numbering.constant((-0.0,))
-
-
-def test_types_of_operands() -> None:
-    jaxpr = jax.make_jaxpr(lambda x, y, z: (x + 1, y + 1, z + 1))(X, jnp.ones(3), jnp.ones(3, jnp.int32)).jaxpr
-    x, y, z = jaxpr.outvars
-    assert same_type(x, y)
-    assert not same_type(x, z)

@@ -17,6 +17,12 @@ from replicas import components, each_executor, execute, fraction, here, ident, 
 FOUR, THREE = mirrored(4), mirrored(3)
 W = rows(2, 2, seed=9)
 
+# Means of each replica's mean, asked for on purpose: they count replicas, and a warning says so.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*takes the mean of the replicas' means:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:.*takes a mean over the replicas:RuntimeWarning"),
+]
+
 
 def five() -> tuple[np.ndarray[Any, Any], jd.PerReplica]:
     """Five examples, and the same on four replicas."""

@@ -1,6 +1,7 @@
 """Batches whose replicas cannot be one program: they run in lockstep, exactly, with one warning."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -94,17 +95,37 @@ def test_even_batches_of_the_same_function_stay_compiled(caplog: pytest.LogCaptu
         np.testing.assert_allclose(plain(step(deal(THREE, whole, [2] * 3))), 2 * whole.sum(), rtol=1e-5)
 
 
-def test_results_of_different_structure_run_in_lockstep() -> None:
+@pytest.mark.parametrize("sizes", [UNEVEN, (2, 1, 1)])
+def test_results_of_different_structure_run_in_lockstep(sizes: tuple[int, ...]) -> None:
     def fn(x: Any) -> Any:
         return [x] * x.shape[0]
 
     with pytest.raises(ContextError, match=r"replica 0 returned .*HINT: the function must return the same structure"):
-        jd.function(lambda x: THREE.run(fn, (x,)))(deal(THREE, X, UNEVEN))
+        jd.function(lambda x: THREE.run(fn, (x,)))(deal(THREE, rows(sum(sizes), 2), sizes))
 
 
-def test_results_of_different_rank_run_in_lockstep() -> None:
-    result = jd.function(lambda x: THREE.run(lambda x: x if x.shape[0] > 1 else x.sum(), (x,)))(deal(THREE, X, UNEVEN))
-    assert [part.shape for part in result.values] == [(2, 2), (), ()]
+V = [variable(THREE, float(place)) for place in range(3)]
+DIFFERENT: dict[str, Callable[[Any], Any]] = {
+    "rank": lambda x: x if x.shape[0] > 1 else x.sum(),
+    "dtype": lambda x: x.sum().astype(jnp.int32 if x.shape[0] > 1 else jnp.float32),
+    "dtype of arrays": lambda x: x.astype(jnp.complex64) if x.shape[0] == 1 else x,
+    "variables": lambda x: (V[x.shape[0]], x),
+    "a name": lambda x: (f"{x.shape[0]} rows", x),
+    "random keys": lambda x: jax.random.split(jax.random.key(1), x.shape[0] + 1),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_results_that_differ_by_the_replicas_rows_are_those_of_lockstep(name: str) -> None:
+    def run(x: Any) -> Any:
+        return THREE.run(DIFFERENT[name], (x,))
+
+    x = deal(THREE, X, UNEVEN)
+    eager, compiled = (list(map(str, THREE.experimental_local_results(step(x)))) for step in (run, jd.function(run)))
+    assert compiled == eager
+    assert len(set(eager)) == 3
+    if name != "variables":
+        assert eager == [str(DIFFERENT[name](jnp.asarray(rows))) for rows in (X[:2], X[2:], X[:0])]
 
 
 def test_variables_written_by_some_replicas_only_are_found_out() -> None:
@@ -117,6 +138,19 @@ def test_variables_written_by_some_replicas_only_are_found_out() -> None:
     with pytest.raises(ContextError, match=r"do not meet(.|\n)*replica 2 has ended(.|\n)*HINT"):
         jd.function(lambda x: THREE.run(fn, (x,)))(deal(THREE, X, UNEVEN))
     assert float(v) == 0
+
+
+def test_variables_that_differ_by_the_replicas_rows(caplog: pytest.LogCaptureFixture) -> None:
+    ones, twos = (variable(THREE, 0.0, synchronization="on_read", aggregation="sum") for _ in range(2))
+
+    def fn(x: Any) -> None:
+        (ones if x.shape[0] == 1 else twos).assign_add(x.sum())
+
+    x = rows(4, 2)
+    for turn, step in enumerate((lambda x: THREE.run(fn, (x,)), jd.function(lambda x: THREE.run(fn, (x,)))), 1):
+        step(deal(THREE, x, (2, 1, 1)))
+        np.testing.assert_allclose((float(twos), float(ones)), (turn * x[:2].sum(), turn * x[2:].sum()), rtol=1e-5)
+    assert "the replicas write different variables" in caplog.text
 
 
 def test_the_rest_of_the_function_runs_as_python(caplog: pytest.LogCaptureFixture) -> None:

@@ -252,12 +252,25 @@ def test_different_collectives_are_refused() -> None:
             prepare(programs(lambda x: psum(x.sum()), other))
 
 
-def test_collectives_in_loops_are_refused_and_those_in_calls_written_out() -> None:
-    def loop(x: Any) -> Any:
-        return jax.lax.fori_loop(0, 2, lambda _, c: psum(c), x)
+def test_classes_meet_in_loops_that_go_round_alike() -> None:
+    """As often as a number says that they have in common, with operands of the same shapes."""
 
-    with pytest.raises(NotSplittable, match="a collective inside"):
-        programs(loop)
+    def turned(times: Callable[[Any], Any], start: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda x: jax.lax.fori_loop(0, times(x), lambda _, c: psum(c), start(x))
+
+    for times in (lambda x: 2, lambda x: psum(jnp.int32(x.sum()))):
+        classes = programs(*[turned(times, jnp.sum)] * 2)
+        common = prepare(classes)
+        assert all(one.number(one.jaxpr.outvars[0]) in common for one in classes)
+    for times, start, why in (
+        (lambda x: 2, lambda x: x, "inside scan"),
+        (lambda x: jnp.int32(x.sum()), jnp.sum, "inside while, on a condition"),
+    ):
+        with pytest.raises(NotSplittable, match=f"a collective {why}"):
+            prepare(programs(*[turned(times, start)] * 2))
+
+
+def test_collectives_in_calls_are_written_out() -> None:
     (one,) = programs(jax.jit(jax.checkpoint(psum)))
     prepare([one])
     assert len(one.collectives) == 1

@@ -91,7 +91,9 @@ def test_jax_arrays_stay_where_they_are() -> None:
 
 
 def test_scalars_are_not_splittable() -> None:
-    with pytest.raises(InputError, match=r"element\[1\]: a scalar cannot be split over 4 replicas.*batch\(256\)"):
+    with pytest.raises(
+        InputError, match=r"element\[1\]: a scalar cannot be split over 4 replicas.*batch\(256\).*beside the batch"
+    ):
         check_splittable(as_batch((np.zeros(3), 1.0)), 4)
     assert check_splittable(as_batch(np.zeros(3)), 4) == 3
 

@@ -138,6 +138,14 @@ def test_one_order_where_it_is_asked_for(make: Make) -> None:
     assert passes[0] == passes[1] == passes[2]
 
 
+@pytest.mark.parametrize("kind", ["read by index", "tf", "tf, a stream"])
+def test_one_order_of_what_reshuffles(kind: str) -> None:
+    strategy = mirrored(4)
+    distributed = strategy.experimental_distribute_dataset(SHUFFLED[kind]())
+    passes = [read(strategy, distributed.in_one_order()) for _ in range(3)]
+    assert passes[0] == passes[1] == passes[2]
+
+
 def test_loops_of_tensorflow_without_a_strategy() -> None:
     dataset = tf.data.Dataset.range(EXAMPLES).shuffle(23, seed=3)
     passes = [[int(element) for element in dataset] for _ in range(3)]

@@ -106,6 +106,8 @@ def test_who_reads_more_than_it_computes() -> None:
     batches = [np.arange(4), np.arange(4)]
     found = explain(batches, 2, 2, AutoShardPolicy.DATA)
     assert [(row.examples, row.reads) for row in found.workers] == [(4, 8), (4, 8)]
+    found = explain([np.arange(0), np.arange(0)], 2, 2, AutoShardPolicy.DATA)
+    assert [(row.examples, row.reads) for row in found.workers] == [(0, 0), (0, 0)]
 
 
 def test_what_is_not_known_is_said(capsys: pytest.CaptureFixture[str]) -> None:

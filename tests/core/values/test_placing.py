@@ -92,3 +92,10 @@ def test_plans_are_not_kept_without_end(monkeypatch: pytest.MonkeyPatch) -> None
         kept.append(len(transfer._plans))  # pyright: ignore[reportPrivateUsage]
     assert kept[:3] == [1, 2, 3]
     assert max(kept) == 3
+
+
+def test_only_few_bytes_of_numbers_are_copied_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "_SMALL_BYTES", 8)
+    given = np.arange(2.0, dtype=np.float32), np.arange(3.0, dtype=np.float32), np.ones(8, bool), np.array("a")
+    copied = [getattr(placing, "_small_host")(value, None) is not None for value in given]  # noqa: B009
+    assert copied == [True, False, True, False]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxtribute._src.core import context as contexts
+from jaxtribute._src.core.callers import caller
 from jaxtribute._src.core.jaxprs.core import Tracer
 from jaxtribute._src.core.types import ArrayLike
 from jaxtribute._src.core.values.operators import operand
@@ -56,11 +58,13 @@ def compute_average_loss(
         )
     if global_batch_size is None:
         global_batch_size = loss.shape[0] * _replicas("compute_average_loss")
-    count = jnp.asarray(operand(global_batch_size))
+    given = operand(global_batch_size)
+    count = jnp.asarray(given)
     whole = jnp.issubdtype(count.dtype, jnp.integer) or jnp.issubdtype(count.dtype, jnp.floating)
     # What is traced, such as a sum over the replicas, cannot be looked at.
-    if whole and not isinstance(count, Tracer) and count.ndim == 0:
-        whole = bool(count >= 0) and float(count).is_integer()
+    if whole and not isinstance(given, Tracer) and count.ndim == 0:
+        whole = float(given) >= 0 and float(given).is_integer()
+        _look_at(loss.shape[0], float(given))
     if count.ndim or not whole:
         raise ArgumentError(
             f"global_batch_size is {global_batch_size!r}. HINT: pass the number of examples, an integer of at least 0."
@@ -82,6 +86,23 @@ def compute_average_loss(
     # gradient would be NaN.
     mean = loss.sum() / jnp.maximum(count, jnp.ones_like(count)).astype(loss.dtype)
     return jnp.where(count == 0, jnp.zeros_like(mean), mean)
+
+
+def _look_at(examples: int, count: float) -> None:
+    """Warns if replicas that got the whole batch each take its examples for a part."""
+    replica = contexts.current().replica
+    if not examples or replica is None or examples not in replica.whole:
+        return
+    times = examples * replica.num_replicas_in_sync
+    # The largest part of a batch that is distributed is the mean part, rounded up.
+    if times >= count + replica.num_replicas_in_sync:
+        warnings.warn(
+            f"{caller()}: each replica got a batch of {examples} whole, so over all replicas its examples count "
+            f"{times}, and the loss is divided by {count:g}. HINT: distribute the batch, "
+            "strategy.experimental_distribute_dataset, or leave global_batch_size out.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 Combiner = Literal["sum", "mean", "sqrtn"]

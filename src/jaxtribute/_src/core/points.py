@@ -6,7 +6,7 @@ A module whose add-on is not installed is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver
     from jaxtribute._src.core.collectives.summation import Summation
     from jaxtribute._src.core.drawing import Drawing
+    from jaxtribute._src.core.execution.ragged import ReplicaClass
     from jaxtribute._src.core.input.sources import Adapter
     from jaxtribute._src.core.libraries import Library
     from jaxtribute._src.core.strategies.groups import ProgramLayout
@@ -124,3 +125,5 @@ WIRES: Point[Callable[[Summation, str], Summation]] = Point("to sum arrays that 
 """Makers of sums of which large float32 arrays travel in the type that the hints name, and the rest by another sum."""
 TOGETHER: Point[Callable[[], Together | None]] = Point("to save once for several processes")
 """Functions that return the processes that train together with this one, if there are any."""
+UNEVEN: Point[Callable[[Sequence[ReplicaClass], Sequence[int]], Sequence[str]]] = Point("to warn of uneven means")
+"""Functions of the programs of replicas with different shapes, and of their rows: what `PerReplica.wrong_mean` says."""

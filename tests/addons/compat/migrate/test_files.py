@@ -55,6 +55,11 @@ def test_a_name_that_is_right_or_not_known_stays(code: str) -> None:
         ('self.model.save("m")', 'self.model.save("m" + ".keras")'),
         ('m = tf.keras.Sequential([])\nm.save("m")', 'm = tf.keras.Sequential([])\nm.save("m" + ".keras")'),
         ('p = "m"\nmodel.save(filepath=p)', 'p = "m"\nmodel.save(filepath=p + ".keras")'),
+        ('model.save("m/")', 'model.save("m/".rstrip("/") + ".keras")'),
+        (
+            'model.load_weights(tf.train.latest_checkpoint("d"))',
+            """model.load_weights(max(tf.io.gfile.glob(os.path.join("d", '*.weights.h5')), key=os.path.getmtime))""",
+        ),
         ('model.save_weights("w")', 'model.save_weights("w" + ".weights.h5")'),
         ('tf.keras.models.save_model(model, "m")', 'tf.keras.models.save_model(model, "m" + ".keras")'),
     ],

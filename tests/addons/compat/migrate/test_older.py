@@ -40,10 +40,6 @@ def left(code: str, imports: str = TF) -> dict[str, str]:
         ("optimizer.minimize(loss, variables)", ".minimize of an optimizer"),
         ("o = tf.keras.optimizers.SGD()\no.lr", ".lr of an optimizer"),
         ("self.optimizer.get_weights()", ".get_weights of an optimizer"),
-        (
-            "optimizer.apply_gradients(g, experimental_aggregate_gradients=False)",
-            "apply_gradients(experimental_aggregate_gradients=)",
-        ),
         ("dataset.make_one_shot_iterator()", ".make_one_shot_iterator"),
         ("from tensorflow.keras import backend as K\nK.mean(x)", "tf.keras.backend.mean"),
         ("tf.keras.layers.ThresholdedReLU()", "tf.keras.layers.ThresholdedReLU"),

@@ -4,6 +4,7 @@ import ast
 import textwrap
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
 import jaxtribute as jd
@@ -214,6 +215,141 @@ def test_of_several_tapes_no_name_remains(code: str) -> None:
         assert float(given["d2y"]) == 18.0
 
 
+RUNS: dict[str, tuple[str, dict[str, float]]] = {
+    "asked inside": (
+        """
+        with tf.GradientTape() as tape:
+            y = w * w
+            g = tape.gradient(y, w)
+            w.assign_sub(g)
+        new = w + 0
+        """,
+        {"g": 6.0, "new": -3.0},
+    ),
+    "asked inside and returned": (
+        """
+        def f():
+            with tf.GradientTape() as t:
+                y = w * w
+                return t.gradient(y, w), y
+        g, y = f()
+        """,
+        {"g": 6.0, "y": 9.0},
+    ),
+    "asked inside another": (
+        """
+        with tf.GradientTape() as a:
+            with tf.GradientTape() as b:
+                y = w**3
+                d = b.gradient(y, w)
+            h = a.gradient(d, w)
+        """,
+        {"h": 18.0},
+    ),
+    "by keywords": (
+        """
+        with tf.GradientTape() as tape:
+            y = w * w
+        g = tape.gradient(target=y, sources=w, unconnected_gradients='zero')
+        """,
+        {"g": 6.0},
+    ),
+    "watched": (
+        """
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x * x
+            z = 3 * y
+        g = tape.gradient(z, x)
+        """,
+        {"g": 12.0},
+    ),
+    "several watched": (
+        """
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([x, u])
+            z = x * u * w
+        dx, du = tape.gradient(z, (x, u))
+        both = z
+        """,
+        {"dx": 15.0, "du": 6.0, "both": 30.0},
+    ),
+    "watched for a second derivative": (
+        """
+        with tf.GradientTape() as a:
+            a.watch(x)
+            with tf.GradientTape() as b:
+                b.watch(x)
+                y = x**3
+            d = b.gradient(y, x)
+        h = a.gradient(d, x)
+        first = d
+        """,
+        {"first": 12.0, "h": 12.0},
+    ),
+    "watched, of many elements": (
+        """
+        with tf.GradientTape() as tape:
+            tape.watch(xs)
+            y = xs * xs
+        g = tape.gradient(y, [xs])[0].sum()
+        """,
+        {"g": 6.0},
+    ),
+    "a variable that is watched": (
+        """
+        q = tf.Variable(4.0)
+        with tf.GradientTape() as tape:
+            tape.watch(q)
+            y = q * w
+        g = tape.gradient(y, [q, w])[1]
+        """,
+        {"g": 4.0},
+    ),
+    "a name that goes on": (
+        """
+        n, total = 0, 1.0
+        for k in range(3):
+            with tf.GradientTape() as tape:
+                n += 1
+                total = total + n
+                y = w * total
+            g = tape.gradient(y, w)
+        """,
+        {"n": 3.0, "total": 7.0, "g": 7.0},
+    ),
+    "a loop that is left within": (
+        """
+        with tf.GradientTape() as tape:
+            y = 0.0
+            for k in range(9):
+                if k == 2:
+                    break
+                y += w * w
+        g = tape.gradient(y, w)
+        """,
+        {"g": 12.0},
+    ),
+}
+"""Programs on w = 3, x = 2, u = 5 and xs = [1, 2], and what tapes of TensorFlow give."""
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_rewritten_tapes_give_the_gradients_of_tensorflow(name: str) -> None:
+    code, expected = RUNS[name]
+    after = rewritten(code)
+    assert not scan(after).left()
+    assert "tape" not in after.lower()
+    given: dict[str, Any] = {"w": jd.Variable(3.0), "x": jnp.float32(2), "u": jnp.float32(5), "xs": jnp.array([1.0, 2])}
+    exec(after, given)
+    assert {key: float(given[key]) for key in expected} == expected
+
+
+def test_minimize_of_a_tape_becomes_gradients() -> None:
+    after = rewritten(BLOCK + "opt.minimize(loss, w, tape=tape)\n")
+    assert "loss, gradients = jd.value_and_grad(compute_loss, w)()\nopt.apply_gradients(zip(gradients, w))" in after
+
+
 def test_a_block_whose_tape_another_block_may_have_is_left() -> None:
     """Which of the two the gradient is asked of is known when it runs alone."""
     code = f"if c:\n{textwrap.indent(BLOCK, '    ')}else:\n{textwrap.indent(BLOCK, '    ')}g = tape.gradient(loss, w)\n"
@@ -227,8 +363,24 @@ class TestByHand:
             ("with tf.GradientTape():\n    loss = f(x)\n", "no name"),
             ("with tf.GradientTape() as tape:\n    loss = f(x)\n", "there is no `grads"),
             (
-                "with tf.GradientTape() as tape:\n    tape.watch(x)\n    loss = f(x)\ngrads = tape.gradient(loss, x)\n",
+                "with tf.GradientTape() as tape:\n    tape.watch(x)\n    y = f(x)\ng, h = tape.gradient(y, [x, m.v])\n",
                 "make `x` an argument",
+            ),
+            (
+                "with tf.GradientTape() as tape:\n    p = f(x)\n    y = p[p.numpy()]\n    g = tape.gradient(y, v)\n",
+                "asks for the numbers in `p`",
+            ),
+            (
+                "with tf.GradientTape() as t:\n    t.watch(x)\n    y = f(x, training=True)\ng = t.gradient(y, x)\n",
+                "pass training=False",
+            ),
+            (
+                'with tf.GradientTape() as tape:\n    y = f(x)\n    g = tape.gradient(y, v)\n    t = """a\n    b"""\n',
+                "a text of several lines",
+            ),
+            (
+                "with tf.GradientTape() as tape:\n    loss = f(x)\nx = [v]\ngrads = tape.gradient(loss, x)\n",
+                "`x` changes between",
             ),
             (
                 "with tf.GradientTape() as tape:\n    y = f(x)\ngrads = tape.gradient(y * 2, v)\n",

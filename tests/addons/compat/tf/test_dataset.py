@@ -172,6 +172,7 @@ class TestDataset:
     def test_length(self) -> None:
         assert len(Dataset.range(5).batch(2)) == 3
         assert Dataset.range(5).cardinality() == 5
+        assert tf.data.experimental.cardinality(Dataset.range(5)) == 5
         assert Dataset.range(5).repeat().cardinality() == tf.data.INFINITE_CARDINALITY
         assert streamed(2).cardinality() == tf.data.UNKNOWN_CARDINALITY
         with pytest.raises(TypeError, match=r"infinite.*HINT"):

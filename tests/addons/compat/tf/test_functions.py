@@ -129,13 +129,36 @@ class TestPrint:
 
         @tf.function
         def f(x: Any) -> Any:
-            tf.print("x =", x, output_stream=stream)
+            tf.print("x =", x, ("s", {"a": [x]}, None), output_stream=stream)
             return x
 
         for number in range(2):
             f(jnp.int32(number)).block_until_ready()
         jax.effects_barrier()
-        assert stream.getvalue() == "x = 0\nx = 1\n"
+        assert stream.getvalue() == "x = 0 (s, {'a': [0]}, None)\nx = 1 (s, {'a': [1]}, None)\n"
+
+    def test_writes_what_the_replicas_return(self) -> None:
+        stream, strategy = io.StringIO(), tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+        ids = strategy.experimental_distribute_values_from_function(lambda context: context.replica_id_in_sync_group)
+
+        @tf.function
+        def f(x: Any) -> None:
+            results = strategy.run(lambda ids: x + ids, (ids,))
+            tf.print(strategy.experimental_local_results(results), results, output_stream=stream)
+
+        f(jnp.int32(4))
+        jax.effects_barrier()
+        assert stream.getvalue() == "(4, 5) {0: 4, 1: 5}\n"
+
+    @pytest.mark.parametrize("devices", [1, 2])
+    def test_writes_a_value_that_replicas_share_once(self, devices: int) -> None:
+        stream, strategy = io.StringIO(), tf.distribute.MirroredStrategy(devices)
+        with strategy.scope():
+            v = tf.Variable([7, 8])
+        shared = strategy.reduce("SUM", strategy.run(lambda: tf.constant(1)), axis=None)
+        tf.print(v, [strategy.run(v.read_value)], shared, output_stream=stream)
+        assert stream.getvalue() == f"[7 8] [[7 8]] {devices}\n"
 
 
 class TestSwitches:

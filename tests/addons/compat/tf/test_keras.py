@@ -21,7 +21,7 @@ streamed = dataset.filter(lambda x, y: True)
 
 def trained(strategy, dataset):
     with strategy.scope():
-        tf.keras.utils.set_random_seed(0)
+        tf.random.set_seed(0)
         model = tf.keras.Sequential([tf.keras.Input([3]), layers.Dense(1)])
         model.compile(loss="mse", optimizer=tf.keras.optimizers.SGD(0.1))
     history = model.fit(dataset.batch(4), epochs=2, verbose=0).history

@@ -1,7 +1,5 @@
 """Datasets of `compat.tf` as Grain's."""
 
-from typing import Any
-
 import grain
 import numpy as np
 import pytest
@@ -14,11 +12,18 @@ def numbers(indexed: bool) -> tf.data.Dataset:
     return dataset if indexed else dataset.filter(lambda x: True)
 
 
-@pytest.mark.parametrize(("indexed", "kind"), [(True, grain.MapDataset), (False, grain.IterDataset)])
-def test_the_elements_are_the_same_in_each_pass(indexed: bool, kind: type[Any]) -> None:
-    dataset = numbers(indexed).to_grain()
-    assert isinstance(dataset, kind)
-    assert [int(x) for x in dataset] == [int(x) for x in dataset] == [0, 1, 2, 3, 4]
+@pytest.mark.parametrize("indexed", [True, False])
+@pytest.mark.parametrize("anew", [None, False, True])
+def test_each_iterator_is_a_pass(indexed: bool, anew: bool | None) -> None:
+    whole = numbers(indexed)
+    whole = whole if anew is None else whole.shuffle(5, 0, reshuffle_each_iteration=anew)
+    dataset = whole.to_grain()
+    assert isinstance(dataset, grain.IterDataset)
+    passes = [[int(x) for x in dataset] for _ in range(6)]
+    assert all(sorted(each) == [0, 1, 2, 3, 4] for each in passes)
+    assert (len(set(map(tuple, passes))) > 1) == (anew is True)
+    if anew is None:
+        assert passes[0] == [0, 1, 2, 3, 4]
 
 
 def test_a_stream_takes_grains_transformations_and_keeps_its_position() -> None:
@@ -31,4 +36,4 @@ def test_a_stream_takes_grains_transformations_and_keeps_its_position() -> None:
     again = iter(dataset)
     again.set_state(state)
     assert [int(x) for x in again] == rest == [20, 30, 40]
-    np.testing.assert_equal(state, {"given": 2})
+    np.testing.assert_equal(state, {"number": 0, "given": 2})

@@ -199,6 +199,26 @@ def test_a_state_of_equinox_is_assigned_whole() -> None:
         model.state = {"another": jnp.ones(3)}
 
 
+@pytest.mark.parametrize("precision", [None, "compute=bfloat16"])
+def test_a_value_is_assigned_whole(precision: str | None) -> None:
+    tree = {"w": np.ones(3, np.float32), "n": np.int32(1)}
+    model = made(mirrored(2), tree, optimizer=optax.sgd(0.5), precision=precision)
+    model.value = jax.tree.map(lambda leaf: leaf * 2, model.value)
+    model.minimize(lambda x: model.value["w"].sum() * x, 2.0)
+    assert_array_equal(np.asarray(model.parameters["w"]), np.full(3, 1.0, np.float32))
+    assert model.value["n"] == 2
+    for wrong, error in (({"w": 1.0}, ShapeError), ({"w": ONES, "n": 3}, VariableError)):
+        with pytest.raises(error, match="HINT"):
+            model.value = wrong
+    assert_array_equal(np.asarray(model.parameters["w"]), np.full(3, 1.0, np.float32))
+
+
+def test_a_value_of_a_module_is_assigned_with_its_keys() -> None:
+    model, other = (made(one_device(0), nnx.Dropout(0.5, rngs=nnx.Rngs(seed))) for seed in (0, 1))
+    model.value = other.value
+    assert_array_equal(np.asarray(model(ONES)), np.asarray(other(ONES)))
+
+
 def test_a_state_that_differs_between_replicas_where_it_may_not_is_an_error() -> None:
     strategy = mirrored(2)
     model = made(strategy, {"w": jnp.ones(1)}, state={"rows": jnp.zeros((), jnp.int32)})
@@ -392,3 +412,41 @@ def test_the_frozen_half_of_a_module_is_a_second_model() -> None:
     static = made(strategy, static)
     call = jd.function(lambda x: strategy.run(lambda: eqx.combine(params.value, static.value)(x)))
     assert_allclose(call(jnp.ones(3)).numpy(), module(jnp.ones(3)), rtol=1e-6)
+
+
+class Wrapped(nnx.Module):
+    """A layer within a transformation of Flax, which hands all of its variables back as new arrays."""
+
+    def __init__(self, transform: Any, *, decays: bool = False) -> None:
+        self.layer, self._transform, self._decays = Affine(), transform, decays
+
+    def __call__(self, x: Any) -> Any:
+        def call(layer: Affine, x: Any) -> Any:
+            if self._decays:
+                layer.w.set_value(layer.w.get_value() * jnp.float32(0.9))
+            return layer(x)
+
+        return self._transform(call)(self.layer, x)
+
+
+@pytest.mark.parametrize("transform", [nnx.remat, nnx.jit], ids=["remat", "jit"])
+@each_executor
+def test_what_a_transformation_of_flax_hands_back_is_not_changed(transform: Any, executor: str) -> None:
+    found: list[Any] = []
+    for strategy in (one_device(0), mirrored(2), jd.FullyShardedStrategy(["CPU:0", "CPU:1"], min_bytes=0)):
+        model = made(strategy, Wrapped(transform), optax.sgd(0.1))
+
+        def loss(x: Any, model: Any = model) -> Any:
+            return (model(x) ** 2).sum() / 5
+
+        execute(executor, strategy, model.minimize, loss, batch(strategy, 5))
+        found.append(np.asarray(model.value.layer.w.get_value()))
+    assert_allclose(found[1:], [found[0]] * 2, rtol=1e-6)
+    assert not np.allclose(found[0], 2)
+
+
+@each_executor
+def test_a_parameter_that_is_changed_within_one_is_refused(executor: str) -> None:
+    model = made(mirrored(2), Wrapped(nnx.remat, decays=True))
+    with pytest.raises(VariableError, match=r"layer/w.* is a parameter, which only the optimizer changes"):
+        execute(executor, mirrored(2), model, batch(mirrored(2), 5))

@@ -72,6 +72,7 @@ def test_bad_functions_on_real_processes_and_a_long_folder_of_temporary_files(tm
     around = {"TMPDIR": str(long), "JAXTRIBUTE_RUN": str(run)}
     result = last_line(run_python(HERE / "ray_program.py", env=around, timeout=300))
     assert result["odd"]
+    assert result["lower"] == 0, "Ray lets its processes wait for all others of the machine"
     assert result["set"] == [1, 2]
     assert "cannot be read here: SystemExit: from" in result["unpicklable"]
     assert "exits does not run again: 2 processes have ended" in result["exits"]
@@ -89,7 +90,6 @@ def test_bad_functions_on_real_processes_and_a_long_folder_of_temporary_files(tm
     assert worker["starts"] == 4  # two processes have ended, and one was stuck
     assert [event["text"] for event in state["events"]] == ["worker 0 starts again"] * 3
     assert worker["bar"]["recovery"] > 0.1
-    assert worker["bar"]["compile"] > 0
     assert sum(worker["bar"].values()) == pytest.approx(state["wall"], rel=0.01)
 
 

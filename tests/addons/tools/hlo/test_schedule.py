@@ -6,8 +6,9 @@ import pytest
 
 from jaxtribute._src.addons.tools.hlo.exchanges import collectives
 from jaxtribute._src.addons.tools.hlo.schedule import Rates, timing
+from jaxtribute._src.addons.tools.hlo.work import traffic
 
-RATES = Rates(1e3, operations=1e12, traffic=1e12, host=1e6, launch=0.0, exchange=lambda one: one.nbytes / 1e3)
+RATES = Rates(1e3, 1e12, kernels=1e12, traffic=1e12, host=1e6, launch=0.0, exchange=lambda one: one.nbytes / 1e3)
 """A cycle is a millisecond, and so is a byte of a collective."""
 
 
@@ -100,20 +101,45 @@ AWAY = f"(({HOSTED}, f32[1,1024]{{1,0}}, s32[], s32[]), {HOSTED}, u32[]{{:S(2)}}
 BACK = f"(({HOSTED}, s32[], s32[]), f32[1,1024]{{1,0}}, u32[]{{:S(2)}}) dynamic-slice-start(%x)"
 
 
+@pytest.mark.parametrize("written_out", [False, True])
 @pytest.mark.parametrize("start", [AWAY, BACK])
 @pytest.mark.parametrize("beside", [0, 3, 9])
-def test_what_goes_to_the_host_or_comes_from_there_takes_its_time_beside(start: str, beside: int) -> None:
+def test_what_goes_to_the_host_or_comes_from_there_takes_its_time_beside(
+    start: str, beside: int, written_out: bool
+) -> None:
     done = f"  %d = {HOSTED} copy-done(%s)"
-    found = timing(program(f"  %s = {start}", fusion("a", beside), done), 1, RATES)
-    assert found.step == pytest.approx(max(beside * 1e-3, 4096 / RATES.host))
+    apart: list[str] = []
+    if written_out:  # as in a text before code generation
+        shape, _, kind = start.removesuffix("(%x)").rpartition(" ")
+        start = f"{shape} async-start(%x), calls=%apart"
+        operation = f"  ROOT %r = {HOSTED} {kind.removesuffix('-start')}(%p)"
+        apart = ["%apart (p: f32[1]) -> f32[1] {", "  %p = f32[1]{0} parameter(0)", operation, "}", ""]
+    text = "\n".join([*apart, program(f"  %s = {start}", fusion("a", beside), done)])
+    assert timing(text, 1, RATES).step == pytest.approx(max(beside * 1e-3, 4096 / RATES.host))
 
 
-def test_a_kernel_costs_what_it_states() -> None:
-    stated = '"cost_estimate":{"flops":"5000","transcendentals":"0","bytes_accessed":"7000"}'
-    kernel = f'  %k = f32[1]{{0}} custom-call(%x), custom_call_target="tpu_custom_call", backend_config={{{stated}}}'
-    for rate in ("operations", "traffic"):
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_kernel_costs_what_it_states(order: int) -> None:
+    stated = ",".join(['"flops":"5000"', '"transcendentals":"0"', '"bytes_accessed":"7000"'][::order])
+    costs = f'{{"cost_estimate":{{{stated}}}}}'
+    kernel = f'  %k = f32[1]{{0}} custom-call(%x), custom_call_target="tpu_custom_call", backend_config={costs}'
+    for rate in ("kernels", "traffic"):
         found = timing(program(kernel), 1, replace(RATES, **{rate: 1e3}))
-        assert found.step == pytest.approx(5.0 if rate == "operations" else 7.0)
+        assert found.step == pytest.approx(5.0 if rate == "kernels" else 7.0)
+
+
+def test_a_part_of_a_tuple_that_is_named_without_an_instruction_is_that_part() -> None:
+    """As in a text before code generation."""
+    pair = "  %pair = (f32[8]{0:T(128)}, (s32[]{:T(128)}, u32[2]{0}), /*index=2*/f32[100,300]{1,0:T(8,128)}) fusion(%x)"
+    product = "  %d = f32[100,200]{1,0} dot(%pair#2, %r), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    text = program(pair, "  %r = f32[300,200]{1,0} parameter(2)", product)
+    apart = product.replace("%pair#2", "%part")
+    part = "  %part = f32[100,300]{1,0:T(8,128)} get-tuple-element(%pair), index=2"
+    whole = program(pair, part, "  %r = f32[300,200]{1,0} parameter(2)", apart)
+    slow = replace(RATES, clock=None, operations=1e9)
+    assert timing(text, 1, slow) == timing(whole, 1, slow)
+    assert timing(text, 1, slow).step >= 2 * 100 * 200 * 300 / 1e9
+    assert traffic(text) == traffic(whole)
 
 
 def test_a_sum_of_which_each_takes_a_slice_is_a_reduce_scatter() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute.errors import VariableError
+from ragged import cut, deal
 from replicas import components, each_executor, execute, fraction, here, mirrored, variable
 
 Aggregation = jd.VariableAggregation
@@ -118,3 +119,14 @@ def test_it_is_differentiated_as_what_it_reads() -> None:
         assert float(jd.grad(lambda v=v: v * v * 0.5, v)()) == expected
         assert components(execute("compiled", strategy, jd.grad(lambda v=v: v * v * fraction(), v))) == [0.0, 6.0]
         assert components(execute("lockstep", strategy, jd.grad(lambda v=v: v * v * fraction(), v))) == [0.0, 6.0]
+
+
+@each_executor
+@pytest.mark.parametrize("make", [jd.MirroredStrategy, jd.CentralStorageStrategy, jd.FullyShardedStrategy])
+def test_a_python_number_goes_to_each_replicas_own_value(make: Any, executor: str) -> None:
+    """Such as its number of rows."""
+    strategy = make(["CPU:0", "CPU:1"])
+    v = variable(strategy, 0.0, synchronization=ON_READ, aggregation=Aggregation.SUM)
+    parts = deal(strategy, jnp.ones(3), cut(3, 2))
+    execute(executor, strategy, lambda x: v.assign_add(x.shape[0]), parts)
+    assert float(v.read_value()) == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
@@ -143,17 +143,9 @@ class CompiledStep:
         return self._timing(shortest=True)
 
     def _timing(self, *, shortest: bool) -> Timing:
-        chip = self.topology.chip
-        rates = Rates(
-            clock=chip.clock,
-            operations=COMPUTE * chip.half,
-            traffic=MEMORY * chip.bandwidth,
-            host=chip.host,
-            launch=0.0 if chip.clock else _KERNEL_S,
-            exchange=lambda one: collective_time(one, self.topology.among(one, self.devices)),
-        )
-        found = timing(self.text, len(self.devices), rates, shortest=shortest)
-        found.step, found.compute = found.step + chip.launch, found.compute + chip.launch
+        found = timing(self.text, len(self.devices), rates_of(self.topology, self.devices), shortest=shortest)
+        launch = self.topology.chip.launch
+        found.step, found.compute = found.step + launch, found.compute + launch
         return found
 
     @property
@@ -165,6 +157,20 @@ class CompiledStep:
     def estimate(self) -> float:
         """Seconds of a step: computing, and the collectives as far as nothing runs beside them."""
         return self.timing.step
+
+
+def rates_of(topology: Topology, devices: Sequence[Device]) -> Rates:
+    """The rates of each of a program's devices, with the time of a collective among them."""
+    chip = topology.chip
+    return Rates(
+        clock=chip.clock,
+        operations=COMPUTE * chip.half,
+        kernels=COMPUTE * chip.half,
+        traffic=MEMORY * chip.bandwidth,
+        host=chip.host,
+        launch=0.0 if chip.clock else _KERNEL_S,
+        exchange=lambda one: collective_time(one, topology.among(one, devices)),
+    )
 
 
 def compile_step(step: Step, topology: Topology, rows: int | None = None) -> CompiledStep:
@@ -179,16 +185,7 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
       ArgumentError: the step's strategy is not on the topology.
       DoesNotFitError: it needs more memory than a device has.
     """
-    placed: set[Device] = set()
-    # A variable of no strategy is brought to the program's devices before it runs; the others must lie there.
-    for variable in (*step.program.donated, *step.program.kept):
-        if variable.policy.mesh is not None or step.program.mesh is None:
-            placed |= variable.stored.devices()
-    if not placed <= set(topology.devices):
-        raise ArgumentError(
-            f"the step's variables are on {sorted(map(str, placed))[:4]}, not on {topology.name}. HINT: make them "
-            "in the scope of a strategy such as jd.MirroredStrategy(), after compiling has begun."
-        )
+    devices = _devices(step, topology)
     rows = max(step.batch // step.replicas, 1) if rows is None else rows
     start = time.perf_counter()
     # Outside of what is caught: an error of the user's own function is theirs.
@@ -202,7 +199,6 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
     flops, traffic = costs(compiled)
     memory = compiled.memory_analysis()
     program, held = step.program, _held(step, rows, memory)
-    devices = topology.devices[:1] if program.mesh is None else program.mesh.devices
     if held.total > topology.chip.memory:  # the compiler of GPUs says nothing
         raise _over(held, topology, rows * step.replicas)
     # Donation is a permission. Which outputs did take over an input's memory stands in the program's first line.
@@ -227,6 +223,28 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
         step=step,
         text=text,
     )
+
+
+def _devices(step: Step, topology: Topology) -> tuple[Device, ...]:
+    """The devices of a topology that a step runs on.
+
+    Raises:
+      ArgumentError: its variables are on others.
+    """
+    placed: set[Device] = set()
+    # A variable of no strategy is brought to the program's devices before it runs; the others must lie there.
+    for variable in (*step.program.donated, *step.program.kept):
+        if variable.policy.mesh is not None or step.program.mesh is None:
+            placed |= variable.stored.devices()
+    if not placed <= set(topology.devices):
+        raise ArgumentError(
+            f"the step's variables are on {sorted(map(str, placed))[:4]}, not on {topology.name}. HINT: make them "
+            "in the scope of a strategy such as jd.MirroredStrategy(), after compiling has begun."
+        )
+    if step.program.mesh is not None:
+        return step.program.mesh.devices
+    # One replica on several devices has no mesh of replicas.
+    return tuple(device for device in topology.devices if device in placed) or topology.devices[:1]
 
 
 def state_of(step: Step) -> int:

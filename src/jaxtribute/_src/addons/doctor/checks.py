@@ -13,6 +13,7 @@ from operator import attrgetter
 import jax
 
 from jaxtribute._src.addons.doctor.report import Finding, Level, Situation
+from jaxtribute._src.addons.messaging.certificates import CERTIFICATE, problem_of
 from jaxtribute.cluster_resolver import known
 from jaxtribute.extending import Address, visible_gpus, whole_number
 
@@ -159,6 +160,15 @@ def _is_own(address: Address) -> Iterator[Finding]:
         yield Finding(Level.ERROR, "own address", f"{address.host!r} is none of this machine: {error}", fix)
 
 
+def check_certificates(situation: Situation) -> Iterator[Finding]:
+    """Reads the certificates by which the job's processes know each other, if the environment names any."""
+    problem = problem_of(situation.environ)
+    if problem is not None:
+        yield Finding(Level.ERROR, "certificates", *problem)
+    elif situation.environ.get(CERTIFICATE):
+        yield Finding(Level.GOOD, "certificates", f"{situation.environ[CERTIFICATE]} and its key can be read")
+
+
 def check_devices(situation: Situation) -> Iterator[Finding]:
     """Starts JAX and counts."""
     try:
@@ -218,6 +228,7 @@ CHECKS: tuple[Callable[[Situation], Iterable[Finding]], ...] = (
     check_versions,
     check_cluster,
     check_network,
+    check_certificates,
     check_devices,  # starts JAX, so it comes after whatever must come before
 )
 """The checks, in the order of the report."""

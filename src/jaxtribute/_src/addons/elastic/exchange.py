@@ -8,7 +8,9 @@ commit it too. If nobody has and all hold it, they commit it as well. Otherwise 
 
 from __future__ import annotations
 
+import math
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +32,8 @@ from jaxtribute.errors import ClusterError, DeadlineError, JaxtributeError
 R = TypeVar("R")
 
 _TICK_S = 0.05
+_SIGN_S = 0.25
+"""Seconds between two signs of life while nobody comes or goes: each wakes a thread of theirs, within steps."""
 _CONTROL_S = 0.2
 _JOIN_LIMIT_S = 20.0
 """Seconds that the others wait for an island that they have taken in."""
@@ -71,6 +75,8 @@ class Islands(Exchanges):
         self.again = 0
         """Number of steps that this island has computed in vain, as another one had died."""
         self._progress = Progress(me, None if joins else first)
+        self._told: View | None = None
+        """The view of the last step, of which a line has told if it is not the first."""
         self._presence = Presence()
         self._sends: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closed = False
@@ -156,6 +162,9 @@ class Islands(Exchanges):
                     "HINT: start the job anew, or allow fewer."
                 )
             self._attempt = Attempt(self._committed, self.view)
+            before, self._told = self._told, self.view
+        if before not in (None, self._told):
+            _tell(self._told, self.me)
         self._mail.traffic.keep([member.rank for member in self._attempt.view.members])
         return self._attempt
 
@@ -316,9 +325,13 @@ class Islands(Exchanges):
         with self.lock:
             self._presence.found(island)
             message, status = decoded(data)
+            was_settled = self._is_settled()
             if status is not None:
                 self._progress.hear(message.number, island, status)
-            self._after(self.membership.receive(island, message, time.monotonic()))
+            sends = self.membership.receive(island, message, time.monotonic())
+            # A mere sign of life wakes nobody.
+            if sends or not (was_settled and self._is_settled()):
+                self._after(sends)
 
     def _received(self, island: Island, head: Head, data: memoryview) -> None:
         """Takes what an island gives to a step, or holds of it; in the thread that waits for that."""
@@ -365,14 +378,20 @@ class Islands(Exchanges):
 
     def _watch(self) -> None:
         """Tells the others that this island lives, and notices who does not."""
+        every_s, signed = min(_SIGN_S, self.silent_s / 8), -math.inf
         while not self._closed:
             with self.lock:
                 now = time.monotonic()
-                sends = [*self.membership.signs(), *self.membership.tick(now)]
+                sends = self.membership.tick(now)
+                if now - signed > every_s or not self._is_settled():
+                    signed = now
+                    for send in self.membership.signs():
+                        self.say(*send)
                 members = self.membership.view.members if self.membership.view is not None else ()
                 for member in self._presence.silent([m for m in members if m != self.me], now, self.silent_s):
                     sends += self.membership.suspect(member, now)
-                self._after(sends)
+                if sends or not self._is_settled():
+                    self._after(sends)
                 broken = self._presence.broken(members)
                 late = self.newcomer is not None and self.newcomer.is_late(now)
             for island in broken:
@@ -393,3 +412,10 @@ class Islands(Exchanges):
         with self.lock:
             status = self._progress.own(message.number) if message.kind is Kind.ALIVE else None
         self._links.send(island.rank, Lane.CONTROL, (0, 0, 0), [encoded(message, status)], _CONTROL_S)
+
+
+def _tell(view: View, me: Island) -> None:
+    """Prints who goes on, once for all islands."""
+    if me == min(view.members):
+        ranks = ", ".join(str(member.rank) for member in view.members)
+        sys.stderr.write(f"jaxtribute: islands {ranks} train together from here on (view {view.number})\n")

@@ -72,14 +72,21 @@ class Exchanges(ABC):
 
     def gather(self, arrays: Sequence[HostArray], what: str) -> list[list[HostArray]]:
         """All islands' arrays, in the order of their ranks; this one's alone if the step has failed."""
+        return self.begin_gather(arrays, what, 1)()
+
+    def begin_gather(self, arrays: Sequence[HostArray], what: str, islands: int) -> Callable[[], list[list[HostArray]]]:
+        """Begins to give arrays to all; returns what waits for those of each, in the order of their ranks.
+
+        If the step has failed, that gives this island's own in place of those of so many islands.
+        """
         parcel = Parcel(arrays, what)
+        head = self._tried(lambda attempt: self._posted(attempt, dict.fromkeys(attempt.view.members, parcel)))
 
         def parts(attempt: Attempt) -> list[list[HostArray]] | None:
-            members = attempt.view.members
-            got = self._exchanged(attempt, dict.fromkeys(members, parcel))
-            return None if got is None else parcel.parts(members, self.me, got)
+            got = self._collected(attempt, head)
+            return None if got is None else parcel.parts(attempt.view.members, self.me, got)
 
-        return self._tried(parts) or [list(arrays)]
+        return lambda: self._tried(parts) or [list(arrays)] * islands
 
     def sum_in_order(self, replicas: Sequence[Sequence[HostArray]], count: int, what: str) -> list[HostArray]:
         """The sums over replicas of which islands have several: the same bits whoever has which.

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from jaxtribute._src.addons.elastic.exchange import Islands
 
 _ASK_S = 0.02
+_AGAIN_S = 0.5
+"""Seconds after which an island that does not answer is asked again: what it has said may be lost with a connection."""
 _JOIN_S = 0.2
 _START_S = 30.0
 """Seconds in which islands that were started at the same time as this one may begin to listen."""
@@ -49,6 +51,7 @@ class Newcomer:
         self._whom = 0 if islands.me.rank else 1
         """The rank of the island that is asked."""
         self._waiting_since: float | None = None
+        self._asked_at = 0.0
         self._asked_to_join = 0.0
         self._refusals: dict[int, str] = {}
         self._has_met: set[int] = set()
@@ -184,13 +187,15 @@ class Newcomer:
             islands.lock.wait(_ASK_S)
 
     def _ask(self) -> None:
-        """Asks an island for the steps after those that are known; the next one if it does not answer."""
+        """Asks an island for the steps after those that are known; the next one if it does not answer for long."""
         islands, now = self._islands, time.monotonic()
-        if self._waiting_since is not None:
-            if now - self._waiting_since < islands.silent_s:
-                return
+        if self._waiting_since is not None and now - self._waiting_since > islands.silent_s:
             self.refused(self._whom, f"island {self._whom} does not answer")
-        self._waiting_since = now
+        if self._waiting_since is None:
+            self._waiting_since = now
+        elif now - self._asked_at < _AGAIN_S:
+            return
+        self._asked_at = now
         islands.later(self._whom, Lane.JOURNAL, (len(islands.journal), 0, ASKS))
 
     def _join(self) -> None:
@@ -226,6 +231,8 @@ class Newcomer:
             return
         self._refusals.pop(island.rank, None)
         self._waiting_since = None
+        if second < self._end:  # asked again, an island's earlier answer may come later
+            return
         journal = self._islands.journal
         for number, entry in enumerate(entries_in(data), first):
             if not entry.signature:

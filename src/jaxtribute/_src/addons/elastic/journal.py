@@ -26,7 +26,8 @@ MOST = 256 << 20
 _OVERHEAD = 400
 """Bytes of an entry besides its arrays' elements."""
 _HEAD = struct.Struct("!II")
-_ANSWER = 1 << 20
+_ANSWER, _ANSWERED = 1 << 20, 4096
+"""Bytes of arrays, and entries, of an answer: whoever makes it trains meanwhile."""
 
 
 _NOTHING: dict[int, Any] = {}
@@ -57,6 +58,11 @@ class Entry:
     arrays: list[HostArray]
     reads: dict[int, HostArray | None]
     problem: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements of its arrays."""
+        return sum([array.nbytes for array in [*self.arrays, *self.reads.values()] if array is not None])
 
 
 @dataclass
@@ -116,8 +122,7 @@ class Journal:
         self.entries.append(self._missing or entry)
         if self._missing is not None:
             return
-        read = [array for array in entry.reads.values() if array is not None]
-        self._size += _OVERHEAD + sum(array.nbytes for array in [*entry.arrays, *read])
+        self._size += _OVERHEAD + entry.nbytes
         if entry.problem:
             self._give_up(entry, entry.problem)
         elif self._size > MOST:
@@ -136,17 +141,49 @@ class Journal:
         """
         self._fetch_last()
         with self._lock:
-            entries, reads, count = self.entries[first:], dict(self.reads), len(self.entries)
-        parts: list[bytes] = []
+            entries, reads, count = self.entries[first : first + _ANSWERED], dict(self.reads), len(self.entries)
+        runs: list[_Run] = []
         size, last = 0, first
         for entry in entries:
-            parts.append(_written(entry))
-            size, last = size + len(parts[-1]), last + 1
+            size, last = size + entry.nbytes, last + 1
+            if not (runs and runs[-1].takes(entry)):
+                runs.append(_Run(entry))
             if size > _ANSWER:
                 break
         if last >= count:
-            parts.append(_written(Entry("", view, None, [], reads)))
-        return count, b"".join(parts)
+            runs.append(_Run(Entry("", view, None, [], reads)))
+        return count, b"".join(run.written() for run in runs)
+
+
+class _Run:
+    """Entries in a row that differ in their arrays' elements alone: most steps are as the one before.
+
+    Args:
+      entry: the first.
+    """
+
+    def __init__(self, entry: Entry) -> None:
+        self._first, self._head, self._arrays = entry, _head(entry), [entry.arrays]
+
+    def takes(self, entry: Entry) -> bool:
+        """Adds an entry, if it is like the first one; returns whether it is."""
+        alike = not entry.reads and not self._first.reads and _head(entry) == self._head
+        if alike:
+            self._arrays.append(entry.arrays)
+        return alike
+
+    def written(self) -> bytes:
+        """The entries as bytes."""
+        reads = self._first.reads
+        told = [len(self._arrays), self._head, [(variable, array is not None) for variable, array in reads.items()]]
+        stacks = [np.stack(each) for each in zip(*self._arrays, strict=True)]
+        return packed(told, [*stacks, *(array for array in reads.values() if array is not None)])
+
+
+def _head(entry: Entry) -> str:
+    # As text: what is equal to Python, as 1 and True, need not be the same.
+    kinds = [(array.dtype.name, array.shape) for array in entry.arrays]
+    return json.dumps([entry.signature, plain_view(entry.view), entry.plain, entry.problem, kinds])
 
 
 def entries_in(data: bytes | bytearray) -> list[Entry]:
@@ -154,18 +191,17 @@ def entries_in(data: bytes | bytearray) -> list[Entry]:
     entries: list[Entry] = []
     offset = 0
     while offset < len(data):
-        (signature, view, plain, reads, problem), arrays, offset = unpacked(data, offset)
-        count = len(arrays) - sum(has for _, has in reads)
-        values = iter(arrays[count:])
-        seen = {variable: next(values) if has else None for variable, has in reads}
-        entries.append(Entry(signature, view_of(view), plain, arrays[:count], seen, problem))
+        (count, head, reads), arrays, offset = unpacked(data, offset)
+        signature, plain_of_view, plain, problem, _ = json.loads(head)
+        own = len(arrays) - sum(has for _, has in reads)
+        values = iter(arrays[own:])
+        seen = {variable: next(values) if has else None for variable, has in reads} or _NOTHING
+        view = view_of(plain_of_view)
+        for place in range(count):
+            # With the ellipsis NumPy gives an array, of no axes as well.
+            each = [stack[place, ...] for stack in arrays[:own]]
+            entries.append(Entry(signature, view, plain, each, seen, problem))
     return entries
-
-
-def _written(entry: Entry) -> bytes:
-    reads = [(variable, array is not None) for variable, array in entry.reads.items()]
-    plain = [entry.signature, plain_view(entry.view), entry.plain, reads, entry.problem]
-    return packed(plain, [*entry.arrays, *(array for array in entry.reads.values() if array is not None)])
 
 
 # Views, nests and arrays as bytes. Nothing here can make a newcomer run code that it has not.
@@ -239,6 +275,10 @@ def described(nest: Any, arrays: list[Any]) -> Any:
     raise CannotKeep(f"a {type(nest).__name__}")
 
 
+_on_device = jax.jit(lambda array: array)
+"""Puts an array on the device, as `jnp.asarray`, which takes several times as long."""
+
+
 def rebuilt(plain: Any, arrays: Sequence[HostArray], mesh: Any, view: View) -> Any:
     """The nest of a structure and its arrays; the inverse of `described`."""
     kind, *content = plain
@@ -251,7 +291,7 @@ def rebuilt(plain: Any, arrays: Sequence[HostArray], mesh: Any, view: View) -> A
         return value
     if kind in ("jax", "numpy"):
         array = arrays[content[0]]
-        return jnp.asarray(array) if kind == "jax" else array
+        return _on_device(array) if kind == "jax" else array
     if kind == "dict":
         return {key: rebuilt(value, arrays, mesh, view) for key, value in content[0]}
     made = [rebuilt(each, arrays, mesh, view) for each in content[0]]

@@ -22,12 +22,12 @@ from enum import IntEnum
 
 from jaxtribute._src.addons.elastic.membership import Island
 from jaxtribute._src.addons.elastic.traffic import HEAD, LONGEST, RETRY_S, Head, Traffic, may_look
+from jaxtribute._src.addons.messaging.certificates import FILES, problem_of
 from jaxtribute.errors import ArgumentError, DeadlineError
 from jaxtribute.extending import Address
 
 _GREETING = struct.Struct("!8sIIB")
 _MAGIC = b"jdisland"
-_CERTIFICATES = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
 _PIECE = 1 << 18
 """Bytes that are sent in one call."""
 
@@ -69,13 +69,16 @@ class Tls:
         open_ones = [address for address in addresses if not address.is_loopback()]
         if not open_ones:
             return None
-        files = [os.environ.get(name, "") for name in _CERTIFICATES]
+        files = [os.environ.get(name, "") for name in FILES]
         if not all(files):
             raise ArgumentError(
                 f"the island at {open_ones[0]} can be reached from other machines, and the job has no certificates "
-                f"({', '.join(_CERTIFICATES)}). HINT: start it with `jaxtribute launch`, which makes them, or use "
+                f"({', '.join(FILES)}). HINT: start it with `jaxtribute launch`, which makes them, or use "
                 "addresses on 127.0.0.1."
             )
+        problem = problem_of(os.environ)
+        if problem is not None:
+            raise ArgumentError(f"the island at {open_ones[0]} cannot encrypt: {problem[0]}. HINT: {problem[1]}")
         return cls(files)
 
 
@@ -278,9 +281,10 @@ class Links:
             if self._incoming.get((island, lane)) is connection:
                 del self._incoming[island, lane]
         if not self._closed:
-            # Another process may be there already.
-            if not any(other.rank == island.rank and other > island for other, _ in list(self._incoming)):
-                self._forget(island.rank)
+            with self._newest_lock:
+                # Of another process, which may be there already, this end says nothing.
+                if self._newest[island.rank] <= island.incarnation:
+                    self._forget(island.rank)
             self._lost(island, self.proves_dead(island))
 
     def _greeted(self, connection: socket.socket) -> tuple[socket.socket, Island, Lane]:

@@ -31,8 +31,11 @@ class Mail:
 
     def post(self, parcels: dict[Island, Parcel], head: Head) -> None:
         """Begins to send each island its parcel."""
+        ranks: dict[Parcel, list[int]] = {}
         for island, parcel in parcels.items():
-            self.traffic.post([island.rank], head, parcel.frames)
+            ranks.setdefault(parcel, []).append(island.rank)
+        for parcel, receivers in ranks.items():
+            self.traffic.post(receivers, head, parcel.frames)
 
     def wait(self, seconds: float) -> None:
         """Sends and receives, or waits for others, for a while: an event."""

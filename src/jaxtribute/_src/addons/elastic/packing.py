@@ -25,12 +25,17 @@ def raw(array: HostArray) -> HostArray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
+def array_bytes(array: Any) -> int:
+    """The size of an array, or of one that is only described."""
+    return array.size * array.dtype.itemsize
+
+
 def groups(arrays: Sequence[Any]) -> list[list[int]]:
     """The places of arrays, or of their shapes, that are added up as one: the small ones of a dtype."""
     small: dict[Any, list[int]] = {}
     alone: list[list[int]] = []
     for place, array in enumerate(arrays):
-        if array.size * array.dtype.itemsize >= ALONE:
+        if array_bytes(array) >= ALONE:
             alone.append([place])
         else:
             small.setdefault(array.dtype, []).append(place)

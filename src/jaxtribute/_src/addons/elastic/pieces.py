@@ -16,7 +16,8 @@ import numpy as np
 from jax import lax
 
 from jaxtribute._src.addons.elastic.cutting import Part, parts_of
-from jaxtribute._src.addons.elastic.packing import ALONE, groups
+from jaxtribute._src.addons.elastic.factors import Factors, Joined, joined, makes_product
+from jaxtribute._src.addons.elastic.packing import ALONE, array_bytes, groups
 from jaxtribute.extending import Programs
 from jaxtribute.typing import HostArray
 
@@ -51,9 +52,10 @@ class _Packed:
     def packed(self, arrays: Sequence[Any]) -> Any:
         """One array of several."""
         sizes = [math.prod(shape) for shape in self._shapes]
-        buffer, offset = jnp.zeros(sum(sizes), arrays[0].dtype), 0
+        buffer, offset = jnp.zeros(sum(sizes), Programs.aval(self.sums[0]).dtype), 0
         for array, size in zip(arrays, sizes, strict=True):
-            buffer = lax.dynamic_update_slice(buffer, array.reshape(-1), (offset,))
+            # Literals among them, as a number of rows is, are Python's.
+            buffer = lax.dynamic_update_slice(buffer, jnp.asarray(array, buffer.dtype).reshape(-1), (offset,))
             offset += size
         return buffer
 
@@ -72,12 +74,20 @@ class _Cut:
 
     Args:
       eqns: their calls.
+      whole: the operations of the program.
       most: bytes that are sent as soon as they are there, while the rest is computed; None for all at once.
+      islands: how many islands may send factors in place of products; 1 if they may not.
     """
 
-    def __init__(self, eqns: Sequence[Any], most: int | None) -> None:
+    def __init__(self, eqns: Sequence[Any], whole: Sequence[Any], most: int | None, islands: int) -> None:
         atoms = [atom for eqn in eqns for atom in eqn.invars]
         sums = [var for eqn in eqns for var in eqn.outvars]
+        products = joined(whole, atoms, sums, islands) if islands > 1 else {}
+        self.joined = list(products.values())
+        """Sums of products, which are computed behind the exchange."""
+        self.factors = list(dict.fromkeys(atom for each in self.joined for atom in each.factors))
+        """The values that they are computed of, which all islands are given."""
+        atoms, sums = ([each for place, each in enumerate(all_) if place not in products] for all_ in (atoms, sums))
         self.what = ", ".join(dict.fromkeys(_exchange_of(eqn) or "" for eqn in eqns))
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in map(Programs.aval, sums)]
         self.sent: list[Any] = []
@@ -100,7 +110,7 @@ def _stages(sent: Sequence[Any], most: float) -> list[list[int]]:
 
     From the end: what belongs to the last layer is there first in a backward pass. Small ones come last.
     """
-    sizes = [0 if isinstance(each, _Packed) else _bytes(each) for each in sent]
+    sizes = [0 if isinstance(each, _Packed) else array_bytes(Programs.aval(each)) for each in sent]
     stages: list[list[int]] = [[]]
     for place in reversed(range(len(sent))):
         if sizes[place] >= ALONE:
@@ -109,11 +119,6 @@ def _stages(sent: Sequence[Any], most: float) -> list[list[int]]:
             stages[-1].append(place)
     stages[-1] += [place for place, size in enumerate(sizes) if size < ALONE]
     return stages
-
-
-def _bytes(atom: Any) -> int:
-    aval = Programs.aval(atom)
-    return aval.size * aval.dtype.itemsize
 
 
 class _Piece(NamedTuple):
@@ -143,11 +148,11 @@ def _has_exchange(eqn: Any) -> bool:
     return any(_has_exchange(each) for eqns in inside for each in eqns)
 
 
-def _flat(program: Any) -> Any:
-    """The program with every call that has exchanges inside written out."""
+def _flat(program: Any, *, products: bool) -> Any:
+    """The program with every call that has exchanges inside written out, and perhaps those with products inside."""
 
     def handle(eqn: Any, operands: list[Any]) -> Sequence[Any] | None:
-        if _exchange_of(eqn) is not None or not _has_exchange(eqn):
+        if _exchange_of(eqn) is not None or not (_has_exchange(eqn) or (products and makes_product(eqn))):
             return None
         inner = Programs.called(eqn)
         if inner is None:
@@ -168,21 +173,31 @@ class Pieces:
       pump: lets what has been begun go on, for a moment; None if nothing is to be sent while the rest is computed.
       exchanged: called after the last exchange, before the piece behind it runs.
       apart: True if each exchange is to be made alone.
+      factors: how islands give each other the factors of products; None if they sum the products.
 
     Attributes:
       is_pure: True if the program calls and prints nothing.
     """
 
     def __init__(
-        self, program: Any, begin: Begin, pump: Pump | None, exchanged: Callable[[], object], apart: bool
+        self,
+        program: Any,
+        begin: Begin,
+        pump: Pump | None,
+        exchanged: Callable[[], object],
+        apart: bool,
+        factors: Factors | None,
     ) -> None:
         self._program, self._begin, self._pump, self._exchanged = program, begin, pump, exchanged
+        self._factors = factors
         whole = Programs.opened(program)
         self._inputs, self._outputs = list(whole.invars), list(whole.outvars)
         self._constants = dict(zip(whole.constvars, Programs.constants(program), strict=True))
         parts = parts_of(whole.eqns, lambda eqn: _exchange_of(eqn) is not None, apart)
-        self._cuts = [_Cut(part.exchanges, _STAGE if pump else None) for part in parts[:-1]]
-        self._packs = {var: packed for cut in self._cuts for packed in cut.packed for var in packed.sums}
+        islands = factors.islands if factors else 1
+        self._cuts = [_Cut(part.exchanges, whole.eqns, _STAGE if pump else None, islands) for part in parts[:-1]]
+        several = [each for cut in self._cuts for each in (*cut.packed, *cut.joined)]
+        self._packs = {var: each for each in several for var in each.sums}
         self.is_pure = not any(eqn.effects for eqn in whole.eqns if _exchange_of(eqn) is None)
         self._pieces = self._compiled(parts)
 
@@ -200,7 +215,7 @@ class Pieces:
             if number < len(self._cuts):
                 cut = self._cuts[number]
                 packed, stages = cut.packed, _staged(part.eqns, cut)
-                needed |= Programs.used_by([], cut.alone)
+                needed |= Programs.used_by([], [*cut.alone, *cut.factors])
             pieces.insert(0, [])
             for eqns in reversed(stages):
                 pieces[0].insert(0, self._piece(Part(eqns, []), needed, packed, unpacked))
@@ -219,10 +234,11 @@ class Pieces:
         exchanged: Callable[[], object] = bool,
         *,
         apart: bool = False,
+        factors: Factors | None = None,
     ) -> Pieces | None:
         """The program in pieces; None if it cannot be cut."""
         try:
-            return cls(_flat(program), begin, pump, exchanged, apart)
+            return cls(_flat(program, products=factors is not None), begin, pump, exchanged, apart, factors)
         except _Whole:
             return None
 
@@ -233,7 +249,7 @@ class Pieces:
           part: the part.
           needed: the values that are used behind it.
           packed: what it is to pack.
-          unpacked: the sums that it is to put out, of those that came packed.
+          unpacked: the sums that it is to put out, of those that came packed or as factors.
         """
         made = dict.fromkeys(var for eqn in part.eqns for var in eqn.outvars)
         outputs = [*(var for var in made if var in needed), *unpacked]
@@ -241,12 +257,12 @@ class Pieces:
         used = Programs.used_by(part.eqns, [*unpacked, *small])
         inputs = [var for var in used if var not in made and var not in self._constants]
         run = Programs.as_function(Programs.piece(self._program, inputs, part.eqns, [*outputs, *small]))
-        # Sums that came packed are taken so.
+        # Sums that came packed, or as factors, are taken so.
         taken = list(dict.fromkeys(self._packs.get(var, var) for var in inputs))
 
         def whole(*given: Any) -> list[Any]:
             values = dict(zip(taken, given, strict=True))
-            for each in [each for each in taken if isinstance(each, _Packed)]:
+            for each in [each for each in taken if isinstance(each, _Packed | Joined)]:
                 values.update(each.unpacked(values[each]))
             results = run(*[values[var] for var in inputs])
             rest = iter(results[len(outputs) :])
@@ -271,13 +287,21 @@ class Pieces:
             for piece in stages:
                 self._run(piece, values)
             if number < len(self._cuts):
-                cut = self._cuts[number]
-                begun = [self._begun_stage(cut, stage, values) for stage in cut.stages]
-                sums = [total for finish in begun for total in finish()]
-                values.update(zip(cut.got, sums, strict=True))
+                self._exchange(self._cuts[number], values)
                 if number == len(self._cuts) - 1:
                     self._exchanged()
         return self._results(values)
+
+    def _exchange(self, cut: _Cut, values: dict[Any, Any]) -> None:
+        """Makes the exchanges of a cut: sums, and what sums of products are computed of."""
+        begun = [self._begun_stage(cut, stage, values) for stage in cut.stages]
+        factors = self._factors if cut.factors else None
+        gathering = factors and factors.begun([values[atom] for atom in cut.factors], cut.what)
+        sums = [total for finish in begun for total in finish()]
+        values.update(zip(cut.got, sums, strict=True))
+        if gathering is not None:
+            rows = dict(zip(cut.factors, zip(*gathering(), strict=True), strict=True))
+            values.update({each: [rows[atom] for atom in each.factors] for each in cut.joined})
 
     def _begun_stage(self, cut: _Cut, stage: list[int], values: dict[Any, Any]) -> Callable[[], Sequence[HostArray]]:
         """Begins to send values as soon as they are computed, while later ones still are."""

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute import Variable
+from jaxtribute._src.addons.elastic.factors import Factors
 from jaxtribute._src.addons.elastic.membership import View
 from jaxtribute._src.addons.elastic.pieces import Pieces, ReplicaPieces
 from jaxtribute._src.addons.elastic.runtime import PLACE, IslandMesh
@@ -58,6 +59,8 @@ class IslandProgram:
         self.view: View | None = None
         self._first: Capture | None = first
         self._compiled: dict[Any, Any] = {}
+        """Programs by shapes, number of replicas and rows; and, to find them sooner, by the replica's number."""
+        self._signatures: dict[Any, str] = {}
 
     def __call__(self, leaves: Sequence[Any], within: EagerStep | None = None) -> Any:
         """Takes one step with the other islands; an event, unless this island is only given what they have had."""
@@ -109,8 +112,10 @@ class IslandProgram:
 
     def compiled_for(self, leaves: Sequence[Any], view: View) -> Any:
         """The program for arguments of such shapes in a view of such a size, or for the replica at hand."""
-        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        count, place = self._mesh.count_in(view), self._mesh.place_in(view)
+        shapes, count, place = _shapes(leaves), self._mesh.count_in(view), self._mesh.place_in(view)
+        compiled = self._compiled.get((shapes, count, place))
+        if compiled is not None:
+            return compiled
         # Which of the arguments are batches is known to the trace alone: the shares of all are asked.
         sizes = [slice_sizes(leaf.shape[0], count) for leaf in leaves if leaf.ndim]
         key = shapes, count, tuple(each[place] for each in sizes)
@@ -122,17 +127,32 @@ class IslandProgram:
             ):
                 capture = self._retrace(leaves)
             some_empty = any(0 in each for each in sizes)
+            # Of equal shares the factors of products have equal shapes.
+            even = sizes and all(len(set(each)) == 1 for each in sizes)
             kind = _OfReplicas if self._mesh.replicas.several else _Compiled
-            compiled = self._compiled[key] = kind(capture, self._mesh, apart=some_empty)
+            compiled = self._compiled[key] = kind(capture, self._mesh, count if even else 1, apart=some_empty)
+        self._compiled[shapes, count, place] = compiled
         return compiled
+
+    def signature(self, leaves: Sequence[Any]) -> str:
+        """Says what step it is, with arguments of such shapes."""
+        shapes = _shapes(leaves)
+        found = self._signatures.get(shapes)
+        if found is None:
+            kinds = " ".join(f"{dtype}{list(shape)}" for shape, dtype in shapes)
+            found = self._signatures[shapes] = f"{self.name}({kinds})"
+        return found
+
+
+def _shapes(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
 
 
 class _ProgramStep(Step[Any]):
     """A call of a function. Its result is made of its arrays by what it was traced to."""
 
     def __init__(self, program: IslandProgram, leaves: Sequence[Any]) -> None:
-        kinds = " ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
-        super().__init__(f"{program.name}({kinds})", lambda view: program.rehearse(leaves, view))
+        super().__init__(program.signature(leaves), lambda view: program.rehearse(leaves, view))
         self._program, self._leaves = program, leaves
         self._written: Sequence[Variable] = ()
 
@@ -157,10 +177,17 @@ class _ProgramStep(Step[Any]):
 
 
 class _Compiled:
-    """A traced function, compiled for shapes and for the size of a view."""
+    """A traced function, compiled for shapes and for the size of a view.
 
-    def __init__(self, capture: Capture, mesh: IslandMesh, *, apart: bool) -> None:
-        self._capture, self._mesh = capture, mesh
+    Args:
+      capture: the function.
+      mesh: this island's device, and the others.
+      alike: the number of islands that may have factors of one shape; 1 if they may not.
+      apart: True if each exchange is to be made alone.
+    """
+
+    def __init__(self, capture: Capture, mesh: IslandMesh, alike: int, *, apart: bool) -> None:
+        self._capture, self._mesh, self._alike = capture, mesh, alike
         self._inputs: list[Any] = list(capture.executor.inputs)
         self.written: list[Any] = list(capture.executor.written)
         for variable in self.written:
@@ -177,7 +204,11 @@ class _Compiled:
     def _compile(self, apart: bool) -> None:
         islands = self._mesh.islands
         move = islands.move if islands.far else None
-        pieces = Pieces.of(self._capture.closed, islands.begin_sum, move, self._exchanged, apart=apart)
+        factors = None
+        # Those on other hosts or devices may compute other bits of the same numbers.
+        if self._alike > 1 and not islands.far and self._mesh.devices[0].platform == "cpu":
+            factors = Factors(islands.begin_gather, self._alike)
+        pieces = Pieces.of(self._capture.closed, islands.begin_sum, move, self._exchanged, apart=apart, factors=factors)
         run: Any = pieces or Programs.as_function(self._capture.closed)
         self.is_pure = pieces is not None and pieces.is_pure
 
@@ -230,7 +261,8 @@ class _Compiled:
             elif blank:
                 inputs.append(jnp.zeros_like(entry.stored))
             else:
-                inputs.append(entry.peek() if within is None else within.get(entry))
+                # Nothing is donated: no loan needs to be remembered.
+                inputs.append(entry.stored if within is None else within.get(entry))
         return inputs
 
     def result(self, arrays: Sequence[Any]) -> Any:

@@ -9,7 +9,7 @@ from jaxtribute._src.addons.elastic.packing import Parcel
 from jaxtribute._src.addons.elastic.traffic import Head
 from jaxtribute.typing import HostArray
 
-_MANY, _LARGE = 3, 1 << 20
+_MANY, _LARGE = 3, 1 << 18
 """Islands and bytes from which on each island adds up a part for all: a half of the bytes for 4 islands."""
 Finish = Callable[[], list[HostArray] | None]
 """Waits for sums; None if the step has failed."""

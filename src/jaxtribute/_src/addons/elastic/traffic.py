@@ -29,6 +29,8 @@ LONGEST = 1 << 40
 RETRY_S = 0.05
 _SPIN_S = 60e-6
 """Seconds of looking without sleep: about what it takes to be woken."""
+_PAUSE = 63
+"""Waits between two looks that are in vain."""
 _CHUNK = 1 << 18
 """Bytes that are received at once, before the others' turn."""
 _FRAMES = 64
@@ -158,6 +160,8 @@ class Traffic:
         self._bell.setblocking(False)
         self._ringer.setblocking(False)
         self._rung = self._closed = False
+        self._pause = self._paused = 0
+        """Waits between two looks without sleep, more and more while nothing comes so soon; and those that were."""
 
     def add(self, island: Island, connection: socket.socket) -> None:
         """Takes a connection through which an island sends its data."""
@@ -205,11 +209,8 @@ class Traffic:
         """Sends and receives; waits if there is nothing to be sent or received, until `wake` or for `wait_s`."""
         if self._moved():
             return
-        if self._looks:
-            end = time.perf_counter() + _SPIN_S
-            while time.perf_counter() < end:
-                if self._moved():
-                    return
+        if self._looks and self._looked():
+            return
         poll = select.poll()
         # Closed meanwhile, they have no number; what comes of it is seen when they are used.
         with contextlib.suppress(OSError, ValueError):
@@ -224,6 +225,19 @@ class Traffic:
             self._bell.recv(64)
         self._rung = False
         self._moved()
+
+    def _looked(self) -> bool:
+        """Looks for a moment without sleep, unless that has been in vain lately: others have use for the core then."""
+        self._paused += 1
+        if self._paused <= self._pause:
+            return False
+        end = time.perf_counter() + _SPIN_S
+        self._pause, self._paused = min(2 * self._pause + 1, _PAUSE), 0
+        while time.perf_counter() < end:
+            if self._moved():
+                self._pause = 0
+                return True
+        return False
 
     def _moved(self) -> bool:
         """Sends and receives what can be at once; returns True if that was anything."""

@@ -17,7 +17,7 @@ from jaxtribute.typing import Leaf, Nest
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["data"],
-    meta_fields=["mesh", "scalar", "shapes", "idle", "rows"],
+    meta_fields=["mesh", "scalar", "shapes", "idle", "wrong_mean", "rows"],
 )
 @dataclass(slots=True, repr=False, eq=False)
 class IslandValue(PerReplica[Any]):
@@ -34,7 +34,11 @@ class IslandValue(PerReplica[Any]):
         return (self.data,)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=["mesh", "scalar", "shapes", "idle"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["data"],
+    meta_fields=["mesh", "scalar", "shapes", "idle", "wrong_mean"],
+)
 @dataclass(slots=True, repr=False, eq=False)
 class GlobalBatch(PerReplica[Any]):
     """An array of a batch: `data` are the rows of all islands, of which each takes its own for the view that it is in.

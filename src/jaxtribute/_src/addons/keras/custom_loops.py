@@ -13,18 +13,27 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxtribute import ReduceOp, ReplicaContext
+from jaxtribute import DistributedValues, ReduceOp, ReplicaContext, Strategy
 from jaxtribute._src.addons.keras import share
 from jaxtribute._src.addons.keras.internals import KerasOptimizer, KerasVariable, in_stateless_scope
+from jaxtribute.errors import ArgumentError, VariableError
 from jaxtribute.extending import Context
 from jaxtribute.typing import Array, Leaf, Nest
 
 
 class _Applying(threading.local):
-    """True if an optimizer applies gradients that are summed already."""
+    """The state of the optimizer of this thread.
 
-    active = False
+    Attributes:
+      active: it applies gradients, and their sum has been taken care of.
+      reduced: the program says that it has reduced them itself.
+      seen: gets the gradients that are to be summed, if somebody looks at the step.
+    """
+
+    active = reduced = False
+    seen: list[list[Any]] | None = None
 
 
 _applying = _Applying()
@@ -38,7 +47,20 @@ def own_replica() -> ReplicaContext | None:
     return replica
 
 
-def together(variable: KerasVariable, value: Array) -> Any:
+def write(variable: KerasVariable, value: Array) -> None:
+    """Writes what a replica, or all code, makes of a Keras variable's value.
+
+    Raises:
+      VariableError: (when the program ends) gradients that a program is said to have reduced differ.
+    """
+    executor = Context.current().executor
+    if _applying.reduced and executor.traced and own_replica() is not None:
+        executor.standpoint.store(executor, variable.stored, value)  # that all write alike is checked in the program
+    else:
+        variable.stored.assign(_together(variable, value))
+
+
+def _together(variable: KerasVariable, value: Array) -> Any:
     """Writes once for all replicas, by Keras's rules.
 
     Args:
@@ -69,9 +91,58 @@ def summed_gradients(
         trainable_variables = list(trainable_variables)
         replica.merge_call(lambda _: optimizer.build(trainable_variables))
     # None, for a weight that the loss does not use, is no leaf and stays where it is.
-    grads = replica.all_reduce(ReduceOp.SUM, list(grads))
-    with _summed():
+    if not _applying.reduced:
+        if _applying.seen is not None:
+            _applying.seen.append(list(grads))
+        grads = replica.all_reduce(ReduceOp.SUM, list(grads))
+    elif not Context.current().executor.traced:
+        replica.merge_call(_check_alike, (list(grads),))
+    with _set("active"):
         return original(optimizer, grads, trainable_variables)
+
+
+@contextmanager
+def gradients_seen() -> Generator[list[list[Any]]]:
+    """Collects the gradients of each update within the block, before they are summed over the replicas."""
+    _applying.seen = seen = []
+    try:
+        yield seen
+    finally:
+        _applying.seen = None
+
+
+def _check_alike(strategy: Strategy, grads: Nest) -> None:
+    for grad in jax.tree.leaves(grads, is_leaf=lambda leaf: isinstance(leaf, DistributedValues)):
+        first, *others = map(np.asarray, strategy.experimental_local_results(grad))
+        if not all(np.array_equal(first, other, equal_nan=True) for other in others):
+            raise VariableError(
+                f"a gradient of shape {first.shape} has a different value on each of {len(others) + 1} replicas, and "
+                "was given as reduced. HINT: reduce it with ctx.all_reduce, or let apply_gradients do that."
+            )
+
+
+def given_gradients(
+    original: Callable[..., Any],
+    optimizer: KerasOptimizer,
+    grads_and_vars: Nest,
+    *,
+    reduce_op: Any = ReduceOp.SUM,
+    skip_gradients_aggregation: bool = False,
+    experimental_aggregate_gradients: bool = True,
+) -> Any:
+    """An optimizer's `apply_gradients`, with the words by which TensorFlow's programs say that gradients are reduced.
+
+    Raises:
+      ArgumentError: another reduction than a sum.
+    """
+    if reduce_op is not None and ReduceOp.parse(reduce_op) is not ReduceOp.SUM:
+        raise ArgumentError(
+            f"reduce_op is {reduce_op!r}. HINT: optimizers of Keras sum gradients; pass None for reduced gradients."
+        )
+    if reduce_op is not None and experimental_aggregate_gradients and not skip_gradients_aggregation:
+        return original(optimizer, grads_and_vars)
+    with _set("reduced"):
+        return original(optimizer, grads_and_vars)
 
 
 def initialized_now(original: Callable[..., Any], variable: KerasVariable, initializer: Callable[..., Any]) -> None:
@@ -87,9 +158,9 @@ def initialized_now(original: Callable[..., Any], variable: KerasVariable, initi
 
 
 @contextmanager
-def _summed() -> Generator[None]:
-    _applying.active = True
+def _set(name: str) -> Generator[None]:
+    setattr(_applying, name, True)
     try:
         yield
     finally:
-        _applying.active = False
+        setattr(_applying, name, False)

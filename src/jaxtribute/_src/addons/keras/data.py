@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -12,7 +11,8 @@ import numpy as np
 
 from jaxtribute import DistributedDataset, DistributedIterator, PerReplica
 from jaxtribute._src.addons.keras import multi_worker
-from jaxtribute._src.addons.keras.internals import DataAdapter, class_weight_to_sample_weights
+from jaxtribute._src.addons.keras.internals import DataAdapter, class_weight_to_sample_weights, is_of_tensorflow
+from jaxtribute._src.addons.keras.strings import check_batch
 from jaxtribute._src.addons.keras.variables import on_servers
 from jaxtribute.errors import ArgumentError
 from jaxtribute.experimental import DatasetCreator
@@ -78,23 +78,19 @@ class DistributedAdapter(UnsizedAdapter):
 
     def get_jax_iterator(self) -> Iterator[Any]:
         """The batches, with `Placed` leaves."""
-        for element in self._dataset:
+        for place, element in enumerate(self._dataset):
             rows = _rows(element)
             leaf: Callable[[Any], Placed] = lambda value, rows=rows: Placed(value, rows)  # noqa: E731
-            yield jax.tree.map(leaf, element, is_leaf=_is_split)
+            batch = jax.tree.map(leaf, element, is_leaf=_is_split)
+            if place == 0:
+                check_batch(batch)
+            yield batch
 
     get_numpy_iterator = get_jax_iterator
 
 
-def readable(x: Nest) -> Any:
-    """`x`, but a dataset of `jaxtribute.compat.tf` as Grain's, which Keras knows."""
-    # Not imported for the question: whoever has such a dataset has imported the module.
-    module = sys.modules.get("jaxtribute._src.addons.compat.tf.dataset")
-    return x.to_grain() if module is not None and isinstance(x, module.Dataset) else x
-
-
 def weighted(x: Nest, class_weight: Mapping[int, float]) -> Any:
-    """A dataset of Grain's whose batches `(x, y)` get a third part: each example's weight, by its class."""
+    """A dataset of Grain's or `compat.tf`, whose batches `(x, y)` get a third part: each example's weight, by class."""
 
     def with_weights(element: Nest) -> Any:
         if not isinstance(element, tuple) or len(element) != 2:
@@ -104,6 +100,9 @@ def weighted(x: Nest, class_weight: Mapping[int, float]) -> Any:
             )
         return (*element, class_weight_to_sample_weights(np.asarray(element[1]), class_weight))
 
+    if is_of_tensorflow(x):
+        options = None if x.policy is None else x.options()
+        return type(x)(x.pipeline.map(with_weights), options)  # records keep their numbers
     return x.map(with_weights)
 
 

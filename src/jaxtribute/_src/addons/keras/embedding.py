@@ -271,7 +271,7 @@ def has_rows(strategy: Strategy) -> bool:
 
 
 def _own(ids: Any) -> Any:
-    """The ids of a replica's own examples: made-up ones name no row. Models with such layers are never padded."""
+    """The ids of a replica's own examples: made-up ones name no row."""
     share = current()
     return ids if share is None or share.rows else jnp.full_like(ids, -1)
 

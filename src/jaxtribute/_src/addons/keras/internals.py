@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import inspect
+import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 from keras.src import activations, backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.dtypes import PYTHON_DTYPES_MAP
-from keras.src.backend.common.stateless_scope import get_stateless_scope
+from keras.src.backend.common.stateless_scope import get_stateless_scope as get_stateless_scope
 from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
 from keras.src.backend.config import is_nnx_enabled as is_nnx_enabled
 from keras.src.backend.jax import trainer
@@ -314,6 +315,13 @@ def exclude_from_decay(optimizer: KerasOptimizer, variables: Sequence[Any]) -> N
 def is_dataset(x: object) -> bool:
     """True for datasets of Grain and of TensorFlow, and loaders of PyTorch."""
     return is_grain_dataset(x) or is_tf_dataset(x) or is_torch_dataloader(x)
+
+
+def is_of_tensorflow(x: object) -> bool:
+    """True for a dataset of `jaxtribute.compat.tf`."""
+    # Not imported for the question: whoever has such a dataset has imported the module.
+    module = sys.modules.get("jaxtribute._src.addons.compat.tf.dataset")
+    return module is not None and isinstance(x, module.Dataset)
 
 
 def model_of(callback: Foreign) -> KerasModel:

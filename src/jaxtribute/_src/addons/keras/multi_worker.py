@@ -208,6 +208,8 @@ _state = _State()
 
 def sharded(x: Nest, strategy: Strategy) -> Any:
     """A dataset whose files or records the workers can share out, as a distributed one; all else as it is."""
+    if internals.is_of_tensorflow(x):
+        return strategy.experimental_distribute_dataset(x)
     if internals.is_dataset(x):
         # On one device Keras goes through a dataset of Grain's in the same order in each epoch.
         return strategy.experimental_distribute_dataset(x).in_one_order()

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 from jax import lax
 
 from jaxtribute import REPLICA_AXIS as AXIS
@@ -25,13 +26,15 @@ from jaxtribute._src.addons.keras.meeting import entered, share_of
 from jaxtribute._src.addons.keras.rows import FACTOR, Kind, Part, Rows
 from jaxtribute._src.addons.keras.share import EXACT, Share
 from jaxtribute.errors import InputError, VariableError
-from jaxtribute.extending import Context, Programs, ReplicaMesh, TracedReplica
+from jaxtribute.extending import Context, Literal, Programs, ReplicaMesh, TracedReplica
 from jaxtribute.typing import DType, Leaf, Nest
 
 _ROWS = 24
 """A number of rows that has halves, thirds and quarters, of which user code may take some."""
 _OF_REPLICAS = frozenset({Kind.ALIKE, Kind.TOTAL, Kind.OTHER})
 """The kinds of logs that may be others on each replica."""
+_NEAR = 1e-6
+"""Relative error of a number in single precision beside what a program has written."""
 _TOLD = 3
 """Number of lines that a warning lists."""
 _NO_NUMBERS = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
@@ -195,6 +198,10 @@ class PartsOfSteps:
                 "the examples is not what one device finds in the whole batch. HINT: update it with a value for each "
                 "example, or with what get_replica_context().all_reduce has made of sums."
             )
+        if self._writes:
+            self._tell_means(share, batch, added)
+        if self._weighs_later and not told and not rows.meets:
+            self._tell_unknown(outputs)
         logs = (name for name, part in outputs.items() if isinstance(name, str) and _degree(part) == 1)
         summed = frozenset([*logs, *_summed_updates(outputs)])
         powers = tuple(degree or 0 for degree in numbers)
@@ -202,9 +209,45 @@ class PartsOfSteps:
         shown = {name: _degree(part) or 0 for name, part in own.items() if part.degree or part.kind is not Kind.ALIKE}
         return Parts(self._shared(outputs), summed, loss == 1, added, rows.picked, told, powers, shown)
 
-    def _analysed(self, share: Share, batch: Nest, added: frozenset[int]) -> tuple[Rows, dict[Any, Part]]:
-        """The analysis of the step, and the parts of what it computes by their names."""
-        one, other = (self._traced(share, batch, _ROWS * factor, added) for factor in (1, FACTOR))
+    def _tell_means(self, share: Share, batch: Nest, added: frozenset[int]) -> None:
+        """Says that gradients are of a mean over a replica's rows, unless the step divides by how many replicas are."""
+        replicas = share.context.num_replicas_in_sync
+        outputs = self._analysed(share, batch, added, gradients=True)[1]
+        means = any(known == {0} for known in _degrees_of_updates(outputs).values())
+        if means and not _divides_by(replicas, self._traced(share, batch, _ROWS, added, gradients=True).program):
+            _say(
+                f"the step of {self._model.name!r} gives its optimizer gradients of a mean over each replica's rows, "
+                f"which are added up: they are {replicas} times those of one device. HINT: take "
+                "self.compute_loss(y=y, y_pred=...), or divide the sum over the rows by "
+                "get_replica_context().all_reduce('SUM', len(rows))."
+            )
+
+    def _tell_unknown(self, outputs: dict[Any, Part]) -> None:
+        """Says which logs and gradients of a step of the user's own are no sums and no means over the examples."""
+        metrics = [metric.name for metric in internals.metrics_of(self._model)]  # whose results are computed of sums
+        logs = [name for name, part in outputs.items() if isinstance(name, str) and part.kind is Kind.OTHER]
+        unknown = [f"the log {name!r}" for name in logs if not any(metric in name for metric in metrics)]
+        updates: dict[int, set[Kind]] = {}
+        for name, part in outputs.items():
+            if isinstance(name, tuple):
+                updates.setdefault(name[0], set()).add(part.kind)
+        # Of what is not known, such as the gradients of a loop, the others tell.
+        if any(Kind.OTHER in kinds and Kind.TOTAL not in kinds for kinds in updates.values()):
+            unknown.append("what the optimizer is given")
+        if unknown:
+            _say(
+                f"{', '.join(unknown)} of the step of {self._model.name!r} is no sum and no mean over a replica's "
+                "examples, such as a norm of gradients or gradients clipped by it: its mean by the replicas' shares of "
+                "the examples is not what one device computes of the whole batch. HINT: let the optimizer clip "
+                "(global_clipnorm=), and compute with what get_replica_context().all_reduce('SUM', x * "
+                "len(rows)) / all_reduce('SUM', len(rows)) has made of means."
+            )
+
+    def _analysed(
+        self, share: Share, batch: Nest, added: frozenset[int], *, gradients: bool = False
+    ) -> tuple[Rows, dict[Any, Part]]:
+        """The analysis of the step, and the parts of what it computes by their names; see `_traced`."""
+        one, other = (self._traced(share, batch, _ROWS * factor, added, gradients=gradients) for factor in (1, FACTOR))
         rows = Rows(AXIS)
         given = [Part(Kind.ROWS)] * len(jax.tree.leaves(batch))
         # What nobody uses, such as a row whose shape is looked at, says nothing.
@@ -234,7 +277,10 @@ class PartsOfSteps:
         )
         return listed
 
-    def _traced(self, share: Share, batch: Nest, rows: int, added: frozenset[int]) -> _Traced:
+    def _traced(
+        self, share: Share, batch: Nest, rows: int, added: frozenset[int], *, gradients: bool = False
+    ) -> _Traced:
+        """The step as a program of so many rows; of one in TensorFlow's form the gradients are seen if asked for."""
         strategy = share.context.strategy
         mesh: ReplicaMesh = strategy.extended.mesh
         outer = Context.current().executor
@@ -255,8 +301,8 @@ class PartsOfSteps:
             if part.loss is not None:
                 found[_WHOLE] = part.loss
             found.update({_Loss(number): loss for number, loss in enumerate(part.added)})
-            for number, gradients in enumerate(part.applied):
-                found.update({(number, place): value for place, value in enumerate(gradients)})
+            for number, values in enumerate(part.applied if gradients or not self._writes else ()):
+                found.update({(number, place): value for place, value in enumerate(values)})
             names.extend(found)
             return [jnp.asarray(value) for value in found.values()]
 
@@ -328,6 +374,18 @@ def _has_empty(program: Any) -> bool:
     )
 
 
+def _divides_by(number: int, program: Any) -> bool:
+    """True if a program divides anything by a number, or multiplies with its reciprocal."""
+    for eqn in Programs.opened(program).eqns:
+        sought = {"div": number, "mul": 1 / number}.get(eqn.primitive.name)
+        values = [atom.val for atom in eqn.invars if isinstance(atom, Literal) and not np.shape(atom.val)]
+        if sought and any(abs(float(value) / sought - 1) < _NEAR for value in values):
+            return True
+        if any(_divides_by(number, inner) for inner in Programs.programs_in(eqn)):
+            return True
+    return False
+
+
 def _is_number(value: Leaf) -> bool:
     """True for a log that can be looked at; others are shown as they are."""
     return hasattr(value, "dtype") or isinstance(value, (int, float))
@@ -340,20 +398,23 @@ def _adds(name: Any, part: Part) -> bool:
 
 def _summed_updates(outputs: dict[Any, Part]) -> Iterable[int]:
     """The numbers of an optimizer's updates by gradients of a sum over the examples, and not of a mean."""
+    return (number for number, known in _degrees_of_updates(outputs).items() if known == {1})
+
+
+def _degrees_of_updates(outputs: dict[Any, Part]) -> dict[int, set[int]]:
+    """The powers of the number of rows that the gradients of each update grow by."""
     degrees: dict[int, set[int]] = {}
     for name, part in outputs.items():
         if isinstance(name, tuple):
             # Of what is not known, such as the gradients of a loop, the others tell.
             known = degrees.setdefault(name[0], set())
             known.update({part.degree} if part.kind is Kind.TOTAL else ())
-    return (number for number, known in degrees.items() if known == {1})
+    return degrees
 
 
 def _degree(part: Part) -> int | None:
     """1 for what adds up over the replicas, 0 for what is a mean by their examples, and so on; None if not known."""
-    if part.kind is Kind.SAME:
-        return 0
-    return part.degree if part.kind in (Kind.ZERO, Kind.ALIKE, Kind.TOTAL) else None
+    return None if part.kind in (Kind.ROWS, Kind.OTHER) else part.degree
 
 
 def _aval(shape: tuple[int, ...], dtype: DType) -> jax.ShapeDtypeStruct:

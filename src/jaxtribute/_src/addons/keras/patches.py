@@ -16,10 +16,11 @@ from jaxtribute._src.addons.keras import adapting, backups, checks, internals, m
 
 # Not used here: Keras must know the operation in it when it loads a model that another process has saved.
 from jaxtribute._src.addons.keras import functions as functions
+from jaxtribute._src.addons.keras.added_losses import keep_losses_apart
 from jaxtribute._src.addons.keras.additivity import checked_updates
 from jaxtribute._src.addons.keras.building import as_shapes, shapes_of_a_replica
-from jaxtribute._src.addons.keras.custom_loops import initialized_now
-from jaxtribute._src.addons.keras.data import DistributedAdapter, adapted, readable, weighted
+from jaxtribute._src.addons.keras.custom_loops import given_gradients, initialized_now
+from jaxtribute._src.addons.keras.data import DistributedAdapter, adapted, weighted
 from jaxtribute._src.addons.keras.internals import JAXEpochIterator, JAXTrainer, KerasModel, is_nnx_enabled
 from jaxtribute._src.addons.keras.padding import Batches
 from jaxtribute._src.addons.keras.server_loops import applied
@@ -31,7 +32,7 @@ from jaxtribute._src.addons.keras.share import (
     whole_batch_moments,
 )
 from jaxtribute._src.addons.keras.stateful import values_of_part, weighted_loss
-from jaxtribute._src.addons.keras.strings import host_inputs, unchecked
+from jaxtribute._src.addons.keras.strings import check_batch, check_strings, host_inputs, unchecked
 from jaxtribute._src.addons.keras.variables import PlainValue, by_path, joined, new_variable, on_servers, rebuilt
 from jaxtribute.errors import ArgumentError, ConfigError
 from jaxtribute.extending import Context, copied
@@ -108,6 +109,7 @@ def patch() -> None:
     for kind in sending.KINDS:
         setattr(kind, "__jd_sender__", sending.Sender())  # noqa: B010
     internals.take_string_dtype()
+    keep_losses_apart()
     setattr(keras.Variable, "_value", PlainValue())  # noqa: B010 (an attribute that Keras sets on each object)
     setattr(keras.Variable, "__jd_variable__", property(joined))  # noqa: B010
     setattr(keras.Layer, "__jd_parameters__", property(by_path))  # noqa: B010
@@ -160,6 +162,8 @@ def _called(original: Method, model: KerasModel, *args: Leaf, **kwargs: Leaf) ->
             return original(model, *args, **kwargs)
     # Before anything runs: what a strategy refuses should not fail in the middle of an epoch.
     checks.check_call(original, model, strategy, args, kwargs)
+    if original.__name__.endswith("_on_batch"):
+        check_strings(**inspect.signature(original).bind_partial(model, *args, **kwargs).arguments)
     if original.__name__ in _SHOWN and not multi_worker.is_first(strategy):
         args, kwargs = multi_worker.silenced(original, model, args, kwargs)
     if original.__name__ not in _SHOWN:
@@ -209,6 +213,7 @@ def _built_on_sample(
         data_batch = next(sample())
     elif data_batch is None:
         data_batch = internals.first_batch(iterator)
+    check_batch(data_batch)
     # Losses may meet the other replicas, as they do in a step.
     with nullcontext() if on_servers(strategy) else shapes_of_a_replica(strategy):
         original(model, data_batch=as_shapes(data_batch))
@@ -245,13 +250,17 @@ def _heard(original: Method, callbacks: Foreign, hook: Method, *args: Leaf) -> N
 
 
 def _adapting(original: Method, epoch: Foreign, x: Nest, *args: Leaf, **kwargs: Leaf) -> None:
-    strategy, whole, x = Context.current().strategy, x, readable(x)
-    if x is not whole:
+    strategy = Context.current().strategy
+    check_strings(x=x, **{**dict(zip(("y", "sample_weight"), args, strict=False)), **kwargs})
+    # Keras weighs the examples of arrays alone.
+    of_tensorflow = internals.is_of_tensorflow(x)
+    if kwargs.get("class_weight") is not None and (of_tensorflow or internals.is_grain_dataset(x)):
+        x = weighted(x, kwargs.pop("class_weight"))
+    if of_tensorflow:
         # Keras warns of Grain, which the program does not know of: nobody has asked for `shuffle`, or said a length.
         kwargs["shuffle"], epoch.__dict__[_OF_TENSORFLOW] = False, True
-    # Keras weighs the examples of arrays alone.
-    if kwargs.get("class_weight") is not None and internals.is_grain_dataset(x):
-        x = weighted(x, kwargs.pop("class_weight"))
+        if strategy.is_default or not multi_worker.several(strategy):
+            x = x.to_grain()
     if not strategy.is_default:
         given, x = x, adapted(x, strategy)
         checks.check_input(given, x, args, kwargs)
@@ -260,7 +269,13 @@ def _adapting(original: Method, epoch: Foreign, x: Nest, *args: Leaf, **kwargs: 
                 f"class_weight={kwargs['class_weight']!r} with a dataset that is distributed already. HINT: let "
                 "the dataset give weights as the third part of its elements: (x, y, sample_weight)."
             )
-    original(epoch, x, *args, **kwargs)
+    try:
+        original(epoch, x, *args, **kwargs)
+    except (TypeError, ValueError):
+        data: Any = x
+        if internals.is_grain_dataset(data):  # whose first batch Keras looks at
+            check_batch(next(iter(data)))
+        raise
 
 
 def _expected(original: Method, epoch: Foreign) -> None:
@@ -268,6 +283,10 @@ def _expected(original: Method, epoch: Foreign) -> None:
     unsized = isinstance(epoch.data_adapter, DistributedAdapter) or _OF_TENSORFLOW in epoch.__dict__
     if epoch.steps_per_epoch or not unsized:
         original(epoch)
+
+
+def _without_tables(original: Method, scope: Foreign, state_mapping: Foreign = None, *args: Any, **kwargs: Any) -> None:
+    original(scope, [pair for pair in state_mapping or () if pair[1] is not None], *args, **kwargs)
 
 
 def _on_host(original: Method, epoch: Foreign) -> Iterator[Any]:
@@ -380,6 +399,7 @@ PATCHES = (
     Patch(JAXTrainer, ("compute_loss",), weighted_loss, "its gradients are those of a replica's share of the rows"),
     Patch(JAXTrainer, ("_aggregate_additional_loss",), whole_batch_additions, "so are losses of layers that are sums"),
     Patch(internals.nn, ("moments",), whole_batch_moments, "batch statistics may be those of the whole batch"),
+    Patch(keras.StatelessScope, ("__init__",), _without_tables, "a step has no value of a table as a whole"),
     Patch(
         keras.layers.BatchNormalization,
         ("__init__",),
@@ -401,6 +421,7 @@ PATCHES = (
     Patch(keras.optimizers.Optimizer, ("stateless_apply",), whole_batch_gradients, _GRADIENTS),
     Patch(keras.optimizers.LossScaleOptimizer, ("stateless_apply",), whole_batch_gradients, _GRADIENTS),
     Patch(keras.optimizers.Optimizer, ("apply",), applied, _OWN_GRADIENTS),
+    Patch(keras.optimizers.Optimizer, ("apply_gradients",), given_gradients, _OWN_GRADIENTS),
     Patch(keras.optimizers.LossScaleOptimizer, ("apply",), applied, _OWN_GRADIENTS),
 )
 """All that is changed in Keras."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute.extending import JaxprEqn, Programs
+from jaxtribute.extending import JaxprEqn, Programs, Tracer
 
 Numbers = Sequence[tuple[Any, Any] | None]
 """For each operand its value in both programs, if it is a small constant."""
@@ -83,6 +83,28 @@ def divided(one: JaxprEqn, axis: int, out: int, rows: tuple[int, int]) -> str | 
     # Whole batches one behind the other, such as two views, may become an axis of their own.
     batches, first = before[axis] // rows[0], math.prod(after[:out]) // math.prod(before[:axis])
     return PARTS if after[out] % rows[0] or (first > 1 and batches % first) else None
+
+
+def from_table(one: JaxprEqn, along: Sequence[Sequence[int]], out: Sequence[int], table: Any, numbers: Numbers) -> bool:
+    """True if an operation takes as many rows of a table as the batch has, by their places, and they may differ.
+
+    Args:
+      one: the operation.
+      along: the axes of its operands that lie along the rows.
+      out: those of its result.
+      table: its first operand, if that is a constant or a variable.
+      numbers: what is known of the operands.
+    """
+    if one.primitive.name not in ("slice", "dynamic_slice") or table is None or not out or along[0]:
+        return False
+    (axis, *_) = out
+    # A place that is computed may be that of the replica's first row in the whole batch.
+    if one.primitive.name == "dynamic_slice" and numbers[1 + axis] is None:
+        return False
+    if isinstance(table, Tracer):
+        return True
+    values = np.asarray(table)  # NumPy's: this runs while a program is traced
+    return bool(np.any(values != np.take(values, [0], axis)))
 
 
 Range = tuple[int, int, int]

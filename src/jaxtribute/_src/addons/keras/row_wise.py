@@ -11,6 +11,7 @@ import keras
 
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.internals import KerasModel
+from jaxtribute._src.addons.keras.tables import has_tables
 from jaxtribute.typing import Foreign, Leaf
 
 Kind = Literal["train", "test", "predict"]
@@ -91,7 +92,8 @@ def is_listed(layer: Foreign, kind: Kind) -> bool:
         return False
     if type(layer) in (internals.Functional, keras.Sequential):
         return True
-    if type(layer) not in (LAYERS if kind == "train" else INFERRING):
+    # A row that is added is a copy: it names rows of tables that are looked up in any case, and has no gradient.
+    if type(layer) not in (LAYERS if kind == "train" else INFERRING) and not has_tables(layer):
         return False
     unlike = layer.activity_regularizer, getattr(layer, "noise_shape", None), layer.quantization_mode
     if any(one is not None for one in unlike) or getattr(layer, "stateful", False):
@@ -133,7 +135,7 @@ def _call_is_row_wise(operation: Foreign, arguments: list[Any], named: dict[str,
     """True if a call in a functional model has tensors of rows alone, and does not mix their axes."""
     tensors = [one for one in arguments if isinstance(one, keras.KerasTensor)]
     is_layer = isinstance(operation, keras.Layer)
-    least = 1 if type(operation) in _ANY_RANK else 3 if type(operation) in _ATTENDING else 2
+    least = 1 if type(operation) in _ANY_RANK or has_tables(operation) else 3 if type(operation) in _ATTENDING else 2
     if named.get("training") or named.get("mask") is not None:
         return False
     if not all(len(one.shape) >= least and one.shape[0] is None for one in tensors):

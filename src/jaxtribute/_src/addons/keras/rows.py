@@ -51,12 +51,14 @@ class Part:
       degree: the power of the number of rows that the value grows by: 1 for a sum over the rows, 0 for a mean.
       numbers: the value itself in both programs, if it is a small constant.
       counts: True if it depends on no row, and has another number for each.
+      table: the value itself, if it is a constant or a variable, whose rows may differ.
     """
 
     kind: Kind
     degree: int = 0
     numbers: tuple[Any, Any] | None = field(default=None, compare=False)
     counts: bool = field(default=False, compare=False)
+    table: Any = field(default=None, compare=False)
 
 
 class Different(Exception):  # noqa: N818
@@ -102,6 +104,8 @@ class Rows:
         """The outermost operation under way that calls a program."""
         self.picked: int = 0
         """The highest number by which a program takes one row of the batch: `x[1]` takes row 1."""
+        self.meets: bool = False
+        """True if a collective of the user's own has been seen: what it is good for only the user knows."""
         self.meetings: list[tuple[str, JaxprEqn]] = []
         """Uses of rows by their places, or together with others: in words, and the operation that the user wrote."""
 
@@ -141,7 +145,7 @@ class Rows:
             self._caller = outer
             return results
         if Programs.names_axis(one, self._axis):
-            same = Programs.equalises(one, self._axis)
+            self.meets, same = True, Programs.equalises(one, self._axis)
             self._note_gathered(one, other) if same else None
             return [_SAME if same else OTHER] * len(one.outvars)
         if name in ("jd_equal", "jd_alike"):
@@ -161,7 +165,7 @@ class Rows:
                 if carries and turns != others:
                     self.meetings.append(("the rows one after another", self._caller or one))
             return [_of_loop(parts, bool(axes)) for axes in scaled]
-        results = [_part(one, other, parts, axes, self._gathered) for axes in scaled]
+        results = [_part(one, other, parts, axes, self._gathered, self._counts) for axes in scaled]
         self._note(one, other, parts, results)
         if not self._counts_rows(one, other, parts, scaled[0]):
             return results
@@ -195,17 +199,19 @@ class Rows:
     def _note(self, one: JaxprEqn, other: JaxprEqn, parts: list[Part], results: list[Part]) -> None:
         """Remembers if an operation takes rows by their places, or makes rows of several."""
         along = [_scaled(*pair) for pair in zip(one.invars, other.invars, strict=True)]
+        numbers = [part.numbers for part in parts]
+        out = _scaled(one.outvars[0], other.outvars[0])
+        if row_meetings.from_table(one, along, out, parts[0].table if parts else None, numbers):
+            self.meetings.append(("as many rows of a table as there are in the batch", self._caller or one))
         rows = [axes for axes, part in zip(along, parts, strict=True) if part.kind is Kind.ROWS and axes]
         if not rows:
             return
         notes: list[str | None] = [row_meetings.ordered(one, along[0])]
         if parts[0].kind is Kind.ROWS and self._counts is not None:
-            numbers = [part.numbers for part in parts]
             for axis in along[0]:
                 what, row = row_meetings.taken(one, other, axis, numbers, self._counts) or (None, 0)
                 self.picked = max(self.picked, row)
                 notes += [what, row_meetings.placed(one, axis, numbers)]
-                out = _scaled(one.outvars[0], other.outvars[0])
                 notes += (
                     [row_meetings.divided(one, axis, out[0], self._counts)] if len(along[0]) == len(out) == 1 else []
                 )
@@ -255,16 +261,16 @@ def _scaled(one: Any, other: Any) -> tuple[int, ...]:
 def _of_numbers(one: Any, other: Any, rows: tuple[int, int] | None = None) -> Part:
     """The part that a constant is."""
     alike, large = np.shape(one) == np.shape(other), max(np.size(one), np.size(other)) > _SMALL
-    if isinstance(one, Tracer) or isinstance(other, Tracer) or (large and alike):
-        return Part(Kind.ALIKE)
     if isinstance(one, jax.Array) and jnp.issubdtype(one.dtype, jax.dtypes.extended):
         return Part(Kind.ALIKE)  # a key of random numbers
+    if isinstance(one, Tracer) or isinstance(other, Tracer) or (large and alike):
+        return Part(Kind.ALIKE, table=one)
     first, second = np.asarray(one), np.asarray(other)
     if not alike:
         return Part(Kind.ALIKE, counts=rows is not None and _numbers_rows(first, second, rows))
     numbers = first, second
     if np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
-        return Part(Kind.ALIKE if first.any() else Kind.ZERO, 0, numbers)
+        return Part(Kind.ALIKE if first.any() else Kind.ZERO, 0, numbers, table=first)
     for degree in (1, -1, 2, -2):
         wide = first.astype(np.float64)
         if first.dtype.kind != "b" and np.allclose(second.astype(np.float64), wide * FACTOR**degree, rtol=1e-2, atol=0):
@@ -317,7 +323,12 @@ def _of_loop(parts: list[Part], along_rows: bool) -> Part:
 
 
 def _part(
-    one: JaxprEqn, other: JaxprEqn, parts: list[Part], along: tuple[int, ...], gathered: set[tuple[int, int]]
+    one: JaxprEqn,
+    other: JaxprEqn,
+    parts: list[Part],
+    along: tuple[int, ...],
+    gathered: set[tuple[int, int]],
+    rows: tuple[int, int] | None,
 ) -> Part:
     """The part of an operation's result, whose axes `along` lie along the rows."""
     kinds = {part.kind for part in parts}
@@ -339,11 +350,21 @@ def _part(
     if Kind.TOTAL in kinds:
         return Part(Kind.ROWS, degree) if along else _of_totals(one, parts, degree)
     if Kind.SAME in kinds:
-        return _SAME
+        # A replica's share of what all have made together is known by its own number of rows, as in `x * n / total`.
+        shares = all(_is_number_of(rows, part) for part in parts if part.kind is Kind.ALIKE and part.degree)
+        return Part(Kind.SAME, degree + lost if shares else 0)
     zeros = kinds <= {Kind.ZERO} and one.primitive.name in _LINEAR | _PRODUCTS and bool(kinds)
     if zeros or (one.primitive.name in _PRODUCTS and Kind.ZERO in kinds):
         return Part(Kind.ZERO)
     return Part(Kind.ALIKE, degree + lost)
+
+
+def _is_number_of(rows: tuple[int, int] | None, part: Part) -> bool:
+    """True if a constant is the number of a replica's rows, or divides by it."""
+    if rows is None or part.numbers is None:
+        return False
+    pairs = zip(rows, part.numbers, strict=True)
+    return all(np.allclose(value, count) or np.allclose(value * count, 1) for count, value in pairs)
 
 
 def _has_unknown_rows(one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> bool:

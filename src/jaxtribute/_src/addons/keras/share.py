@@ -66,6 +66,8 @@ class Share:
     """The numbers of those among them that are sums over the examples."""
     applied: list[list[Any]] = field(default_factory=list[list[Any]])
     """The gradients that optimizers have been given so far."""
+    of_tables: list[Any] = field(default_factory=list[Any])
+    """The gradients by tables of the replica's examples."""
 
     @property
     def weight(self) -> Any:

@@ -181,10 +181,9 @@ def _share(batch: Nest, total: int, lists: Lists, count: Any = None, weighs_late
 
 
 def values_of(variables: Sequence[KerasVariable]) -> State:
-    """The values that variables have at the start of a step."""
-    # Nobody reads a table as a whole in a step.
+    """The values that variables have at the start of a step; None for tables, which nobody reads as a whole there."""
     stored = [variable.stored for variable in variables]
-    return [jnp.zeros(one.shape, one.dtype) if one.policy.by_rows else one.read_value() for one in stored]
+    return [None if one.policy.by_rows else one.read_value() for one in stored]
 
 
 def _changed(before: State, after: Sequence[Any]) -> list[Any]:

@@ -1,15 +1,45 @@
-"""Keras models of strings, such as those that begin with a `StringLookup`: their inputs stay on the host."""
+"""Strings in Keras: models of them, such as those that begin with a `StringLookup`, compute on the host."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import keras
 import numpy as np
 
 from jaxtribute._src.addons.keras.internals import KerasModel
+from jaxtribute.errors import ArgumentError
 from jaxtribute.typing import Leaf, Nest
+
+
+def check_strings(**given: Nest) -> None:
+    """Refuses arrays of strings for `fit`, `evaluate` and `predict`, which compute on devices.
+
+    Args:
+      given: the data, by the names of what the caller calls them.
+
+    Raises:
+      ArgumentError: there are some.
+    """
+    for name, nest in given.items():
+        # Generators and data sets are no nests.
+        for leaf in jax.tree.leaves(nest, is_leaf=lambda node: not isinstance(node, (dict, list, tuple))):
+            kind = getattr(getattr(leaf, "dtype", None), "kind", "")
+            first = leaf.flat[0] if kind == "O" and getattr(leaf, "size", 0) else ""
+            if kind in ("U", "S") or (kind == "O" and isinstance(first, (str, bytes))):
+                raise ArgumentError(
+                    f"{name} holds strings, an array of {leaf.dtype} of shape {leaf.shape}, and JAX has none. "
+                    "HINT: turn them into numbers first, by np.unique(strings, return_inverse=True)[1] or by "
+                    "jaxtribute.integrations.keras.StringLookup in the `map` of a dataset; a model that looks strings "
+                    "up can be called, model(x), as it does so on the host."
+                )
+
+
+def check_batch(batch: Nest) -> None:
+    """Refuses a batch with strings, as `check_strings` does."""
+    check_strings(**dict(zip(("x", "y", "sample_weight"), keras.utils.unpack_x_y_sample_weight(batch), strict=True)))
 
 
 def unchecked(original: Callable[..., Any], model: KerasModel, *args: Nest) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jaxtribute as jd
@@ -12,6 +12,7 @@ from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.internals import KerasModel, KerasVariable
 from jaxtribute._src.addons.keras.share import Share
 from jaxtribute.errors import ArgumentError
+from jaxtribute.typing import Foreign
 
 
 @dataclass
@@ -23,7 +24,6 @@ class Tables:
     """
 
     trained: list[tuple[Any, Any]]
-    _gradients: list[Any] = field(default_factory=list[Any])
 
     @classmethod
     def of(cls, model: KerasModel, *, own: bool) -> Tables:
@@ -81,14 +81,19 @@ class Tables:
         stored = [variable.stored for variable in trainable]
         tables = [table for table, _ in self.trained]
         (_, aux), gradients = jd.value_and_grad(begun, [*stored, *tables], has_aux=True)()
-        self._gradients = gradients[len(stored) :]
+        share.of_tables = gradients[len(stored) :]
         return aux, gradients[: len(stored)]
 
     def apply(self, share: Share) -> None:
         """Updates the rows that the replicas' examples name."""
-        gradients, self._gradients = self._gradients, []
-        for (_, optimizer), gradient in zip(self.trained, gradients, strict=False):
+        for (_, optimizer), gradient in zip(self.trained, share.of_tables, strict=True):
             optimizer.apply_gradients([gradient], None if share.alone else "SUM")
+
+
+def has_tables(layer: Foreign) -> bool:
+    """True if a layer is a `DistributedEmbedding`."""
+    embedding = _embedding()
+    return embedding is not None and type(layer) is embedding.DistributedEmbedding
 
 
 def _embedding() -> Any:

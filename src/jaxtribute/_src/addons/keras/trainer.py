@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxtribute import Mirrored, PerReplica, ReplicaContext, Strategy, function, get_strategy
 from jaxtribute._src.addons.keras import internals
+from jaxtribute._src.addons.keras.custom_loops import gradients_seen
 from jaxtribute._src.addons.keras.data import Placer, shared_by_islands
 from jaxtribute._src.addons.keras.internals import KerasModel
 from jaxtribute._src.addons.keras.meeting import share_of
@@ -135,8 +136,10 @@ def _stateful(model: KerasModel, strategy: Strategy, method: Callable[[Any], Any
     place = Placer(strategy, compiled)
 
     def ends(share: Share, batch: Nest) -> Ends:
-        with with_part(share.rows, share.total) as numbers, attributes_kept(model):
+        # Of a part that grows with the rows, the gradient of Keras's own loss does, too: such gradients may be summed.
+        with with_part(share.rows, 1) as numbers, attributes_kept(model), gradients_seen() as gradients:
             logs = method(batch)
+        share.applied += gradients
         named: dict[Any, Any] = {Number(place): number for place, number in enumerate(numbers)}
         return (), (), {**(logs if isinstance(logs, dict) else {}), **named}
 
@@ -210,9 +213,11 @@ def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], St
             # lists.
             # Past `run` of parameter servers, which warns of code on the coordinator: here Keras means it.
             values, result = Strategy.run(strategy, replica, (batch, total, *count))
+            # What cannot be compiled runs as Python, where every replica has values of its own.
+            whole = alike and Context.current().executor.traced
             for variable, value in zip(lists.all, values, strict=True):
                 if value is not None:
-                    variable.stored.assign(value if alike else strategy.experimental_local_results(value)[0])
+                    variable.stored.assign(value if whole else strategy.experimental_local_results(value)[0])
             return result if make is predict_step else jax.tree.map(_first, result, is_leaf=_is_distributed)
 
         # Batches are this file's own: cut from arrays that nobody writes to meanwhile, or copied.

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxtribute import Variable, VariableAggregation
 from jaxtribute._src.addons.keras import internals
-from jaxtribute._src.addons.keras.custom_loops import own_replica, together
+from jaxtribute._src.addons.keras.custom_loops import own_replica, write
 from jaxtribute._src.addons.keras.internals import KerasModel, KerasVariable
 from jaxtribute._src.addons.keras.merging import SEED, moved_seed
 from jaxtribute._src.addons.keras.share import current
@@ -79,7 +79,7 @@ class StrategyVariable(keras.Variable):
             if value is not None and self._is_remote() and in_step():
                 self.send(self._value, value)
             elif value is not None:
-                self._stored.assign(together(self, value))
+                write(self, value)
         elif value is not None:
             self._stored = self._made(value)
 

@@ -276,7 +276,7 @@ def failure(code: int, rank: int, output: RankOutput, killed: int = 0) -> Outcom
       killed: see `Outcome`.
     """
     if output.noise() and output.shown:
-        say(f"no cause, but with whom rank {rank} was connected, as Gloo said at the start:\n{output.noise()}")
+        say(f"rank {rank} was connected to these ranks (said at its start, and not the cause):\n{output.noise()}")
     if code == -Signal.SIGKILL:  # somebody else's, before which the program has said nothing of it
         return Outcome(Kind.FAILED, exit_code(code), rank, in_words(code), killed=killed)
     traceback = output.traceback()

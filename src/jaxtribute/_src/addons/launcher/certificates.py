@@ -16,10 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from jaxtribute._src.addons.launcher.options import Options
+from jaxtribute._src.addons.messaging.certificates import AUTHORITY, CERTIFICATE, FILES, KEY
 
-CERTIFICATE, KEY, AUTHORITY = "JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE"
 PREFIX = "JAX_MTLS_PEER_URI_PREFIX"
-VARIABLES = (CERTIFICATE, KEY, AUTHORITY, PREFIX)
+VARIABLES = (*FILES, PREFIX)
 _FIRST_JAX = (0, 12)
 # Wide, as the clock of a machine may be wrong: what a certificate is good for ends with its run.
 _FROM, _TO = dt.datetime(2020, 1, 1, tzinfo=dt.UTC), dt.datetime(2100, 1, 1, tzinfo=dt.UTC)

@@ -39,6 +39,9 @@ _LOOK_S = 0.5
 _ALONE_S = 60.0
 """Seconds that an island which has found no other one that trains waits for the others to end as well."""
 _NOBODY = "no other island trains"
+_QUICK_S = 30.0
+"""Seconds of a life that fails, after two of which in a row the next one has to wait."""
+_LONGEST_WAIT_S = 30.0
 _LEFT = tuple(f"{error.__module__}.{error.__qualname__}:" for error in (ClusterError, DeadlineError))
 _PREEMPTED = (-Signal.SIGTERM, 128 + Signal.SIGTERM, int(ExitCode.RESUME))
 
@@ -77,6 +80,7 @@ class Life:
       process: the one that runs.
       incarnation: how many there were before.
       repetition: its last ends.
+      quick: how many in a row have failed soon after their start.
     """
 
     rank: int
@@ -84,6 +88,14 @@ class Life:
     reader: OutputReader | None = None
     incarnation: int = 0
     repetition: Repetition = field(default_factory=Repetition)
+    quick: int = 0
+
+    def wait_s(self, outcome: Outcome, lasted_s: float) -> float:
+        """Seconds before the next start: none but after failures that follow each other, whatever each of them says."""
+        # One that somebody has killed starts at once, however soon that was.
+        has_failed = outcome.kind is Kind.FAILED and outcome.code != exit_code(-Signal.SIGKILL)
+        self.quick = self.quick + 1 if has_failed and lasted_s < _QUICK_S else 0
+        return min(2.0 ** (self.quick - 3), _LONGEST_WAIT_S) if self.quick > 1 else 0.0
 
     def is_stopped(self) -> bool:
         """True if somebody has stopped the process (SIGSTOP), so far as this machine tells."""
@@ -120,6 +132,8 @@ class IslandsLauncher:
         self._done: set[int] = set()
         self._alone: set[int] = set()
         """Islands that have come back, found no other one that trains, and ended."""
+        self._late = False
+        """True if an island has come back when those of the other machines, with whom it had trained, had all ended."""
         self._rounds = 0
         self._lost: dict[int, Outcome] = {}
         """Islands that are not started again, and their ends, in order."""
@@ -160,7 +174,8 @@ class IslandsLauncher:
         if outcome.kind is Kind.STOPPED:
             report(outcome, self._options, shown=True)
         elif self._lost and outcome.kind is Kind.DONE:
-            self._inform(f"the job is done, without {_islands(sorted(self._lost))}")
+            done = "the job is done" if self._done else "the other machines' launchers say whether the job is done"
+            self._inform(f"{done}, without {_islands(sorted(self._lost))}")
         return outcome.code
 
     def _fixed_addresses(self) -> list[str]:
@@ -207,7 +222,7 @@ class IslandsLauncher:
             return stopped(asked, ended, saved=ExitCode.RESUME in ended)
         if self._cause is not None:
             return self._cause
-        return Outcome(Kind.DONE) if self._done else worst(list(self._lost.values()))
+        return Outcome(Kind.DONE) if self._done or self._late else worst(list(self._lost.values()))
 
     async def _tell(self, family: Family) -> None:
         """Sends signals when they are due."""
@@ -253,19 +268,41 @@ class IslandsLauncher:
             outcome = _outcome(code, rank, program)
             if outcome.kind is Kind.FAILED or not options.quiet:
                 report(outcome, options, shown=program.output.shown)
-            looping = life.repetition.loops(outcome, time.monotonic() - begun)
+            lasted_s = time.monotonic() - begun
+            looping = life.repetition.loops(outcome, lasted_s)
             if looping:
                 say(life.repetition.described(f"island {rank}"))
             if await self._starts_anew(life, outcome):
                 continue
-            again = not looping and self._goes_on(life, outcome)
+            self._late = self._late or self._comes_late(life, outcome, len(addresses))
+            again = not looping and not self._late and self._goes_on(life, outcome)
             if options.told is not None:
                 options.told(outcome, again)
             if not again:
                 self._lose(outcome, rank, for_good=looping)
                 return
             life.incarnation += 1
-            self._inform(f"starts island {rank} again, alone ({self._budget.described(outcome.kind)})")
+            wait_s = life.wait_s(outcome, lasted_s)
+            after = f" after {wait_s:g} s, as it fails again and again" if wait_s else ""
+            self._inform(f"starts island {rank} again{after}, alone ({self._budget.described(outcome.kind)})")
+            await self._pause(wait_s)
+
+    async def _pause(self, wait_s: float) -> None:
+        """Waits before a start, unless the job ends."""
+        end = time.monotonic() + wait_s
+        while not self._is_ending and not self._done and time.monotonic() < end:
+            await asyncio.sleep(_LOOK_S / 10)
+
+    def _comes_late(self, life: Life, outcome: Outcome, count: int) -> bool:
+        """True if an island that this launcher has started again finds that those of all other machines have ended.
+
+        They are done, or their launchers end with what has become of them. Of a machine that is off nothing is known.
+        """
+        words = outcome.traceback.rpartition("\n")[2]
+        own = {each.rank for each in self._lives}
+        others = [f"island {rank} has ended" for rank in range(count) if rank not in own]
+        has_trained = life.incarnation > 0 and not self._options.rejoins
+        return bool(others) and has_trained and _NOBODY in words and all(each in words for each in others)
 
     async def _starts_anew(self, life: Life, outcome: Outcome) -> bool:
         """True if all islands have died, so that each starts as at first: the program goes on from its checkpoint."""
@@ -331,7 +368,8 @@ class IslandsLauncher:
         if few and not for_good:
             say(f"{left} of the islands {'is' if left == 1 else 'are'} left, fewer than {self._min_islands}: all end")
         elif not for_good and left:
-            why = "others are done" if self._done else self._budget.described(outcome.kind)
+            ended = "others are done" if self._done else "others have ended" if self._late else ""
+            why = ended or self._budget.described(outcome.kind)
             if own:
                 why += ", and it has failed by itself: the job counts as failed"
             self._inform(f"goes on without island {rank} ({why}); islands left: {left}")

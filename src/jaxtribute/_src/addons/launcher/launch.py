@@ -14,6 +14,7 @@ from pathlib import Path
 from jaxtribute._src.addons.launcher.environment import LAUNCHER, TF_CONFIG, tf_config
 from jaxtribute._src.addons.launcher.escalation import Signal
 from jaxtribute._src.addons.launcher.follower import Follower
+from jaxtribute._src.addons.launcher.gpus import gpu_settings
 from jaxtribute._src.addons.launcher.islands import IslandsLauncher
 from jaxtribute._src.addons.launcher.leader import Leader
 from jaxtribute._src.addons.launcher.options import Options
@@ -29,9 +30,11 @@ def launch(options: Options) -> int:
     Raises:
       DeadlineError: other machines did not come in time.
       ClusterError: machine 0 cannot be reached in the way that was asked for.
-      ArgumentError: there are not enough GPUs.
+      ArgumentError: the workers cannot divide this machine's GPUs.
       MissingLibraryError: the job is for Ray, which is not installed.
     """
+    if options.ray is None:
+        gpu_settings(options, 0, {**os.environ, **options.variables})  # before the other machines are waited for
     with _kept_programs(options) as complete:
         return asyncio.run(_launch(complete))
 

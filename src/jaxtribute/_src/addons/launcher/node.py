@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,11 +18,12 @@ from jaxtribute._src.addons.launcher.certificates import VARIABLES, secret_of_ru
 from jaxtribute._src.addons.launcher.compilation_cache import cache_environment
 from jaxtribute._src.addons.launcher.environment import RESTART, chief_environment, rank_environment
 from jaxtribute._src.addons.launcher.escalation import Signal
+from jaxtribute._src.addons.launcher.gpus import gpu_settings
 from jaxtribute._src.addons.launcher.options import Options
 from jaxtribute._src.addons.launcher.output import RankOutput, open_log
 from jaxtribute._src.addons.launcher.terminal import say
 from jaxtribute.errors import ArgumentError
-from jaxtribute.extending import Address, Folder, visible_gpus
+from jaxtribute.extending import Address, Folder
 
 LOOPBACK = "127.0.0.1"
 
@@ -190,8 +190,7 @@ class LocalNode:
                 del environment[name]  # JAX would take it for half of a setting
         if options.served is not None:
             environment |= chief_environment(start.addresses[rank], *options.served)
-        if options.gpus is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus_of(index, options.gpus, options.workers, os.environ))
+        environment |= gpu_settings(options, index, environment)
         terminal = rank == 0 and sys.stdout is not None and sys.stdout.isatty()
         # A progress bar is drawn with more than lines, so a prefix has no place in it.
         bare = terminal or (options.split and rank == 0)
@@ -212,25 +211,3 @@ class LocalNode:
             # What has trained for hours does not end because of it.
             say(f"{why}. The job goes on without it. {hint}")
             return None
-
-
-def gpus_of(index: int, each: int, workers: int, environment: Mapping[str, str]) -> list[str]:
-    """The ids of the GPUs of one worker: its share of those that this machine has, or lets this process see.
-
-    Args:
-      index: the worker among those of this machine.
-      each: GPUs a worker.
-      workers: workers of this machine.
-      environment: where `CUDA_VISIBLE_DEVICES` may stand.
-
-    Raises:
-      ArgumentError: there are not so many.
-    """
-    found = visible_gpus(environment)
-    if each * workers > len(found):
-        raise ArgumentError(
-            f"{workers} workers of {each} GPU(s) each need {each * workers}, and this machine shows {len(found)} "
-            f"(CUDA_VISIBLE_DEVICES={environment.get('CUDA_VISIBLE_DEVICES')!r}). HINT: ask for fewer, or see "
-            "`jaxtribute doctor`."
-        )
-    return found[index * each : (index + 1) * each]

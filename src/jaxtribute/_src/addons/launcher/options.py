@@ -28,7 +28,8 @@ class Options:
       workers: processes on this machine.
       served: parameter servers and workers that the one process starts by itself; `None` for a job without servers.
       devices: logical CPU devices a process; `None` leaves it what it finds.
-      gpus: GPUs a process, of those that this machine has; `None` leaves it all.
+      gpus: GPUs a process, of those that this machine has; `None` divides them over several processes.
+      shares_gpus: whether islands may share a GPU.
       nodes: machines.
       node_rank: this machine among them; machine 0 is the one that the others find.
       coordinator: `host:port` of machine 0's launcher, if there are several machines.
@@ -61,6 +62,7 @@ class Options:
     served: tuple[int, int] | None = None
     devices: int | None = None
     gpus: int | None = None
+    shares_gpus: bool = False
     nodes: int = 1
     node_rank: int = 0
     coordinator: str | None = None

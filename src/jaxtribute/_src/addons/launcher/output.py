@@ -9,6 +9,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import sys
 import termios
 import threading
@@ -22,6 +23,8 @@ from jaxtribute._src.addons.launcher.regular_files import open_regular
 from jaxtribute._src.addons.launcher.terminal import say, widen, write
 
 _CHUNK = 1 << 19
+_SHOW_S = 0.5
+"""Seconds after which a line that has not ended is shown as far as it is there: a prompt, a progress bar."""
 _LONGEST_DRAIN_S = 20.0
 
 
@@ -29,7 +32,7 @@ class OutputReader:
     """The reading end of a process's output. A thread waits for it, and for the disk that it is written to.
 
     Args:
-      feed: gets what was read, in that thread.
+      feed: gets what was read, in that thread; nothing (`b""`) once what it has got of a line is to be shown.
       terminal: whether the process is to see a terminal, as large as this process's, instead of a pipe.
 
     Attributes:
@@ -65,16 +68,36 @@ class OutputReader:
         self.terminal = None
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        show_at: float | None = None
         try:
-            while data := self._read():
-                if not self._given_up:
-                    self._feed(data)
+            while True:
+                if show_at is not None and not self._comes_before(show_at):
+                    self._hand_on(b"")
+                    show_at = None
+                if not (data := self._read()):
+                    break
+                self._hand_on(data)
                 self._taken += len(data)
+                if data.endswith(b"\n"):
+                    show_at = None
+                elif show_at is None:
+                    show_at = time.monotonic() + _SHOW_S
         finally:
             try:
                 loop.call_soon_threadsafe(self._end)
             except RuntimeError:  # the loop has ended before
                 os.close(self._fd)
+
+    def _hand_on(self, data: bytes) -> None:
+        if not self._given_up:
+            self._feed(data)
+
+    def _comes_before(self, end: float) -> bool:
+        """Waits for more to read; False if nothing came in time, or the time is over."""
+        left = end - time.monotonic()
+        waiting = select.poll()
+        waiting.register(self._fd, select.POLLIN)
+        return left > 0 and bool(waiting.poll(1000 * left))
 
     def _read(self) -> bytes:
         try:
@@ -138,21 +161,29 @@ class RankOutput:
         self._rest: list[bytes] = []
         """The line that has not ended, in pieces: joined once, however many there are."""
         self._rest_bytes = 0
+        self._begun = b""
+        """The part of that line that is shown."""
         self._closed = False
         self._lock = threading.Lock()
 
     def feed(self, data: bytes) -> None:
-        """Takes what was read."""
+        """Takes what was read; of nothing, shows the line that has not ended as far as it is there."""
         with self._lock:
             if self._closed:
+                return
+            if not data:
+                self._begin_line()
                 return
             self._write_log(data)
             if self._prefix is None and self.shown:
                 write(None, _quiet(data))
+            if len(data) > _KEPT_BYTES and (self._prefix is None or not self.shown):
+                data = data[-_KEPT_BYTES:]  # nobody sees more of it
+                self._rest, self._rest_bytes = [], 0
             end = data.rfind(b"\n") + 1
             if end:
-                self._rest.append(data[:end])
-                self._end_lines()
+                # Joining a single piece copies nothing; all of a piece is the piece itself.
+                self._end_lines(b"".join([*self._rest, data if end == len(data) else memoryview(data)[:end]]))
             if end < len(data):
                 self._add(data[end:])
 
@@ -163,8 +194,7 @@ class RankOutput:
             return
         try:
             if self._rest:
-                self._rest.append(b"\n")
-                self._end_lines()
+                self._end_lines(b"".join([*self._rest, b"\n"]))
             if self._log is not None:
                 self._log.close()
             self._closed = True
@@ -236,9 +266,21 @@ class RankOutput:
         if self._rest_bytes > _LONGEST_LINE:
             self._pass_on(b"".join(self._rest))
 
-    def _end_lines(self) -> None:
-        # Joining a single piece copies nothing.
-        lines = b"".join(self._rest)
+    def _begin_line(self) -> None:
+        """Shows what there is of the line that has not ended."""
+        line = b"".join(self._rest)
+        if line and self._prefix is not None and self.shown:
+            write(self._prefix, self._going_on(line))
+            self._rest, self._begun = [line], line
+
+    def _going_on(self, line: bytes) -> bytes:
+        """The part of a line that is not shown yet; all of it, in its place, if it was drawn anew."""
+        prefix = self._prefix or b""
+        if not line.startswith(self._begun):
+            return b"\r" + prefix + line
+        return line[len(self._begun) :]
+
+    def _end_lines(self, lines: bytes) -> None:
         if b"\r" in lines:
             lines = lines.replace(b"\r\n", b"\n")
         if b"\r" in lines:
@@ -259,8 +301,10 @@ class RankOutput:
             self._kept_bytes -= len(self._kept.popleft())
         if self._prefix is not None and self.shown:
             # The terminal puts the first line's prefix.
-            end = len(lines) - lines.endswith(b"\n")
-            write(self._prefix, lines[:end].replace(b"\n", b"\n" + self._prefix) + lines[end:])
+            text = lines.replace(b"\n", b"\n" + self._prefix)
+            if shown := self._going_on(text.removesuffix(self._prefix) if lines.endswith(b"\n") else text):
+                write(self._prefix, shown)
+        self._begun = b""
 
 
 def _quiet(data: bytes) -> bytes:

@@ -124,7 +124,7 @@ class Sink:
                 batch.append((OWN, note))
                 self._held += len(note)
                 self._left_out = 0
-            while self._pieces and size < _BATCH:
+            while self._pieces and size < _PIECE:  # small ones together; joining large ones would only copy them
                 piece = self._pieces.popleft()
                 batch.append(piece)
                 size += len(piece[1])

@@ -72,8 +72,10 @@ def _head(state: dict[str, Json]) -> Text:
     text.append(f"  {seconds_text(state['wall'])}, start {state['starts']}, {len(state['workers'])} worker(s)\n")
     # What a process counts begins with it.
     since = " since the last start" if state["starts"] > 1 else ""
-    text.append(f"{state['steps']:,} steps{since}, {rates.get('steps_now', 0):,.3g} a second; ")
-    text.append(f"{rates.get('examples_now', 0):,.0f} examples a second; ")
+    # All that happens counts in this rate, waiting and compiling too: it need not be that of the median below.
+    examples = rates.get("examples_now", 0)
+    text.append(f"{state['steps']:,} steps{since}, now {rates.get('steps_now', 0):,.3g} a second")
+    text.append(f" with {examples:,.0f} examples; " if examples else "; ")
     text.append(f"step time {seconds_text(step['p50'])} (median), {seconds_text(step['p99'])} (p99)")
     if step["predicted"]:
         text.append(f"; predicted {seconds_text(step['predicted'])}")

@@ -65,9 +65,7 @@ def available(trained: int) -> int | None:
     Args:
       trained: bytes of the values that it is differentiated by.
     """
-    strategy = Context.current().strategy
-    mesh: Any = getattr(strategy.extended, "mesh", None)
-    device = mesh.devices[0] if mesh is not None else jax.devices()[0]
+    device = placed()
     stats = memory_stats(device)
     limit = stats.get("bytes_limit") or _described(device)
     if not limit:
@@ -76,6 +74,12 @@ def available(trained: int) -> int | None:
     if jax.process_count() > 1 or "bytes_in_use" not in stats:
         return max(math.floor(limit * _SHARE) - _COPIES * trained, 1)
     return max(math.floor(limit * _SHARE) - stats["bytes_in_use"] - trained, 1)
+
+
+def placed() -> Any:
+    """A device of the strategy in force."""
+    mesh: Any = getattr(Context.current().strategy.extended, "mesh", None)
+    return mesh.devices[0] if mesh is not None else jax.devices()[0]
 
 
 def memory_stats(device: Any) -> dict[str, int]:

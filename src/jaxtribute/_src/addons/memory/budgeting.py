@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxtribute._src.addons.memory.amounts import AUTO, available, checked
+from jaxtribute._src.addons.memory.amounts import AUTO, available, checked, placed
 from jaxtribute._src.addons.memory.chains import Chain, nbytes
 from jaxtribute._src.addons.memory.choosing import Plan, Search
 from jaxtribute._src.addons.memory.running import run
@@ -74,7 +74,8 @@ class Budgets:
         def bounded(values: Nest) -> Any:
             program, shapes = jax.make_jaxpr(loss, return_shape=True)(values)
             leaves = jax.tree.leaves(values)
-            chain = Chain(program, [True] * len(leaves), gathers=gathers)
+            cpu = placed().platform == "cpu"
+            chain = Chain(program, [True] * len(leaves), gathers=gathers, cpu=cpu)
             plan = _chosen(chain, memory, leaves)
             return jax.tree.unflatten(jax.tree.structure(shapes), run(chain, plan, leaves))
 

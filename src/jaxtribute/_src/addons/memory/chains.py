@@ -10,15 +10,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtribute._src.addons.memory.costs import seconds
+from jaxtribute._src.addons.memory.costs import SLOW, seconds
 from jaxtribute.extending import JaxprEqn, Literal, Programs
 
 AXIS = "replica"
-CHEAP = Programs.ELEMENTWISE - frozenset(
-    "acos acosh asin asinh atan atan2 atanh cbrt cos cosh digamma erf erf_inv erfc exp exp2 expm1 lgamma log log1p "
-    "logistic pow sin sinh tan tanh optimization_barrier".split()
-) | {"iota", "broadcast_in_dim"}
-"""Names of the operations that the compiler puts into each of their users rather than keep what they give."""
+_SIMPLE = Programs.ELEMENTWISE - {"optimization_barrier"} | {"iota", "broadcast_in_dim"}
+CHEAP = {True: _SIMPLE - SLOW, False: _SIMPLE}
+"""Names of the operations that the compiler puts into each of their users rather than keep what they give.
+
+By whether it compiles for CPUs, whose compiler repeats none that takes many instructions.
+"""
 VIEWS = frozenset("reshape squeeze expand_dims".split())
 """Names of the operations whose result is the same memory as their operand."""
 _WHOLE = "jd_whole"
@@ -72,10 +73,12 @@ class Chain:
       program: the program, closed or not.
       active: for each of its inputs whether it is differentiated by.
       gathers: True if gathered variables are gathered anew, so that they take no memory until then.
+      cpu: whether the program runs on CPUs.
     """
 
-    def __init__(self, program: Any, active: Sequence[bool], *, gathers: bool) -> None:
+    def __init__(self, program: Any, active: Sequence[bool], *, gathers: bool, cpu: bool) -> None:
         self.program = program
+        self._cpu = cpu
         self.sizes: list[int] = []
         self.known: dict[int, Any] = {}
         self.operations: list[Operation] = []
@@ -140,18 +143,20 @@ class Chain:
 
     def _add(self, eqn: JaxprEqn, reads: list[int]) -> list[int]:
         results = [self._number(nbytes(Programs.aval(var))) for var in eqn.outvars]
-        operation = Operation(eqn, tuple(reads), tuple(results), seconds(eqn), _only_once(eqn), Needs(frozenset()))
+        operation = Operation(
+            eqn, tuple(reads), tuple(results), seconds(eqn, cpu=self._cpu), _only_once(eqn), Needs(frozenset())
+        )
         body = self._scanned(eqn, reads)
         goes = any(self.active(reads))
         if body is not None:
             operation.body, operation.turns = body, Programs.scan_counts(eqn)[2]
+        self._note_sources(operation)
         if goes:
             for var, one in zip(eqn.outvars, results, strict=True):
                 if np.issubdtype(Programs.aval(var).dtype, np.inexact) or _is_float(Programs.aval(var)):
                     self._active.add(one)
             operation.kept, direct = self._needs(operation)
             operation.held = self._held(operation, direct)
-        self._note_sources(operation)
         for one in results:
             self.makers[one] = len(self.operations)
         self.operations.append(operation)
@@ -165,7 +170,7 @@ class Chain:
         body = eqn.params["jaxpr"]
         while True:
             # What is carried may become active in one turn, and all that follows from it in the next.
-            chain = Chain(body, active, gathers=self._gathers)
+            chain = Chain(body, active, gathers=self._gathers, cpu=self._cpu)
             after = chain.active(chain.outputs[:carries])
             carried = [one or other for one, other in zip(active[consts : consts + carries], after, strict=True)]
             if carried == active[consts : consts + carries]:
@@ -179,7 +184,7 @@ class Chain:
         key = _key(eqn, active)
         if key not in self._cache:
             # The operation is kept alive with the answer: the key may have its parameters by their addresses.
-            self._cache[key] = eqn, _residuals(eqn, active)
+            self._cache[key] = eqn, _residuals(eqn, active, CHEAP[self._cpu])
         ends = [*reads, *operation.writes]
         kept, direct = self._cache[key][1]
         return tuple(Needs(frozenset(ends[one] for one in places), rest) for places, rest in (kept, direct))  # pyright: ignore[reportReturnType]
@@ -206,18 +211,18 @@ class Chain:
             (result,) = operation.writes
             self._views[result] = self.view(operation.reads[0])
             self._sources[result] = self.sources(operation.reads[0])
-        elif is_cheap(operation.eqn):
+        elif is_cheap(operation.eqn, CHEAP[self._cpu]):
             made = frozenset().union(*(self.sources(one) for one in operation.reads))
             self._sources.update(dict.fromkeys(operation.writes, made))
 
 
-def is_cheap(eqn: JaxprEqn) -> bool:
+def is_cheap(eqn: JaxprEqn, cheap: frozenset[str]) -> bool:
     """True if the compiler rather computes an operation again in each of its users."""
     name = eqn.primitive.name
-    if name in CHEAP or name in VIEWS:
+    if name in cheap or name in VIEWS:
         return True
     inner = Programs.called(eqn) if name in ("custom_jvp_call", "jit") else None
-    return inner is not None and all(map(is_cheap, Programs.opened(inner).eqns))
+    return inner is not None and all(is_cheap(each, cheap) for each in Programs.opened(inner).eqns)
 
 
 def nbytes(aval: Any) -> int:
@@ -268,7 +273,7 @@ def _hashable(value: Any) -> Any:
 
 
 def _residuals(
-    eqn: JaxprEqn, active: Sequence[bool]
+    eqn: JaxprEqn, active: Sequence[bool], cheap: frozenset[str]
 ) -> tuple[tuple[tuple[int, ...], int], tuple[tuple[int, ...], int]]:
     """Places among operands and results of what the backward pass uses, and bytes of the rest; twice.
 
@@ -295,21 +300,21 @@ def _residuals(
     makers = {var: inner for inner in jaxpr.eqns for var in inner.outvars}
     direct, further = set(kept), 0
     for var in rest:
-        traced = _made_of(var, makers, where)
+        traced = _made_of(var, makers, where, cheap)
         direct |= traced or set()
         further += 0 if traced is not None else nbytes(Programs.aval(var))
     size = sum(nbytes(Programs.aval(var)) for var in rest)
     return (kept, size), (tuple(direct), further)
 
 
-def _made_of(var: Any, makers: dict[Any, Any], where: dict[Any, int]) -> set[int] | None:
+def _made_of(var: Any, makers: dict[Any, Any], where: dict[Any, int], cheap: frozenset[str]) -> set[int] | None:
     if isinstance(var, Literal):
         return set()
     if var in where:
         return {where[var]}
-    if var not in makers or not is_cheap(makers[var]):
+    if var not in makers or not is_cheap(makers[var], cheap):
         return None if var in makers else set()
-    parts = [_made_of(atom, makers, where) for atom in makers[var].invars]
+    parts = [_made_of(atom, makers, where, cheap) for atom in makers[var].invars]
     return None if None in parts else set().union(*(part for part in parts if part is not None))
 
 

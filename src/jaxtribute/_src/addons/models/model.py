@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, TypeVarTuple
 
 import jax
@@ -15,6 +16,7 @@ import optax
 from jaxtribute import Optimizer, ReduceOp, Variable, VariableAggregation, value_and_grad
 from jaxtribute._src.addons.models.parts import Kind, Outline, Part, is_key, take_apart
 from jaxtribute._src.addons.models.trees import take_state_apart
+from jaxtribute._src.addons.models.unchanged import unchanged
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, VariableError
 from jaxtribute.experimental import CommunicationOptions
 from jaxtribute.extending import Context
@@ -182,19 +184,43 @@ class Model(Generic[M]):
         Only modules of NNX can be changed, and of them only the variables are kept: another attribute, such as one that
         `module.eval()` sets, is as before for the next call. Raises what calling the model does.
         """
+        results: list[R] = []
+
+        def run(values: Sequence[Any]) -> list[Any]:
+            model = self._outline.build(values)
+            results.append(fn(model, *args, **kwargs))
+            return self._outline.values(model)
+
         before = self._values()
-        model = self._outline.build(before)
-        result = fn(model, *args, **kwargs)
-        after = self._outline.values(model)
+        after = run(before)
         # By identity: an array that code has not replaced is not written, and does not have to be alike on the
         # replicas.
-        self._keep([(c, new) for c, old, new in zip(self._cells, before, after, strict=True) if new is not old])
-        return result
+        changed = [new is not old for old, new in zip(before, after, strict=True)]
+        refused = (cell.part.kind not in _AGGREGATIONS for cell in compress(self._cells, changed))
+        if _several() is not None and any(refused):
+            changed = [new and not kept for new, kept in zip(changed, unchanged(run, before), strict=True)]
+        self._keep(list(compress(zip(self._cells, after, strict=True), changed)))
+        return results[0]
 
     @property
     def value(self) -> M:
-        """A new model with the present values; changes of it are not kept."""
+        """A new model with the present values; changes of it are not kept: assign it to keep them.
+
+        Raises:
+          ShapeError: (when assigned) another structure.
+          VariableError: (when assigned) another shape or dtype; or in a replica function, where only updates change
+            parameters.
+        """
         return self._outline.build(self._values())
+
+    @value.setter
+    def value(self, value: Nest) -> None:
+        changes: list[tuple[_Cell, Any]] = []
+        for cell, new in zip(self._cells, self._outline.values(value), strict=True):
+            # In half precision the model has shown parameters of another dtype than it keeps.
+            kept = new if self._precision is None else self._precision.to_params(new)
+            changes.append((cell, kept if cell.implementation is not None else _checked(cell.variable, kept)))
+        self._keep(changes)
 
     @property
     def state(self) -> Any:
@@ -319,7 +345,8 @@ class Model(Generic[M]):
                 raise VariableError(
                     f"{cell.variable.name} is {cell.part.kind.value}, and was changed by each of "
                     f"{replica.num_replicas_in_sync} replicas. HINT: keep running averages in nnx.BatchStat, of which "
-                    "jd.Model takes the mean, or change it outside strategy.run."
+                    "jd.Model takes the mean, counts and sums, as those of nnx.metrics, in jd.Variable(0.0, "
+                    "aggregation='sum'), or change it outside strategy.run."
                 )
         means = [(cell.variable, value) for cell, value in changes if cell.part.kind is Kind.STATISTIC]
         # All in one collective, whatever the number of layers that keep statistics.

@@ -4,9 +4,9 @@ Devices: NVIDIA's data sheets of A100 (80 GB SXM), H100, H200 and B200 (HGX), wi
 TF32, as JAX computes them by default; Google Cloud's pages on TPU v4, v5e, v5p and v6e. The clock of a TPU is its
 16-bit rate by the operations of a cycle: 131,072 in v5e, whose four units have 128 x 128 places, twice as many in v4
 and v5p, four times as many in v6e. The cycles that the compiler tells for a product of 4,096 x 4,096 x 4,096 then come
-to more than 80 % of the rate. To and from hosts 15 GB/s are taken, as the JAX scaling book has them for v6e, and half
-of PCIe's line rate for GPUs. Links: the line rates of InfiniBand HDR and NDR, one port a device, and of Ethernet, one
-port a host. Latencies are typical, not promised.
+to more than 80 % of the rate. To and from hosts 16 GB/s are taken for TPUs and 32 for v6e, as the JAX scaling book has
+them, and half of PCIe's line rate for GPUs. Links: the line rates of InfiniBand HDR and NDR, one port a device, and of
+Ethernet, one port a host. Latencies are typical, not promised.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Device:
     link: Link
     launch: float = 50e-6
     clock: float | None = None
-    host: float = 1.5e10
+    host: float = 1.6e10
 
 
 Kind = TypeVar("Kind", Device, Link)
@@ -87,7 +87,7 @@ DEVICES = _by_name(
     Device("tpu-v4", 275e12, 137e12, 1.228e12, 32e9, _ici(150e9), clock=1.05e9),
     Device("tpu-v5e", 197e12, 98e12, 0.819e12, 16e9, _ici(100e9), clock=1.5e9),
     Device("tpu-v5p", 459e12, 229e12, 2.765e12, 95e9, _ici(300e9), clock=1.75e9),
-    Device("tpu-v6e", 918e12, 459e12, 1.64e12, 32e9, _ici(200e9), clock=1.75e9),
+    Device("tpu-v6e", 918e12, 459e12, 1.64e12, 32e9, _ici(200e9), clock=1.75e9, host=3.2e10),
 )
 """Devices by the name that `--device-kind` takes."""
 

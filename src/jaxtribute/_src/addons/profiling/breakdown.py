@@ -47,18 +47,21 @@ class Breakdown:
       mean: the mean over the devices.
       devices: each device.
       operations: the longest operations: name, seconds a step (the mean over the devices), whether a collective.
+      compiled: functions that were compiled meanwhile: their time is counted as the host's.
     """
 
     steps: int
     mean: Shares
     devices: dict[str, Shares]
     operations: tuple[tuple[str, float, bool], ...]
+    compiled: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """The breakdown as values that JSON can hold; seconds."""
         return {
             "steps": self.steps,
             "step_s": self.mean.step,
+            "compiled": self.compiled,
             "mean": asdict(self.mean),
             "devices": {name: asdict(shares) for name, shares in self.devices.items()},
             "operations": [

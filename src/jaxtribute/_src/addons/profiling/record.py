@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -37,6 +38,8 @@ class Recorder(Observer):
         self._window: jax.profiler.TraceAnnotation | None = None
         self._waiting = threading.local()
         self.recording = False
+        self.compiled = 0
+        """Functions that were traced, and so compiled, within the steps that are measured."""
 
     def on_start(self, event: Event) -> None:
         """Starts the recording before the first step that is recorded; marks a wait for input."""
@@ -50,6 +53,9 @@ class Recorder(Observer):
 
     def on_end(self, event: Event) -> None:
         """Counts a step; begins and ends the window of those that are measured."""
+        if event.kind == Kinds.TRACE.name:
+            self.compiled += self._window is not None
+            return
         if event.kind == Kinds.INPUT.name:
             mark = getattr(self._waiting, "mark", None)
             if mark is not None:
@@ -113,7 +119,7 @@ def record(
         raise ArgumentError(f"steps={steps}, skip={skip}: both must be at least 1. HINT: the first step compiles.")
     recorder = Recorder(directory, steps, skip)
     try:
-        with observe(recorder, *STEPS_AND_INPUT):
+        with observe(recorder, *STEPS_AND_INPUT, Kinds.TRACE.name):
             finished = run_script(script, arguments)
     finally:
         recorder.stop()
@@ -123,7 +129,7 @@ def record(
             "call of a jd.function that changes variables. HINT: ask for fewer with --steps and --skip."
         )
     files = sorted(directory.glob("plugins/profile/*/*.xplane.pb"))
-    return break_down(read_timeline(files[-1]), steps), files[-1].parent
+    return replace(break_down(read_timeline(files[-1]), steps), compiled=recorder.compiled), files[-1].parent
 
 
 def _wait(program: Program, result: object) -> None:

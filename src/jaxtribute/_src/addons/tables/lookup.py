@@ -122,7 +122,8 @@ class _Lookup:
         ids = operand(ids)
         try:
             # Known ids stay NumPy's, and can be checked: as arrays of JAX they may be traced.
-            self.ids: Any = ids if isinstance(ids, jax.Array) else np.asarray(ids)
+            lists = ids.tolist() if getattr(ids, "dtype", None) == np.dtype(object) else ids
+            self.ids: Any = ids if isinstance(ids, jax.Array) else np.asarray(lists)
         except ValueError:
             lengths = [np.size(one) for one in ids]
             raise ShapeError(
@@ -155,9 +156,10 @@ class _Lookup:
             if self._weights is not None:
                 each = jnp.broadcast_to(jnp.asarray(operand(self._weights), rows.dtype), ids.shape)
         except ValueError:
+            given = operand(self._weights)
+            which = f"of shape {given.shape}" if hasattr(given, "shape") else str(given)[:60]
             raise ShapeError(
-                f"weights of shape {np.shape(operand(self._weights))} do not fit ids of shape {ids.shape}. "
-                "HINT: give a weight for each id."
+                f"weights {which} do not fit ids of shape {ids.shape}. HINT: give a weight for each id."
             ) from None
         each = jnp.where(present, each, jnp.zeros_like(each))
         row = rows.shape[ids.ndim :]

@@ -88,13 +88,22 @@ class Route:
       policies: those of the tables, each once.
       places: this replica's places in each table.
       distinct: True if those of each table are in order, each once.
+      gathers: an executor's, if the replicas' numbers of places may differ.
     """
 
-    def __init__(self, policies: Sequence[Any], places: Sequence[jax.Array], *, distinct: bool) -> None:
+    def __init__(
+        self, policies: Sequence[Any], places: Sequence[jax.Array], *, distinct: bool, gathers: Any = None
+    ) -> None:
         self.policies = list(policies)
         self.stack = Stack(tuple(policy.places for policy in policies))
-        self._ends = np.cumsum([one.shape[0] for one in places])
-        here = jnp.concatenate([self.stack.of_table(number, own) for number, own in enumerate(places)])
+        self._counts = [one.shape[0] for one in places]
+        self.counts = [count if gathers is None else max(count, *gathers.lengths(count)) for count in self._counts]
+        """For each table the most places of a replica: with as many of each, all make the same exchange."""
+        padded = [
+            jnp.pad(one, (0, most - one.shape[0]), constant_values=policy.places.stored)
+            for one, most, policy in zip(places, self.counts, policies, strict=True)
+        ]
+        here = jnp.concatenate([self.stack.of_table(number, own) for number, own in enumerate(padded)])
         self._inverse: jax.Array | None = None
         """For each of the places the index of its row; None if they are all distinct, and in order."""
         if not distinct or len(places) > 1:
@@ -118,7 +127,8 @@ class Route:
 
         table = arrays[0][0]
         rows = self._exchange.fetched(read, jax.ShapeDtypeStruct(table.shape[1:], table.dtype))
-        return jnp.split(rows if self._inverse is None else rows[self._inverse], self._ends[:-1])
+        parts = jnp.split(rows if self._inverse is None else rows[self._inverse], np.cumsum(self.counts)[:-1])
+        return [part[:count] for part, count in zip(parts, self._counts, strict=True)]
 
     def handed_over(self, rows: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
         """The places in this replica's part that any replica has rows for, in order, each once; and the sums of these.
@@ -126,7 +136,8 @@ class Route:
         Args:
           rows: this replica's rows for its places in each table.
         """
-        own = jnp.concatenate(rows)
+        padded = [jnp.pad(one, [(0, most - len(one)), (0, 0)]) for one, most in zip(rows, self.counts, strict=True)]
+        own = jnp.concatenate(padded)
         if self._inverse is not None:
             own = jnp.zeros_like(own).at[self._inverse].add(own)
         given, rows_given = self._exchange.given, self._exchange.handed_over(own)
@@ -178,7 +189,7 @@ def touched(
         if not reduction.local:
             pairs = [summed(*pair, policy.places.stored) for pair, policy in zip(own, policies, strict=True)]
             return [(where, reduction.finish(total)) for where, total in pairs]
-        route = Route(policies, [where for where, _ in own], distinct=False)
+        route = Route(policies, [where for where, _ in own], distinct=False, gathers=executor.gathers)
         values = [values for _, values in own]
     else:
         values = [jnp.asarray(one.values, table.dtype) for table, one in zip(tables, rows, strict=True)]
@@ -188,9 +199,9 @@ def touched(
         return [(places, total)]
     found: list[tuple[Any, Any]] = []
     stack = route.stack
-    for number, values_of in enumerate(values):
+    for number, count in enumerate(route.counts):
         # They follow each other, as places are in order; there are no more than all replicas have.
-        most = min(places.shape[0], values_of.shape[0] * stack.replicas)
+        most = min(places.shape[0], count * stack.replicas)
         first = jnp.searchsorted(places, np.int32(stack.starts[number])).astype(np.int32)
         at = first + lax.iota(np.int32, most)
         local = stack.in_table(number, places.at[at].get(mode="fill", fill_value=stack.part))

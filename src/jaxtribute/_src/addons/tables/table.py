@@ -412,7 +412,8 @@ class _Together:
             for table in self._tables:
                 table._context().strategy.extended.check_variable(table)  # pyright: ignore[reportPrivateUsage]
             policies = [table.policy for table in self._tables]
-            route = Route(policies, [one.places for one in self._asked], distinct=True)
+            places = [one.places for one in self._asked]
+            route = Route(policies, places, distinct=True, gathers=executor.gathers)
             ROUTES.add(executor, [one.ids for one in self._asked], route)
             rows = route.rows([table.policy.arrays(executor, table) for table in self._tables])
         else:

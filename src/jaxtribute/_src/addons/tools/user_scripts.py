@@ -17,6 +17,8 @@ from threading import Thread
 from typing import IO, Any
 
 from jaxtribute._src.addons.launcher.family import Family
+from jaxtribute._src.addons.tools.installed import is_installed
+from jaxtribute._src.addons.tools.script_settings import settings_heard
 from jaxtribute._src.addons.tools.waiting import MARK
 from jaxtribute.errors import ArgumentError, DeadlineError, ProcessFailedError
 from jaxtribute.experimental import Event
@@ -26,7 +28,6 @@ STEPS_AND_INPUT = Kinds.DISPATCH.name, Kinds.INPUT.name
 """The kinds of events of which a training loop consists."""
 DEADLINE_S = 300.0
 _END_S = 10.0
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
 _POOL = ("PJRT_NPROC", "JAXTRIBUTE_PJRT_NPROC")
 
 
@@ -80,7 +81,8 @@ def run_script(script: Path, arguments: Sequence[str]) -> bool:
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        with settings_heard():
+            runpy.run_path(str(script), run_name="__main__")
     except Finished:
         return True
     # A script may end by `sys.exit(0)` as well as by its last line.
@@ -99,8 +101,9 @@ def modules_beside(script: Path) -> dict[str, Path]:
     environments = [one for one in (Path(sys.prefix), Path(sys.base_prefix)) if one.is_relative_to(folder)]
     for name, module in list(sys.modules.items()):
         file = Path(getattr(module, "__file__", None) or "/")
-        installed = any(map(file.is_relative_to, environments)) or _INSTALLED & set(file.parts)
-        if name != "__main__" and file.is_relative_to(folder) and not installed:
+        if name == "__main__" or not file.is_relative_to(folder) or any(map(file.is_relative_to, environments)):
+            continue
+        if not is_installed(str(file)):
             found[name] = file
     return found
 

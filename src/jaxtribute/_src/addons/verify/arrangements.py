@@ -28,7 +28,7 @@ class Arrangement:
       sizes: how many rows of a batch each of them has.
       factor: of all gradients.
       ahead: steps that one device has done before.
-      branch: a branch that is taken in place of the one that its condition asks for.
+      branch: a branch that is taken because the numbers that its condition asks for are others.
       stretch: a factor of all that is trained, before the step.
     """
 

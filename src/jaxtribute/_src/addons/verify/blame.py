@@ -181,6 +181,9 @@ class Suspects:
         if any(self._runs.record(maker).name == "axis_index" for maker in self._runs.all_makers(leaf)):
             return self._named("one-replica", leaf)
         if record.name in ADDS and Kind.SUM in kinds and Kind.SAME in kinds:
+            quotient = self._quotient_by(leaf)
+            if quotient is not None:
+                return self._local_count(quotient)
             reduction = self._averages()
             if reduction is not None:
                 return self._named("mean-of-sums", reduction, self._runs.makers_of(leaf, kinds.index(Kind.SUM))[0])
@@ -307,12 +310,14 @@ class Suspects:
     def _quotient_by(self, leaf: int) -> int | None:
         """The operation that divides a part of a sum by what becomes of a count, to which a number is added before."""
         after = {leaf}
-        if self._runs.record(leaf).name not in _OF_A_COUNT or np.ndim(self._runs.record(leaf).results[0]):
+        if self._runs.record(leaf).name not in _OF_A_COUNT:
             return None
+        # Several sums may be divided by several counts; rows are, by statistics.
+        divided = (Kind.SUM,) if np.ndim(self._runs.record(leaf).results[0]) else (Kind.SUM, Kind.ROWS)
         for number in sorted(number for number in self._trail.chain if number > leaf):
             record = self._runs.record(number)
             if self._runs.divides(number, 1) and after.intersection(self._runs.makers_of(number, 1)):
-                return number if self._runs.operand(number, 0).kind in (Kind.SUM, Kind.ROWS) else None
+                return number if self._runs.operand(number, 0).kind in divided else None
             if record.name in _OF_A_COUNT and after.intersection(self._runs.all_makers(number)):
                 after.add(number)
         return None

@@ -14,12 +14,27 @@ class Pattern:
       what: what is wrong, in a clause.
       advice: what to write instead; `{part}` stands for an expression of the user's.
       part: that expression, where it is not known.
+      in_fit: what to write instead in a step of Keras's `fit`, if that is something else.
+      also_in_fit: what belongs to it there besides.
     """
 
     name: str
     what: str
     advice: str
     part: str = ""
+    in_fit: str = ""
+    also_in_fit: str = ""
+
+
+# The steps of `fit` add up what is a sum over a replica's rows, and weigh what is not by their number.
+_AVERAGED = (
+    "divide by the rows of all replicas: count = jd.get_replica_context().all_reduce('SUM', x.shape[0]), then {part} "
+    "in place of the mean. fit adds up what is a sum over the rows: reduce nothing else"
+)
+_SHARE = (
+    "; if every replica has the whole loss then, its share by rows: loss * x.shape[0] / "
+    "jd.get_replica_context().all_reduce('SUM', x.shape[0])"
+)
 
 
 _PATTERNS = (
@@ -32,6 +47,7 @@ _PATTERNS = (
         "batch, also the last one, divides by every number of replicas that you will use: leave the mean, and reduce "
         "both with 'MEAN', as in optimizer.apply_gradients(gradients, 'MEAN')",
         "jd.nn.compute_average_loss(per_example_losses, global_batch_size=count)",
+        _AVERAGED,
     ),
     Pattern(
         "mean-of-means",
@@ -42,6 +58,7 @@ _PATTERNS = (
         "strategy.reduce('MEAN', per_example_values, axis=0). For statistics of layers: batches that divide "
         "(drop_remainder=True)",
         "jd.nn.compute_average_loss(per_example_losses, global_batch_size=count)",
+        f"{_AVERAGED}. For a metric: a value for each row",
     ),
     Pattern(
         "local-count",
@@ -50,6 +67,8 @@ _PATTERNS = (
         "then parts of the whole: reduce them, and the gradients (apply_gradients), with 'SUM' in place of 'MEAN', and "
         "divide by no number of replicas",
         "what this line divides by",
+        "divide by the count of all replicas: jd.get_replica_context().all_reduce('SUM', {part}). fit adds up what is "
+        "a sum over the rows: reduce nothing else",
     ),
     Pattern(
         "local-total",
@@ -58,6 +77,7 @@ _PATTERNS = (
         "all-reduce the sum first: total = jd.get_replica_context().all_reduce('SUM', {part}), and compute with the "
         "total",
         "part",
+        also_in_fit=_SHARE,
     ),
     Pattern(
         "batch-statistics",
@@ -66,6 +86,7 @@ _PATTERNS = (
         "squares. For batches that do not divide all-reduce sums, and divide by all_reduce('SUM', x.shape[0]). In "
         "Keras's fit BatchNormalization(synchronized=True), in Flax BatchNorm(axis_name=jd.REPLICA_AXIS)",
         "x.mean(0)",
+        also_in_fit=_SHARE,
     ),
     Pattern(
         "gradient-before-reduction",
@@ -74,6 +95,8 @@ _PATTERNS = (
         "reduce first: gradients = jd.get_replica_context().all_reduce('SUM', gradients), do this with the sum, and "
         "optimizer.apply_gradients(gradients, reduce_op=None). To clip, leave it out here, and make "
         "jd.Optimizer(optax.chain(optax.clip_by_global_norm(...), ...), variables), which clips the sum",
+        in_fit="leave it to the optimizer, which is given the reduced gradients: global_clipnorm= or clipnorm= of "
+        "keras.optimizers",
     ),
     Pattern(
         "counted-on-each-replica",
@@ -82,6 +105,8 @@ _PATTERNS = (
         "jd.nn.scale_regularization_loss({part}), which divides by the number of replicas; what counts steps is not "
         "reduced",
         "term",
+        "this replica's share by rows: {part} * x.shape[0] / jd.get_replica_context().all_reduce('SUM', x.shape[0]); "
+        "or a regularizer of a layer, which fit counts once",
     ),
     Pattern(
         "noise-on-each-replica",
@@ -118,6 +143,7 @@ _PATTERNS = (
         "the number of replicas is a factor that the reduction does not take back",
         "leave the factor out: with 'SUM' divide by the global batch size alone, with 'MEAN' by this replica's rows "
         "alone",
+        in_fit="leave the factor out: fit adds up what is a sum over the rows, and weighs a mean by their number",
     ),
     Pattern(
         "pairs-of-rows",
@@ -130,11 +156,14 @@ _PATTERNS = (
         "softmax-over-batch",
         "a softmax or logsumexp over the batch sees this replica's rows alone",
         "gather first: jd.get_replica_context().all_gather(scores, axis=0)",
+        also_in_fit=_SHARE,
     ),
     Pattern(
         "extreme-over-batch",
         "a maximum, minimum or the like over the batch sees this replica's rows alone",
-        "take it over the replicas too: all_gather(local.max()[None], axis=0).max(), of jd.get_replica_context()",
+        "take it over the replicas too: jd.get_replica_context().all_gather({part}[None], axis=0).max()",
+        "local.max()",
+        also_in_fit=_SHARE,
     ),
     Pattern(
         "order-of-rows",

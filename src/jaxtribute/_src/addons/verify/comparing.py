@@ -18,7 +18,7 @@ from jaxtribute._src.addons.verify.stage import Outcome
 _RELATIVE = 1e-6
 """Of the largest change of a value: what float64 and other orders of sums come to stands far below."""
 _GLOBAL = 1e-9
-"""Of the largest change of all: the gradient of a bias before a normalization is rounding alone."""
+"""Of the largest change of what is trained: the gradient of a bias before a normalization is rounding alone."""
 _CONSTANTS = 2e-7
 """Of a value: constants of a program, such as the weight 5/11 of a replica, have 32 bits."""
 _BEGUN = 1e3
@@ -91,7 +91,9 @@ def differences(
         if one is None or is_key(one):
             continue
         changes[variable] = (np.asarray(one), np.asarray(other), np.asarray(old))
-    largest = max((_change(one, old) for one, _, old in changes.values() if _is_real(one)), default=0.0)
+    trained = {one.shape for variable, (one, _, _) in changes.items() if variable.trainable}
+    # Not of counters and metrics, whose numbers may be of any size; slots are like their variables.
+    largest = _largest_change((one, old) for one, _, old in changes.values() if not trained or one.shape in trained)
     rounded = alone.rounded or found.rounded
     means = _counted_alike(changes, found.arrangement.replicas)
     for variable, (one, other, old) in changes.items():
@@ -129,7 +131,8 @@ def _results(
 ) -> Iterator[Difference]:
     olds = {path: as_wide(old) for path, old in before.results.items() if not is_key(old)}
     real = {path: one for path, one in alone.outputs.items() if path in olds and _is_real(one)}
-    largest = max((_change(one, olds[path]) for path, one in real.items()), default=0.0)
+    arrays = [path for path, one in real.items() if np.ndim(one)]
+    largest = _largest_change((real[path], olds[path]) for path in arrays or real)
     for path, one in alone.outputs.items():
         other = found.outputs.get(path)
         name = f"the result{path}"
@@ -193,6 +196,11 @@ def _change(one: Any, old: Any) -> float:
     change, now = _largest(one - old), _largest(one)
     # No finer than rounding of what it has begun with.
     return min(change, max(_BEGUN * now, _ROUNDING * change)) if now else change
+
+
+def _largest_change(pairs: Iterator[tuple[Any, Any]]) -> float:
+    """The largest change of several values, each with what it was before."""
+    return max((_change(one, old) for one, old in pairs if _is_real(one)), default=0.0)
 
 
 def _largest(value: Any) -> float:

@@ -46,10 +46,11 @@ class Culprit:
     backwards: bool = False
     part: str = ""
 
-    @property
-    def advice(self) -> str:
-        """The code to write instead."""
-        return self.pattern.advice.replace("{part}", self.part or self.pattern.part)
+    def advice(self, *, in_fit: bool = False) -> str:
+        """The code to write instead, which in a step of Keras's `fit` may be something else."""
+        pattern = self.pattern
+        text = (pattern.in_fit or f"{pattern.advice}{pattern.also_in_fit}") if in_fit else pattern.advice
+        return text.replace("{part}", self.part or pattern.part)
 
     @property
     def places(self) -> list[Place]:

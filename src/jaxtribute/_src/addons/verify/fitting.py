@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,8 @@ from jaxtribute.extending import subscribe
 class Verify(keras.callbacks.Callback):
     """A callback that checks that the steps of `fit` and `evaluate` do what they do on one device with the whole batch.
 
-    Each step is verified once, before it first runs, as `jd.testing.verify` does it: no variable changes by it.
+    Each step is verified once, before it first runs with this callback, as `jd.testing.verify` does it: no variable
+    changes by it. A step that has run before is compiled anew for that.
 
     Args:
       raises: whether to raise an error if a step differs; otherwise `verdicts` says so.
@@ -27,6 +29,9 @@ class Verify(keras.callbacks.Callback):
 
     Raises:
       NotOneDeviceError: (in `fit`) a step differs, or could not be verified; the message is the report.
+
+    Warns:
+      UserWarning: there was no step to verify, as the model belongs to no strategy.
     """
 
     def __init__(self, *, raises: bool = True) -> None:
@@ -34,6 +39,8 @@ class Verify(keras.callbacks.Callback):
         self._raises = raises
         self._watcher = Watcher(self._told, None)
         self._ends: list[Callable[[], None]] = []
+        self._looked_at: dict[str, Any] = {}
+        """The functions of the model whose steps are looked at, by their attributes."""
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -45,22 +52,47 @@ class Verify(keras.callbacks.Callback):
             self._end()
             raise NotOneDeviceError(text(verdict))
 
-    def _begin(self, logs: Any = None) -> None:
+    def _begin(self) -> None:
         """Begins to look at steps."""
-        del logs
         self._end()
         self._ends.append(subscribe(self._watcher, *KINDS))
 
-    def _end(self, logs: Any = None) -> None:
+    def _end(self) -> None:
         """Looks at no more steps."""
-        del logs
         while self._ends:
             self._ends.pop()()
 
-    on_train_begin = on_test_begin = _begin
-    on_train_end = on_test_end = _end
+    def _begin_anew(self, name: str) -> None:
+        """Begins to look at the steps of one of the model's functions, which may have run before."""
+        if getattr(self.model, name) is not self._looked_at.get(name, self):
+            getattr(self.model, f"make_{name}")(force=True)
+            self._looked_at[name] = getattr(self.model, name)
+        self._begin()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begins with the steps of `fit`."""
+        del logs
+        self._begin_anew("train_function")
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Begins with the steps of `evaluate`, or of a validation."""
+        del logs
+        self._begin_anew("test_function")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Ends, and says if there was no step."""
+        del logs
+        self._end()
+        if not self.verdicts:
+            warnings.warn(
+                f"Verify() has verified nothing: no step of {type(self.model).__name__} ran on a strategy's replicas. "
+                "HINT: make and compile the model in a strategy's scope, such as that of jd.MirroredStrategy(2).",
+                stacklevel=2,
+            )
+
+    on_test_end = on_train_end
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Looks at the epoch's steps."""
-        del epoch
-        self._begin(logs)
+        del epoch, logs
+        self._begin()

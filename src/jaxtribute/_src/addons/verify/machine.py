@@ -6,7 +6,7 @@ and collectives inside them need nothing special, and replicas of different shap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxtribute import REPLICA_AXIS as AXIS
+from jaxtribute._src.addons.tools.installed import is_installed
 from jaxtribute._src.addons.verify.operations import apply, as_wide, is_key
 from jaxtribute._src.addons.verify.sources import Place, is_theirs, place_of
 from jaxtribute.extending import JaxprEqn, Literal, Programs
@@ -24,6 +25,10 @@ _DENOMINATORS = 2_000
 """Numbers of rows that constants are taken for fractions of."""
 _LOOPS_AT_MOST = 20_000
 """Turns of one loop."""
+
+
+Key = tuple[int, ...]
+"""A place in a program: the run, the numbers of the operations from outside to inside, and that of the result."""
 
 
 class CannotVerify(Exception):  # noqa: N818 (no error of the user's)
@@ -44,6 +49,10 @@ class Branch:
     count: int
     index: int = -1
 
+    def is_taken(self, tapes: Sequence[Tape]) -> bool:
+        """True if one device and all replicas have taken the branch."""
+        return all(self.index in tape.taken.get(Branch(self.place, self.count), ()) for tape in tapes)
+
 
 @dataclass(slots=True, eq=False)
 class Record:
@@ -57,6 +66,7 @@ class Record:
       place: the user's line.
       inside: True within a loop or a condition.
       backwards: True if JAX has made the operation to differentiate, or what it is a part of.
+      key: its place in the program, without the number of a result.
     """
 
     name: str
@@ -66,6 +76,7 @@ class Record:
     place: Place | None
     inside: bool = False
     backwards: bool = False
+    key: Key = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +93,12 @@ class Tape:
     """For each loop outside of others how often it went round."""
     taken: dict[Branch, set[int]] = field(default_factory=dict)
     """The branches that were taken."""
+    asked: dict[Branch, list[Any]] = field(default_factory=dict)
+    """Their conditions."""
+    inputs: dict[Key, Any] = field(default_factory=dict)
+    """Values that programs were given."""
+    runs: int = 0
+    """Number of programs that have begun."""
 
     def add(self, record: Record) -> None:
         """Adds an operation."""
@@ -123,17 +140,29 @@ class Machine:
       replica: its number.
       tape: keeps what is computed.
       factor: what gradients are multiplied by as they leave what JAX made to differentiate.
-      branch: a branch that is taken whatever its condition says.
+      changed: by their places numbers that are others than what is computed.
     """
 
-    def __init__(self, replica: int, tape: Tape, factor: float = 1.0, branch: Branch | None = None) -> None:
-        self._replica, self._tape, self._factor, self._branch = replica, tape, factor, branch
+    def __init__(self, replica: int, tape: Tape, factor: float = 1.0, changed: Mapping[Key, Any] | None = None) -> None:
+        self._replica, self._tape, self._factor, self._changed = replica, tape, factor, changed or {}
+        self._path: Key = (tape.runs,)
+        """The place of the operation that is running."""
+        tape.runs += 1
         self._looping = 0
         self._inside = 0
         self._backwards = 0
         """Number of differentiated operations whose programs are running."""
 
-    def run(self, program: Any, inputs: Sequence[Any], caller: Place | None = None, *, own: bool = True) -> Running:
+    def begin(self, program: Any, inputs: Sequence[Any]) -> Running:
+        """Runs the whole program of the replica."""
+        given = [self._changed_to((*self._path, number), value) for number, value in enumerate(inputs)]
+        if self._tape.keeps:
+            self._tape.inputs.update({(*self._path, number): value for number, value in enumerate(given)})
+        return self.run(program, given)
+
+    def run(
+        self, program: Any, inputs: Sequence[Any], caller: Place | None = None, *, own: bool = True, part: int = 0
+    ) -> Running:
         """Runs a program.
 
         Args:
@@ -141,7 +170,9 @@ class Machine:
           inputs: its inputs.
           caller: the line that calls it.
           own: False if the program is not the user's, so that lines in it tell nothing.
+          part: which of its operation's programs it is.
         """
+        outer = self._path
         jaxpr = Programs.opened(program)
         values: dict[Any, Any] = dict(zip(jaxpr.constvars, map(as_wide, Programs.constants(program)), strict=True))
         values.update(zip(jaxpr.invars, inputs, strict=True))
@@ -153,7 +184,8 @@ class Machine:
                 return _constant(atom.val, Programs.aval(atom).dtype)
             return values[atom] if backwards else scaled.get(atom, values[atom])
 
-        for eqn in jaxpr.eqns:
+        for number, eqn in enumerate(jaxpr.eqns):
+            self._path = (*outer, part, number)
             backwards = is_backwards(eqn)
             operands = [read(atom, backwards=backwards) for atom in eqn.invars]
             place = (place_of(eqn) or caller) if own else caller
@@ -163,7 +195,14 @@ class Machine:
             values.update(zip(eqn.outvars, results, strict=True))
             if backwards and self._factor != 1 and not self._backwards:
                 scaled.update(zip(eqn.outvars, map(self._scaled, results), strict=True))
+        self._path = outer
         return [read(atom, backwards=False) for atom in jaxpr.outvars]
+
+    def _changed_to(self, key: Key, value: Any) -> Any:
+        """A number, or what it is changed to."""
+        if key not in self._changed:
+            return value
+        return np.full(np.shape(value), self._changed[key], np.asarray(value).dtype)
 
     def _scaled(self, value: Any) -> Any:
         """A gradient, for what is made of it."""
@@ -189,14 +228,14 @@ class Machine:
             results = yield Meeting(eqn, operands, place)
         else:
             if name == "select_n" and not np.ndim(operands[0]) and _is_written(place):
-                chosen = self._chosen(place, len(operands) - 1, int(operands[0]))
-                if chosen != int(operands[0]):
-                    operands[0] = self._tape.same(np.asarray(chosen, np.asarray(operands[0]).dtype), operands[0])
+                self._note(place, len(operands) - 1, operands[0])
             results = self._plain(eqn, operands, place)
         # Own objects: a value that an operation hands through would else be taken for what was there before.
         results = [value if is_key(value) else np.asarray(value).view() for value in results]
-        backwards = self._backwards > 0
-        self._tape.add(Record(name, tuple(operands), tuple(results), eqn, place, self._inside > 0, backwards))
+        if self._changed:
+            results = [self._changed_to((*self._path, number), value) for number, value in enumerate(results)]
+        inside, backwards = self._inside > 0, self._backwards > 0
+        self._tape.add(Record(name, tuple(operands), tuple(results), eqn, place, inside, backwards, self._path))
         return results
 
     def _plain(self, eqn: JaxprEqn, operands: list[Any], place: Place | None) -> list[Any]:
@@ -255,7 +294,7 @@ class Machine:
                 if not np.all(more):
                     self._turned(turn)
                     return carry
-                carry = yield from self.run(params["body_jaxpr"], [*held, *carry], place)
+                carry = yield from self.run(params["body_jaxpr"], [*held, *carry], place, part=1)
         finally:
             self._looping -= 1
         raise CannotVerify(f"{place or 'an unknown line'} loops more than {_LOOPS_AT_MOST:,} times")
@@ -264,18 +303,24 @@ class Machine:
         branches = eqn.params["branches"]
         chosen = int(np.clip(int(operands[0]), 0, len(branches) - 1))
         if any("/jax/" not in _file_of(branch).replace("\\", "/") for branch in branches):
-            chosen = self._chosen(place, len(branches), chosen)
-        results = yield from self.run(branches[chosen], operands[1:], place)
+            self._note(place, len(branches), operands[0], chosen)
+        results = yield from self.run(branches[chosen], operands[1:], place, part=chosen)
         # The condition has a say in what comes of it.
         return [self._tape.same(value if is_key(value) else value.view(), value, operands[0]) for value in results]
 
-    def _chosen(self, place: Place | None, count: int, index: int) -> int:
-        """Notes which branch a condition asks for; returns the one to take."""
-        if place is None:
-            return index
-        self._tape.taken.setdefault(Branch(place, count), set()).add(index)
-        forced = self._branch
-        return forced.index if forced and (forced.place, forced.count) == (place, count) else index
+    def _solve(self, eqn: JaxprEqn, operands: list[Any], place: Place | None) -> Running:
+        counts, solver = eqn.params["const_lengths"], eqn.params["jaxprs"].solve
+        before = counts.matvec + counts.vecmat
+        held, given = operands[before : before + counts.solve], operands[sum(counts) :]
+        return (yield from self.run(solver, [*held, *given], place, own=is_users(solver)))
+
+    def _note(self, place: Place | None, count: int, condition: Any, index: int | None = None) -> None:
+        """Notes which branch a condition asks for."""
+        if place is not None:
+            branch = Branch(place, count)
+            self._tape.taken.setdefault(branch, set()).add(int(condition) if index is None else index)
+            if self._tape.keeps:
+                self._tape.asked.setdefault(branch, []).append(condition)
 
     def _loop(self, eqn: JaxprEqn, operands: list[Any], place: Place | None) -> Running:
         run = self._scan if eqn.primitive.name == "scan" else self._while
@@ -297,7 +342,12 @@ class Machine:
         if self._inside == 1:
             self._tape.turns.append(turns)
 
-    _STRUCTURES: ClassVar[dict[str, Any]] = {"scan": _loop, "while": _loop, "cond": _cond}
+    _STRUCTURES: ClassVar[dict[str, Any]] = {
+        "scan": _loop,
+        "while": _loop,
+        "cond": _cond,
+        "custom_linear_solve": _solve,
+    }
 
 
 def is_backwards(eqn: JaxprEqn) -> bool:
@@ -318,7 +368,7 @@ def _constant(value: Any, dtype: Any) -> Any:
 def is_users(program: Any) -> bool:
     """True if a program inside an operation was traced from the user's own function, and not of a library's."""
     file = _file_of(program)
-    return not ("site-packages" in file or "dist-packages" in file or file.startswith("<"))
+    return not (is_installed(file) or file.startswith("<"))
 
 
 def _file_of(program: Any) -> str:

@@ -305,7 +305,7 @@ TABLE: dict[str, Operation] = {
     "shift_right_arithmetic": np.right_shift,
     **dict.fromkeys(
         "stop_gradient copy copy_p reduce_precision sharding_constraint name pvary jd_idle_guard jd_equal jd_alike "
-        "jd_state device_put layout_constraint jd_whole_state mesh_cast".split(),
+        "jd_state layout_constraint jd_whole_state mesh_cast".split(),
         _same,
     ),
     **{
@@ -339,7 +339,7 @@ def apply(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
         and not is_key_type(eqn.outvars[0])
     ):
         return [np.zeros(Programs.aval(eqn.outvars[0]).shape, _wide_dtype(Programs.aval(eqn.outvars[0]).dtype))]
-    if name == "optimization_barrier":
+    if name in ("optimization_barrier", "device_put"):
         return list(operands)
     if own is None or any(map(is_key, operands)) or not eqn.outvars or is_key_type(eqn.outvars[0]):
         return _by_jax(eqn, operands)

@@ -239,15 +239,24 @@ class Runs:
         return other is not None and bool(np.all(np.asarray(other.operands[-1]) == self.arrangement.replicas))
 
     def counts_replicas(self, leaf: int) -> bool:
-        """True if an operation scales by a number that is 1 on one device and the number of replicas elsewhere."""
+        """True if an operation scales by a number that is 1 on one device and the number of replicas elsewhere.
+
+        Or what is the same on all replicas by a constant times that number, as by a learning rate.
+        """
         record, other = self.record(leaf), self.other(0, leaf)
         if other is None or record.name not in ("mul", "div"):
             return False
-        factors = float(self.arrangement.replicas), 1.0 / self.arrangement.replicas
-        return any(
-            np.ndim(mine) == np.ndim(theirs) == 0 and not is_key(mine) and mine == 1 and float(theirs) in factors
-            for mine, theirs in zip(record.operands, other.operands, strict=True)
-        )
+        count = float(self.arrangement.replicas)
+        for place, (mine, theirs) in enumerate(zip(record.operands, other.operands, strict=True)):
+            if is_key(mine) or np.ndim(mine) or np.ndim(theirs) or not mine:
+                continue
+            ratio = float(theirs / mine)
+            if mine == 1 and ratio in (count, 1 / count):
+                return True
+            shared = not record.backwards and self.operand(leaf, 1 - place).kind is Kind.SAME
+            if ratio == count and shared and not self.makers_of(leaf, place):
+                return True
+        return False
 
     def counts_rows(self, leaf: int) -> bool:
         """True if an operation adds or multiplies by a constant that is a number of rows: the replica's own."""

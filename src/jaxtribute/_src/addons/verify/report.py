@@ -38,7 +38,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     else:
         yield f"{verdict.name}: NOT VERIFIED"
     for number, finding in enumerate(verdict.findings, start=1):
-        yield from _of_finding(number, finding)
+        yield from _of_finding(number, finding, in_fit=verdict.in_fit)
     if verdict.findings:
         yield "   Mend what is named, and run again: it may hide others."
     yield from (f"  NOT VERIFIED: {what}" for what in _hidden(verdict))
@@ -75,7 +75,7 @@ def _hidden(verdict: Verdict) -> Iterator[str]:
         yield f"a branch that is not taken: {branch}: {branch.text}"
 
 
-def _of_finding(number: int, finding: Finding) -> Iterator[str]:
+def _of_finding(number: int, finding: Finding, *, in_fit: bool) -> Iterator[str]:
     culprit = finding.culprit
     pattern, place = culprit.pattern, culprit.place
     yield ""
@@ -97,7 +97,7 @@ def _of_finding(number: int, finding: Finding) -> Iterator[str]:
     yield f"   wrong with {_kinds(finding.failing)}" + (
         f"; right with {_kinds(finding.right)}" if finding.right else ""
     )
-    yield f"   INSTEAD: {culprit.advice}"
+    yield f"   INSTEAD: {culprit.advice(in_fit=in_fit)}"
 
 
 def _kinds(arrangements: Sequence[Arrangement]) -> str:

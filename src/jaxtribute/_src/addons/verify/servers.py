@@ -14,8 +14,9 @@ from typing import Any
 from unittest import mock
 
 from jaxtribute import Optimizer, Variable, VariableAggregation
-from jaxtribute._src.addons.parameter_servers.scheduling.per_worker import PerWorkerIterator
+from jaxtribute._src.addons.parameter_servers.scheduling.per_worker import PerWorkerIterator, PerWorkerValues
 from jaxtribute._src.addons.parameter_servers.variables.variable import ServerVariable, ShardedVariable
+from jaxtribute._src.addons.verify.machine import CannotVerify
 from jaxtribute._src.addons.verify.steps import Call, Step
 from jaxtribute._src.addons.verify.updating import applied
 from jaxtribute._src.addons.verify.verdict import Verdict
@@ -24,16 +25,30 @@ from jaxtribute.extending import Function, MirroredPolicy, Nests
 from jaxtribute.typing import Function as Callee
 
 _KEPT = frozenset({"__init__", "stored", "layout", "device"})
+_OF_WORKERS = (
+    "it takes values that only a worker has, as fit of Keras on parameter servers does, where each worker is one "
+    "replica. HINT: fit the model under jd.MirroredStrategy to verify its steps"
+)
 
 
-class Scheduled(Step):
-    """A function that `ClusterCoordinator.schedule` is given: it runs here, on copies.
+class OnServers(Step):
+    """A step that the coordinator takes itself: it runs on copies."""
+
+    asynchronous = True
+
+    def _of_first(self, call: Call) -> Verdict | None:
+        if self._in_fit:
+            raise CannotVerify(_OF_WORKERS)
+        with _on_copies(self._strategies[0]):
+            return super()._of_first(call)
+
+
+class Scheduled(OnServers):
+    """A function that `ClusterCoordinator.schedule` is given.
 
     Args:
       event: the event that tells of it.
     """
-
-    asynchronous = True
 
     def __init__(self, event: Event) -> None:
         coordinator: Any = event.subject
@@ -48,11 +63,11 @@ class Scheduled(Step):
 
     def _of_first(self, call: Call) -> Verdict | None:
         # The arguments as a worker would have them, with a batch of each dataset.
-        drawn = {
-            id(leaf): [next(leaf.made_here())]
-            for leaf in Nests.flatten(self._nest)[0]
-            if isinstance(leaf, PerWorkerIterator)
-        }
+        own = [leaf for leaf in Nests.flatten(self._nest)[0] if isinstance(leaf, PerWorkerValues)]
+        iterators = [leaf for leaf in own if isinstance(leaf, PerWorkerIterator)]
+        if len(iterators) < len(own):
+            raise CannotVerify(_OF_WORKERS)
+        drawn = {id(leaf): [next(leaf.made_here())] for leaf in iterators}
         call = replace(call, args=self._nest[0], kwargs=self._nest[1], drawn=drawn)
         self._variables = {}
         with _on_copies(self._strategy):

@@ -13,6 +13,7 @@ from pathlib import Path
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError
 
 import jaxtribute
+from jaxtribute._src.addons.tools.installed import is_installed
 from jaxtribute.extending import JaxprEqn, Programs, located
 
 _LIBRARY = str(Path(jaxtribute.__file__).parent)
@@ -73,8 +74,7 @@ class Place:
 
 def is_theirs(file: str) -> bool:
     """True for files that are no part of a library."""
-    outside = file.startswith((_LIBRARY, "<")) or "site-packages" in file or "dist-packages" in file
-    return not outside and not file.startswith(_STANDARD)
+    return not (file.startswith((_LIBRARY, "<", _STANDARD)) or is_installed(file))
 
 
 def place_of(eqn: JaxprEqn) -> Place | None:

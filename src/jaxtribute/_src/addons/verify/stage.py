@@ -7,7 +7,7 @@ they are: what the step writes is kept here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from jaxtribute import Mirrored, PerReplica, ReduceOp, Variable
 from jaxtribute._src.addons.verify.arrangements import Arrangement
 from jaxtribute._src.addons.verify.holding import is_rows, means_by_rows, rows_for, total_of
-from jaxtribute._src.addons.verify.machine import CannotVerify, Machine, Record, Tape, together
+from jaxtribute._src.addons.verify.machine import CannotVerify, Key, Machine, Record, Tape, together
 from jaxtribute._src.addons.verify.meeting import Draws, meet
 from jaxtribute._src.addons.verify.operations import as_wide, is_key
 from jaxtribute._src.addons.verify.running import Run
@@ -91,6 +91,8 @@ class Stage(Executor):
         """The programs of replicas that earlier runs have traced."""
         self.placed: set[int] = set()
         """Ids of arrays that the program has given to all replicas."""
+        self.changed: Sequence[Mapping[Key, Any]] = [{}] * arrangement.replicas
+        """For each replica the numbers that are others than what it computes."""
         tapes = [Tape(folded is not None, folded=folded or frozenset()) for _ in arrangement.sizes]
         self.found = Outcome(arrangement, tapes=tapes)
 
@@ -218,8 +220,10 @@ class Stage(Executor):
     def evaluated(self, traces: Sequence[Any], inputs: Sequence[list[Any]]) -> list[list[Any]]:
         """The results of the replicas' programs."""
         running = [
-            Machine(number, tape, self.found.arrangement.factor, self.found.arrangement.branch).run(closed, given)
-            for number, (tape, closed, given) in enumerate(zip(self.found.tapes, traces, inputs, strict=True))
+            Machine(number, tape, self.found.arrangement.factor, changed).begin(closed, given)
+            for number, (tape, closed, given, changed) in enumerate(
+                zip(self.found.tapes, traces, inputs, self.changed, strict=True)
+            )
         ]
         return together(running, lambda meetings: meet(meetings, self.found, self._draws))
 

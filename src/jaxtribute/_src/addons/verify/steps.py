@@ -23,6 +23,8 @@ CALLS = 2, 8, 32, 128
 """The calls of a step that are looked at again, with the state and the batch that they have, as long as time allows."""
 _LATER_S = 10.0
 """Seconds for these, of one step."""
+_OF_FIT = "jaxtribute._src.addons.keras."
+"""Beginning of the names of the modules whose functions are the steps of Keras's `fit`."""
 
 
 @dataclass(slots=True)
@@ -67,6 +69,7 @@ class Step:
         self.name, self._call, self._strategies = name, call, strategies
         self._variables: dict[Variable, None] = {}
         self._seconds = 0.0
+        self._in_fit = str(getattr(call, "__module__", "")).startswith(_OF_FIT)
         self.verdicts: list[Verdict] = []
         self.calls = 1
         self.results: dict[int, tuple[Any, str]] = {}
@@ -87,7 +90,7 @@ class Step:
         except Exception as error:  # noqa: BLE001 (the program goes on, whatever its function meets here)
             verdict = Verdict(self.name, unverified=[f"{type(error).__name__}: {error}"])
         if verdict is not None:
-            verdict.asynchronous = self.asynchronous
+            verdict.asynchronous, verdict.in_fit = self.asynchronous, self._in_fit
             verdict.seconds = time.perf_counter() - begun
             self.verdicts.append(verdict)
         return verdict
@@ -117,6 +120,7 @@ class Step:
         if not verdict.findings:
             return None
         verdict.name, verdict.seconds = f"{self.name}, call {self.calls}", seconds
+        verdict.in_fit = self._in_fit
         self.verdicts.append(verdict)
         return verdict
 

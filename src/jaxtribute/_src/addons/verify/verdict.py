@@ -53,6 +53,7 @@ class Verdict:
       uneven: True if the program has batches that its replicas share unevenly.
       asynchronous: True for a function of a coordinator, whose workers have one replica each: what differs on several
         replicas does no harm there.
+      in_fit: True if the step is one of Keras's `fit`, which reduces losses, gradients and metrics by rules of its own.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Verdict:
     seconds: float = 0.0
     uneven: bool = False
     asynchronous: bool = False
+    in_fit: bool = False
 
     @property
     def right(self) -> bool:

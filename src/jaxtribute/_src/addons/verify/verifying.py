@@ -15,6 +15,7 @@ from jaxtribute._src.addons.verify.arrangements import Arrangement, arrangements
 from jaxtribute._src.addons.verify.batches import batches_of, chosen_rows, is_data, whole
 from jaxtribute._src.addons.verify.blame import Suspects
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE
+from jaxtribute._src.addons.verify.choices import Changes, ways
 from jaxtribute._src.addons.verify.comparing import Before, Difference, compared, differences
 from jaxtribute._src.addons.verify.culprit import Culprit, last_line, repeated_draw, unreduced
 from jaxtribute._src.addons.verify.deciding import decided
@@ -93,6 +94,8 @@ class Verification:
         self._known: dict[Arrangement, tuple[Outcome, Draws]] = {}
         self._found: dict[Arrangement, Outcome] = {}
         self._traces: dict[Any, Any] = {}
+        self._changes: dict[Branch, list[Changes]] = {}
+        """Changes that lead into a branch, on one device and on each replica."""
 
     def trial(self) -> Outcome:
         """Runs the step on one device with the program's batch."""
@@ -153,7 +156,8 @@ class Verification:
                     continue
                 verdict.tried.append(arrangement)
                 self._found[arrangement] = found
-                if (arrangement.branch is not None or arrangement.stretch != 1) and not _is_finite(one):
+                missed = arrangement.branch is not None and not arrangement.branch.is_taken([*one.tapes, *found.tapes])
+                if missed or ((arrangement.branch is not None or arrangement.stretch != 1) and not _is_finite(one)):
                     # Of a state that does not ask for it, or is no state of the program.
                     del self._found[verdict.tried.pop()]
                     verdict.untaken += [arrangement.branch.place] if arrangement.branch is not None else []
@@ -219,9 +223,12 @@ class Verification:
             yield pairs(self.batch, ahead)
             yield uneven(ahead)
         branches = self._untaken(base)
-        verdict.untaken += [branch.place for branch in branches[_BRANCHES:]]
-        for branch in branches[:_BRANCHES]:
-            yield [replace(one, branch=branch) for one in pairs(self.batch, ahead)]
+        if branches:
+            one, found = self._kept(base)
+            self._changes, missed = ways([*one.tapes, *found.tapes], branches)
+            verdict.untaken += [branch.place for branch in (*missed, *list(self._changes)[_BRANCHES:])]
+        for branch in list(self._changes)[:_BRANCHES]:
+            yield [replace(base, ahead=ahead, branch=branch)]
 
     def _later(self, alone: Arrangement, verdict: Verdict) -> int:
         """Looks ahead for a step that changes more of what is trained than this one; returns its distance."""
@@ -405,6 +412,9 @@ class Verification:
         stage = Stage(self._strategy, arrangement, state, draws, folded)
         stage.batch, stage.placed = self.batch, {id(leaves[place]) for place in self._placed}
         stage.traces = self._traces
+        if arrangement.branch is not None:
+            all_of_them = self._changes[arrangement.branch]
+            stage.changed = all_of_them[:1] if arrangement.replicas == 1 else all_of_them[1:]
         with standing_in(self._strategy, self._variables, stage):
             args, kwargs = self._tree.unflatten([self._given(place, leaf, stage) for place, leaf in enumerate(leaves)])
             with Context.entered(Context(self._context.strategy, self._context.replica, stage)):

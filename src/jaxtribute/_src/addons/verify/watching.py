@@ -20,6 +20,7 @@ from jaxtribute._src.addons.verify.steps import CALLS, Call, Step
 from jaxtribute._src.addons.verify.verdict import Verdict
 from jaxtribute.experimental import Event, Observer, observe
 from jaxtribute.extending import Context, Eager, Function, Kinds, Nests, Program
+from jaxtribute.typing import Function as Callee
 
 _RECENT = 256
 _ROWS_BEGIN = "jaxtribute._src.addons.tables.vocabulary"
@@ -137,7 +138,7 @@ class Watcher(Observer):
             if call.strategies and not strategies:
                 of = (one.distribute_strategy for one in call.variables)
                 strategies = list(dict.fromkeys(one for one in of if not _is_default(one)))
-            step = Step(function.__name__, function.python_function, strategies) if call.strategies else None
+            step = _step(function.__name__, function.python_function, strategies) if call.strategies else None
             self._steps[function] = step
             if step is not None:
                 self._first(step, function)
@@ -166,7 +167,7 @@ class Watcher(Observer):
             return strategy.run(fn, *args, **kwargs)  # type: ignore[attr-defined]
 
         self._call.variables = variables_of(strategy)
-        self._steps[key] = step = Step(getattr(fn, "__name__", "the replica function"), call, [strategy])
+        self._steps[key] = step = _step(getattr(fn, "__name__", "the replica function"), call, [strategy])
         self._first(step, key)
 
     def _verify_scheduled(self, event: Event) -> None:
@@ -227,6 +228,15 @@ class Watcher(Observer):
         finally:
             self._busy = False
             self.ending.pause(time.perf_counter() - begun)
+
+
+def _step(name: str, call: Callee, strategies: Sequence[Any]) -> Step:
+    """A step, of which one of parameter servers runs on copies of what they hold."""
+    if any(hasattr(one.extended, "server_policy") for one in strategies):
+        from jaxtribute._src.addons.verify.servers import OnServers
+
+        return OnServers(name, call, strategies)
+    return Step(name, call, strategies)
 
 
 def _is_default(strategy: Any) -> bool:

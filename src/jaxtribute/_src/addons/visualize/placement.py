@@ -180,11 +180,13 @@ def _variable(name: str, variable: Variable) -> _Found:
         return _Found(name, variable.shape, variable.dtype.name, How.OWN, parts)
     # Variables that no axis of theirs divides are stored as one line of numbers, in equal pieces.
     stored = _array(name, variable.stored)
+    policy: Any = variable.policy
+    by_rows = policy.by_rows
+    # A table's rows stay rows, in the order in which they are dealt out.
+    dtype = f"{stored.dtype}, rows in turn" if by_rows and policy.places.stripes > 1 else stored.dtype
     if stored.shape == variable.shape:
-        return _Found(name, stored.shape, stored.dtype, How.SPLIT, stored.parts)
-    # The last piece may end in zeros that are none of the variable's elements. A table's rows stay rows, in the order
-    # in which they are dealt out.
-    by_rows = variable.policy.by_rows
+        return _Found(name, stored.shape, dtype, How.SPLIT, stored.parts)
+    # The last piece may end in zeros that are none of the variable's elements.
     shape = variable.shape if by_rows else (_size(variable.shape),)
     parts = {
         device: replace(
@@ -193,7 +195,7 @@ def _variable(name: str, variable: Variable) -> _Found:
         )
         for device, cell in stored.parts.items()
     }
-    return _Found(name, shape, stored.dtype, How.SPLIT, parts, None if by_rows else variable.shape)
+    return _Found(name, shape, dtype, How.SPLIT, parts, None if by_rows else variable.shape)
 
 
 def _array(name: str, array: jax.Array) -> _Found:

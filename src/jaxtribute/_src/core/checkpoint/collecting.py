@@ -15,7 +15,7 @@ from jaxtribute._src.core.checkpoint.leaves import CellLeaf, Leaf, VariableLeaf
 from jaxtribute._src.core.checkpoint.state import Key, adapter_of, slot_key
 from jaxtribute._src.core.jaxprs.core import Tracer
 from jaxtribute._src.core.optimizer.optimizer import Optimizer
-from jaxtribute._src.core.types import Foreign, HostArray, Nest
+from jaxtribute._src.core.types import HostArray, Nest
 from jaxtribute._src.core.values.copies import SpareMemory
 from jaxtribute._src.core.values.stored import Lease
 from jaxtribute._src.core.values.variable import Variable
@@ -122,7 +122,8 @@ class _Walk:
                     self._add((*key, *slot_key(slot.name)), VariableLeaf(slot))
         elif callable(getattr(value, "get_state", None)) and callable(getattr(value, "set_state", None)):
             if self._first_time(value):
-                self._add_iterator(key, value)
+                self._check(".".join(key))
+                self.found.iterators[".".join(key)] = value
         elif (adapter := adapter_of(value)) is not None:
             if self._first_time(value):
                 for path, leaf in adapter.leaves(value):
@@ -166,10 +167,6 @@ class _Walk:
         self.count += 1
         self._check(".".join(key))
         self.found.leaves[".".join(key)] = leaf
-
-    def _add_iterator(self, key: Key, value: Foreign) -> None:
-        self._check(".".join(key))
-        self.found.iterators[".".join(key)] = value
 
     def _check(self, name: str) -> None:
         if name in self.found.leaves or name in self.found.iterators:

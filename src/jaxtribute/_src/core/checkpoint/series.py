@@ -17,10 +17,10 @@ Identity = tuple[int, int]
 
 
 def identity_of(path: Path) -> Identity | None:
-    """The identity of a checkpoint, from the file of it that was written last; None if there is none."""
+    """The identity of a checkpoint, from the file of it that was written last; None if it cannot be seen."""
     try:
         stat = patiently((standing(path) / FILE).stat)
-    except OSError:
+    except (OSError, CheckpointUnreadableError):
         return None
     return stat.st_ino, stat.st_mtime_ns
 

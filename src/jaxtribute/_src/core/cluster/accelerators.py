@@ -22,11 +22,8 @@ def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> li
         # One file per GPU: nvidia0, nvidia1. The others (nvidiactl, nvidia-uvm) are not GPUs.
         return sorted(filter(str.isdecimal, (path.name[6:] for path in devices.glob("nvidia[0-9]*"))), key=int)
     # CUDA stops reading at the first id that is not a GPU's, such as -1 or NoDevFiles.
-    return list(takewhile(_is_gpu, map(str.strip, listed.split(","))))
-
-
-def _is_gpu(each: str) -> bool:
-    return each[:1].isdigit() or each.startswith(("GPU-", "MIG-"))
+    names = map(str.strip, listed.split(","))
+    return list(takewhile(lambda name: name[:1].isdigit() or name.startswith(("GPU-", "MIG-")), names))
 
 
 def local_accelerators(environ: Mapping[str, str]) -> dict[str, int]:

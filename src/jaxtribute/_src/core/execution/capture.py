@@ -11,6 +11,7 @@ import gc
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import repeat
 from operator import is_
@@ -39,7 +40,7 @@ from jaxtribute.errors import ContextError, VariableError
 
 @jax.tree_util.register_pytree_node_class
 class Constant:
-    """A result that is not an array, such as a string or a variable: carried in the structure of the results."""
+    """A result that is not an array, such as a string: carried in the structure of the results."""
 
     def __init__(self, value: Numeric) -> None:
         self.value = value
@@ -82,8 +83,9 @@ class Capture(NamedTuple):
             }
             with entered(Context(context.strategy, context.replica, executor)):
                 result = call(traced)
-            reveal(result, (jax.Array, ReplicaValues))
-            outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result), is_leaf=is_constant)
+                reveal(result, (jax.Array, ReplicaValues))
+                result = map_leaves(_laid_out, result)
+            outputs, tree = jax.tree.flatten(result, is_leaf=is_constant)
             owned = set(map(id, executor.values.values()))
             for place, leaf in enumerate(outputs):
                 if not (is_array(leaf) or is_number(leaf) or is_constant(leaf)):
@@ -117,8 +119,10 @@ def without_constants(nest: Nest) -> Any:
 
 
 def _laid_out(value: Numeric) -> Any:
-    """A distributed result on its replicas' devices, wherever the compiler would leave what it was computed from."""
+    """A distributed result on its replicas' devices, wherever the compiler would leave it; of a variable its value."""
     if isinstance(value, Variable):
+        with suppress(VariableError):  # what keeps a value for each replica may have no single one: it stays itself
+            return value.read_value()
         return Constant(value)
     if not isinstance(value, (PerReplica, Mirrored)) or value.mesh.size == 1 or not isinstance(value.data, Tracer):
         return value
@@ -139,14 +143,8 @@ _EQUINOX = (
     "equinox.combine(params.value, static.value) is the module"
 )
 _OWNERS = {
-    "flax.nnx": (
-        "Variable",
-        "make it a jd.Model, jd.Model(module), in the strategy's scope, and use that",
-    ),
-    "equinox": (
-        "Module",
-        _EQUINOX,
-    ),
+    "flax.nnx": ("Variable", "make it a jd.Model, jd.Model(module), in the strategy's scope, and use that"),
+    "equinox": ("Module", _EQUINOX),
 }
 """By library, the class whose objects hold what training changes, and what to do."""
 
@@ -221,7 +219,8 @@ def unbound_axis(error: NameError) -> ContextError | None:
         return None
     return ContextError(
         f"a collective of JAX names the axis {axis.split('.')[0].split()[0]!r}, which this code does not have. HINT: "
-        "in a compiled strategy.run the axis is jd.REPLICA_AXIS; eagerly call "
+        "in a compiled strategy.run the axis is jd.REPLICA_AXIS, but a step whose replicas have different numbers of "
+        "rows may run uncompiled: batch with drop_remainder=True. Eagerly call "
         "jd.get_replica_context().all_reduce('MEAN', x) or all_gather, which work everywhere."
     )
 

@@ -20,12 +20,13 @@ from jaxtribute._src.core.execution.containers import refuse_traced
 from jaxtribute._src.core.execution.eager import NotSplittable
 from jaxtribute._src.core.execution.executor import Executor
 from jaxtribute._src.core.execution.hints import add_hint
-from jaxtribute._src.core.execution.nests import at, flatten, is_array, is_number, reveal
+from jaxtribute._src.core.execution.nests import at, flatten, is_array, is_number, lengths, reveal
 from jaxtribute._src.core.execution.replica_context import ReplicaContext
 from jaxtribute._src.core.execution.traced import TracedReplica, lift
-from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, Tracer, as_function, closed, constants, opened
+from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, Tracer, as_function, aval, closed, constants, opened
 from jaxtribute._src.core.jaxprs.kinds import list_collectives
 from jaxtribute._src.core.jaxprs.placements import Known, unplaced
+from jaxtribute._src.core.points import UNEVEN
 from jaxtribute._src.core.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.core.values.agreement import all_parts
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica, idle_replicas
@@ -35,7 +36,6 @@ from jaxtribute._src.core.values.variable import Variable
 from jaxtribute.errors import ShapeError, TraceError, VariableError
 
 if TYPE_CHECKING:
-    from jaxtribute._src.core.execution.gathers import Gathers
     from jaxtribute._src.core.strategies.base import Strategy
 
 _SPLIT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
@@ -78,6 +78,7 @@ class _Arguments:
     def __init__(self, nest: Nest, mesh: ReplicaMesh) -> None:
         self._mesh = mesh
         self._leaves, self._tree = flatten(nest)
+        self.whole = lengths(nest)
         self.idle = idle_replicas(self._leaves)
         self.inputs: list[_Input] = []
         for place, leaf in enumerate(self._leaves):
@@ -178,13 +179,18 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
     # An array that the function closes over stays one object in all traces: classes are compared by identity there.
     made: list[Any] = []
 
-    def trace(replica: int, gathers: Gathers | None = None) -> _Traced:
+    def trace(replica: int, gathers: Any = None) -> _Traced:
         def make_executor() -> TracedReplica:
             return TracedReplica(mesh, arguments.idle, outer, made, gathers, uneven=len(arguments.samples) > 1)
 
         return _trace(strategy, fn, arguments, replica, captured, make_executor)
 
-    traces = [trace(0)] if len(arguments.samples) == 1 else _traced_apart(trace, arguments)
+    if len(arguments.samples) == 1:
+        traces = [trace(0)]
+    else:
+        from jaxtribute._src.core.execution.gathers import Gathers  # many programs never need it
+
+        traces = Gathers.settled(trace, arguments.samples, arguments.table, arguments.rows)
     plan = _plan_classes(arguments, traces, mesh) if len(traces) > 1 else _plan_one(arguments, traces[0])
     # The outputs of a plan: the results that are arrays, the written variables' values, the totals of travelling
     # losses.
@@ -245,13 +251,6 @@ def run_transformed(
         ) from reason
 
 
-def _traced_apart(trace: Callable[[int, Gathers], _Traced], arguments: _Arguments) -> list[_Traced]:
-    """One program for each class of replicas, which know the lengths of what they gather of one another."""
-    from jaxtribute._src.core.execution.gathers import settled  # many programs never need it
-
-    return settled(trace, arguments.samples, arguments.table, arguments.rows)
-
-
 def _put(value: Numeric, where: Sharding) -> Any:
     """An input of the replicas' program on their devices; what it is computed from may be differentiated."""
     return jax.device_put(value, where) if isinstance(value, Tracer) else put(value, where)
@@ -272,6 +271,7 @@ def _trace(
     def program(*local: Nest) -> list[Any]:
         executor = make_executor()
         context = ReplicaContext(strategy, lax.axis_index(AXIS))
+        context.whole = arguments.whole
         args, kwargs = arguments.fill(local)
         try:
             with entered(Context(strategy, context, executor)):
@@ -329,6 +329,7 @@ class _Plan:
       written: the variables whose new values it returns behind the results.
       varying: for each result, new value and total whether it may differ between replicas.
       shapes: for each result every replica's shape, where they differ.
+      wrong_means: for each result what `PerReplica.wrong_mean` says.
     """
 
     program: Callable[..., Sequence[Any]]
@@ -337,6 +338,7 @@ class _Plan:
     written: list[Variable]
     varying: list[bool]
     shapes: list[tuple[tuple[int, ...], ...] | None]
+    wrong_means: Sequence[str]
 
 
 def _plan_one(arguments: _Arguments, traced: _Traced) -> _Plan:
@@ -351,22 +353,24 @@ def _plan_one(arguments: _Arguments, traced: _Traced) -> _Plan:
         return products.evaluated(whole, own) if traced.executor.puts_off else as_function(whole)(*own)
 
     varying = varying_outputs(opened(traced.closed), flags)
-    return _Plan(program, consts, variables, list(traced.executor.written), varying, [None] * len(varying))
+    return _Plan(
+        program, consts, variables, list(traced.executor.written), varying, [None] * len(varying), [""] * len(varying)
+    )
 
 
 def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: ReplicaMesh) -> _Plan:
     """Replicas see different shapes: one program of all classes' programs; see `ragged`."""
-    from jaxtribute._src.core.execution import (  # many programs never need them, and starts should be quick
-        cutting,
-        ragged,
-    )
+    from jaxtribute._src.core.execution import cutting, ragged  # many programs never need them, and start sooner
 
     first = traces[0]
     for other in traces[1:]:
         if other.tree != first.tree or other.places != first.places:
             raise NotSplittable("the results differ in structure")
-        if list(other.executor.written) != list(first.executor.written):
+        if list(map(id, other.executor.written)) != list(map(id, first.executor.written)):
             raise NotSplittable("the replicas write different variables")
+        pairs = zip(other.results, first.results, strict=True)
+        if any(one is not two for one, two in pairs if isinstance(one, Variable)):
+            raise NotSplittable("the results are different variables")
     # A class may read variables that another does not: without rows to look up, a table is not read.
     variables: dict[Variable, None] = {}
     numbers = range(len(arguments.inputs))
@@ -379,11 +383,15 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
     for one, replica in zip(cutting.completed(programs, mesh), arguments.samples, strict=True):
         classes.append(ragged.ReplicaClass(*one, arguments.true_shapes(replica)))
     common = ragged.prepare(classes)
+    wrong_means: Sequence[str] = [""] * len(classes[0].jaxpr.outvars)
+    for look in UNEVEN.entries():
+        wrong_means = look(classes, arguments.rows)
     largest: list[tuple[int, ...]] = []
     shapes: list[tuple[tuple[int, ...], ...] | None] = []
-    for column in zip(*map(ragged.ReplicaClass.out_shapes, classes), strict=True):
-        if len(set(map(len, column))) > 1:
-            raise NotSplittable("the results differ in rank")
+    for atoms in zip(*map(attrgetter("jaxpr.outvars"), classes), strict=True):
+        column = [tuple(aval(atom).shape) for atom in atoms]
+        if len({(len(aval(atom).shape), aval(atom).dtype) for atom in atoms}) > 1:
+            raise NotSplittable("the results differ in rank or dtype")
         # One program has one shape for each result: the largest in every axis. `PerReplica` remembers the true ones.
         largest.append(tuple(map(max, zip(*column, strict=True))))
         every = tuple(at(column, arguments.table))
@@ -400,7 +408,7 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
         given = dict(zip([*numbers, *variables], inputs, strict=True))
         return ragged.Merged(classes, common, arguments.table)(given, largest)
 
-    return _Plan(program, [], list(variables), list(first.executor.written), varying, shapes)
+    return _Plan(program, [], list(variables), list(first.executor.written), varying, shapes, wrong_means)
 
 
 def _with_vectors(plan: _Plan, arguments: _Arguments, split: Sequence[bool]) -> Function:
@@ -442,7 +450,7 @@ def _wrap(
     for result, (place, output, varies, shapes) in enumerate(results):
         if varies:
             scalar = np.ndim(leaves[place]) == 0
-            leaves[place] = PerReplica(output, mesh, scalar, shapes, arguments.idle)
+            leaves[place] = PerReplica(output, mesh, scalar, shapes, arguments.idle, plan.wrong_means[result])
             leaves[place].total = totals.get(result)
         else:
             leaves[place] = Mirrored(output, mesh)

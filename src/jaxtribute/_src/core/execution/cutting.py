@@ -12,22 +12,24 @@ from jaxtribute._src.core.execution.eager import InnerCollective
 from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, JaxprEqn, aval, bind, opened
 from jaxtribute._src.core.jaxprs.kinds import is_collective
 from jaxtribute._src.core.jaxprs.making import equal_p
-from jaxtribute._src.core.jaxprs.walking import any_in, called, evaluate
+from jaxtribute._src.core.jaxprs.walking import LOOPS, any_in, called, evaluate
 from jaxtribute._src.core.types import Function
 from jaxtribute._src.core.values.mesh import AXIS, ReplicaMesh
 from jaxtribute._src.core.values.slices import whole_p
 
 
 def inlined(closed: ClosedJaxpr, mesh: ReplicaMesh) -> ClosedJaxpr:
-    """The program with every inner call that makes collectives written out, so that it can be cut there."""
+    """The program with inner calls written out: those that make collectives, so that it can be cut there, and `jit`'s.
+
+    Of one with rows among its operands all results would differ between replicas, those too that no rows go into.
+    """
 
     def handle(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any] | None:
-        if not makes_collectives(eqn):
+        if not (makes_collectives(eqn) or eqn.primitive.name == "jit"):
             return None
         inner = called(eqn)
         if inner is not None:
             return evaluate(inner, operands, handle)
-        # A loop repeats its collective as often as its data say, and replicas may differ in that: it cannot be cut.
         if not is_cut(eqn):
             raise InnerCollective(f"a collective inside {eqn.primitive.name}")
         return None
@@ -52,8 +54,8 @@ def _meets(eqn: JaxprEqn) -> bool:
 
 
 def is_cut(eqn: JaxprEqn) -> bool:
-    """True if classes meet at an operation: a collective, or a condition on which all make the same ones."""
-    return _meets(eqn) or (eqn.primitive.name == "cond" and makes_collectives(eqn))
+    """True if classes meet at an operation: a collective, or a loop or a condition in which all make the same ones."""
+    return _meets(eqn) or (eqn.primitive.name in LOOPS and makes_collectives(eqn))
 
 
 class Program(NamedTuple):

@@ -14,6 +14,7 @@ in force. The defaults here are those of code that has no other replicas beside 
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,13 +25,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 
 from jaxtribute._src.core import context as contexts
+from jaxtribute._src.core.callers import caller
 from jaxtribute._src.core.collectives import in_replica
 from jaxtribute._src.core.collectives.cross_replica import gather_value, reduce_leaves, reduce_value
 from jaxtribute._src.core.collectives.options import EXACT
 from jaxtribute._src.core.execution import standpoints
 from jaxtribute._src.core.execution.standpoints import AcrossReplicas, check_alone
 from jaxtribute._src.core.jaxprs.core import Tracer
-from jaxtribute._src.core.values.distributed import PerReplica
+from jaxtribute._src.core.values.distributed import META, PerReplica
 from jaxtribute._src.core.values.enums import ReduceOp, reduction_of
 from jaxtribute._src.core.values.placing import put
 
@@ -47,11 +49,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["data"],
-    meta_fields=["mesh", "scalar", "shapes", "idle", "uneven"],
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=[*META, "uneven"])
 @dataclass(slots=True, repr=False, eq=False)
 class LocalPerReplica(PerReplica):
     """A per-replica value seen from inside a compiled `merge_call`: `data` is this replica's component."""
@@ -75,6 +73,8 @@ class Executor(ABC):
     """The run on replicas, as Python, that the code is one replica of (`lockstep.LockstepRun`); None elsewhere."""
     differentiating: bool = False
     """True if the code is being differentiated by variables."""
+    gathers: Any = None
+    """The lengths of gathered arrays on all replicas (`gathers.Gathers`), if they may differ."""
     standpoint: AcrossReplicas = standpoints.ACROSS_REPLICAS
     """The meaning of the code's reads, writes and updates, in terms of `get`, `set` and how replicas meet."""
 
@@ -171,6 +171,8 @@ class Executor(ABC):
         mesh = strategy.extended.mesh
         if axis is not None:
             return [reduce_value(value, op, axis, mesh) for value in values]
+        for told in {getattr(value, "wrong_mean", "") for value in values if op is ReduceOp.MEAN} - {""}:
+            warnings.warn(f"{caller()} takes the mean of the replicas' means. {told}", RuntimeWarning, stacklevel=2)
         # A loss that went along with gradients is reduced already: only the rest costs a collective.
         totals = [_known_total(value, op) for value in values]
         rest = [value for value, total in zip(values, totals, strict=True) if total is None]

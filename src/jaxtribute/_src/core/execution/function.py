@@ -19,7 +19,7 @@ from jaxtribute._src.core.execution.capture import Capture, check_captured, fore
 from jaxtribute._src.core.execution.eager import Eager, EagerStep, NotSplittable, uncompiled
 from jaxtribute._src.core.execution.feeds import FedPrograms, Feed
 from jaxtribute._src.core.execution.hints import add_hint
-from jaxtribute._src.core.execution.nests import InputSignature, bundled
+from jaxtribute._src.core.execution.nests import InputSignature, bundled, map_leaves
 from jaxtribute._src.core.execution.program import Program, Unusual, program_of
 from jaxtribute._src.core.execution.signatures import TRACED, Otherwise, Signature, Signatures, as_given, separate
 from jaxtribute._src.core.jaxprs.core import ArrayImpl
@@ -182,7 +182,9 @@ class Function(Generic[P, R]):
             def run_compiled(*args: Nest, **kwargs: Nest) -> Any:
                 alive = owner()
                 assert alive is not None
-                return alive.run(run, args, kwargs)
+                # Of a variable each replica returns the value that it sees, as every compiled function does.
+                seen = lambda leaf: alive.run(leaf.read_value) if isinstance(leaf, Variable) else leaf  # noqa: E731
+                return map_leaves(seen, alive.run(run, args, kwargs))
 
             runner = self._runs[strategy] = Function(run_compiled)
         return runner

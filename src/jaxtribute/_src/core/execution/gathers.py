@@ -22,13 +22,6 @@ class Gathers:
       known: what an earlier trace has told: for each array every replica's length.
     """
 
-    @staticmethod
-    def settled(
-        trace: Callable[[int, Gathers], T], samples: Sequence[int], table: Sequence[int], rows: Sequence[int]
-    ) -> list[T]:
-        """Traces each class of replicas until the traces agree on what is gathered; see `settled` below."""
-        return settled(trace, samples, table, rows)
-
     def __init__(self, replica: int, rows: Sequence[int], known: Sequence[tuple[int, ...]]) -> None:
         self._replica, self._rows, self._known = replica, rows, known
         self.own: list[int] = []
@@ -46,35 +39,35 @@ class Gathers:
         self.taken.append(self._known[place] if place < len(self._known) else first)
         return self.taken[-1]
 
+    @staticmethod
+    def settled(
+        trace: Callable[[int, Gathers], T], samples: Sequence[int], table: Sequence[int], rows: Sequence[int]
+    ) -> list[T]:
+        """Traces each class of replicas, again with what has been found out if it was wrong about the others.
 
-def settled(
-    trace: Callable[[int, Gathers], T], samples: Sequence[int], table: Sequence[int], rows: Sequence[int]
-) -> list[T]:
-    """Traces each class of replicas, again with what has been found out if it was wrong about the others.
+        Args:
+          trace: traces the program of a replica.
+          samples: one replica of each class.
+          table: the class of each replica.
+          rows: the number of rows that each replica has.
 
-    Args:
-      trace: traces the program of a replica.
-      samples: one replica of each class.
-      table: the class of each replica.
-      rows: the number of rows that each replica has.
-
-    Raises:
-      NotSplittable: a trace fails though it knows all lengths so far; or no lengths are found that fit.
-    """
-    known: list[tuple[int, ...]] = []
-    for _ in range(_ROUNDS):
-        ledgers = [Gathers(replica, rows, known) for replica in samples]
-        traces: list[T] = []
-        failed: NotSplittable | None = None
-        for replica, ledger in zip(samples, ledgers, strict=True):
-            try:
-                traces.append(trace(replica, ledger))
-            except NotSplittable as error:
-                failed = error
-        columns = list(zip(*(ledger.own for ledger in ledgers), strict=False))
-        known = [tuple(column[kind] for kind in table) for column in columns]
-        if all(ledger.taken[: len(known)] == known for ledger in ledgers):
-            if failed is not None:
-                raise failed
-            return traces
-    raise NotSplittable("arrays gathered from replicas of different shapes, whose lengths depend on one another")
+        Raises:
+          NotSplittable: a trace fails though it knows all lengths so far; or no lengths are found that fit.
+        """
+        known: list[tuple[int, ...]] = []
+        for _ in range(_ROUNDS):
+            ledgers = [Gathers(replica, rows, known) for replica in samples]
+            traces: list[T] = []
+            failed: NotSplittable | None = None
+            for replica, ledger in zip(samples, ledgers, strict=True):
+                try:
+                    traces.append(trace(replica, ledger))
+                except NotSplittable as error:
+                    failed = error
+            columns = list(zip(*(ledger.own for ledger in ledgers), strict=False))
+            known = [tuple(column[kind] for kind in table) for column in columns]
+            if all(ledger.taken[: len(known)] == known for ledger in ledgers):
+                if failed is not None:
+                    raise failed
+                return traces
+        raise NotSplittable("arrays gathered from replicas of different shapes, whose lengths depend on one another")

@@ -6,9 +6,9 @@ _ELSEWHERE = (
     "HINT: pass arrays that lie elsewhere, or on the devices of all replicas, to strategy.run as arguments, in place "
     "of reading them from around the function: a replica gets them on its own device."
 )
-_NO_ROWS = (
-    "HINT: if a batch has fewer rows than there are replicas, some have none: write the length for reshape's -1, "
-    "give jnp.max an initial value, divide by what all replicas have, or drop the remainder."
+_ROWS = (
+    "HINT: a replica has a part of the batch's rows, or none: take x.shape[0] for their number, jax.vmap(jnp.ravel)(x) "
+    "for reshape's -1; give jnp.max an initial value, divide by what all replicas have, or drop the remainder."
 )
 _HINTS = {
     "Triggering __jax_array__": (
@@ -16,7 +16,7 @@ _HINTS = {
         "place of a variable or a distributed value from around the function."
     ),
     **dict.fromkeys(("should match the mesh", "incompatible devices", "DeviceAssignmentMismatch"), _ELSEWHERE),
-    **dict.fromkeys(("by zero", "zero-size array", "empty sequence"), _NO_ROWS),
+    **dict.fromkeys(("by zero", "zero-size", "empty sequence", "cannot reshape", "shapes for broadcasting"), _ROWS),
 }
 
 

@@ -20,7 +20,7 @@ from jaxtribute._src.core.execution import standpoints
 from jaxtribute._src.core.execution.eager import EagerStep, stepping
 from jaxtribute._src.core.execution.executor import Executor
 from jaxtribute._src.core.execution.hints import add_hint
-from jaxtribute._src.core.execution.nests import at, flatten, map_leaves
+from jaxtribute._src.core.execution.nests import at, flatten, lengths, map_leaves
 from jaxtribute._src.core.execution.regrouping import components, join, movable, regroup
 from jaxtribute._src.core.execution.rendezvous import Rendezvous
 from jaxtribute._src.core.execution.replica_context import ReplicaContext
@@ -191,6 +191,7 @@ class LockstepRun:
         """Runs `fn` on all replicas and joins their results."""
         bound = map_leaves(self._localised, (tuple(args), kwargs))
         self.idle = idle_replicas(flatten(bound)[0])
+        self._whole = lengths((args, kwargs))
         # What is rebuilt from the arguments, such as a module of NNX, is the replicas' own.
         with contexts.entered(Context(self.strategy, None, LockstepReplica(self, 0))):
             calls = self.components(bound)
@@ -204,6 +205,7 @@ class LockstepRun:
         op_by_op = jax.disable_jit() if self._op_by_op else nullcontext()
         with jax.default_device(device), op_by_op:
             context = ReplicaContext(self.strategy, ident)
+            context.whole = self._whole
             with contexts.entered(Context(self.strategy, context, LockstepReplica(self, index))):
                 try:
                     result = fn(*args, **kwargs)

@@ -38,6 +38,11 @@ def is_array(value: Numeric) -> bool:
     return isinstance(value, (jax.Array, np.ndarray, np.generic))
 
 
+def lengths(nest: Nest) -> frozenset[int]:
+    """The lengths of the arrays in a nest, without those in distributed values."""
+    return frozenset(leaf.shape[0] for leaf in flatten(nest)[0] if is_array(leaf) and leaf.ndim)
+
+
 def is_number(value: Numeric) -> bool:
     """True if `value` is a number of Python."""
     return isinstance(value, (bool, int, float, complex))

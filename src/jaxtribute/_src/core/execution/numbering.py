@@ -16,7 +16,6 @@ from jaxtribute._src.core.jaxprs.core import (
     Jaxpr,
     JaxprEqn,
     Literal,
-    aval,
     constants,
     derivative_rule,
     is_program,
@@ -119,8 +118,3 @@ def _rule(eqn: JaxprEqn, rule: Any) -> Any:
         return derivative_rule(eqn)
     except Exception:  # noqa: BLE001 (a user's rule, which nobody may ever need)
         return rule
-
-
-def same_type(value: Numeric, other: Numeric) -> bool:
-    """True if two operands agree in shape and dtype."""
-    return aval(value).shape == aval(other).shape and aval(value).dtype == aval(other).dtype

@@ -23,10 +23,11 @@ from jax import lax
 from jaxtribute._src.core.execution.cutting import is_cut
 from jaxtribute._src.core.execution.eager import InnerCollective, NotSplittable
 from jaxtribute._src.core.execution.nests import at
-from jaxtribute._src.core.execution.numbering import Number, Numbering, same_type
+from jaxtribute._src.core.execution.numbering import Number, Numbering
 from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, aval, bind, is_ref, opened
-from jaxtribute._src.core.jaxprs.kinds import repeatable
-from jaxtribute._src.core.jaxprs.walking import used_by, variables
+from jaxtribute._src.core.jaxprs.flow import Flow
+from jaxtribute._src.core.jaxprs.kinds import is_free, repeatable
+from jaxtribute._src.core.jaxprs.walking import LOOPS, used_by, variables
 from jaxtribute._src.core.types import Numeric
 from jaxtribute._src.core.values.mesh import AXIS
 
@@ -61,15 +62,11 @@ class ReplicaClass:
 
     def own(self, eqn: JaxprEqn, common: set[Number]) -> bool:
         """True if an equation belongs to this class alone."""
-        return not common.issuperset(at(self.numbers, eqn.outvars)) or bool(eqn.effects)
+        return not common.issuperset(at(self.numbers, eqn.outvars)) or not is_free(eqn)
 
     def all_numbers(self) -> set[Number]:
         """The numbers of all that the program has or makes."""
         return {*self.numbers.values(), *self.literals.values()}
-
-    def out_shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of the program's outputs."""
-        return _shapes(self.jaxpr.outvars)
 
 
 def numbers_of(classes: Sequence[ReplicaClass], atoms: Sequence[Any]) -> set[Number]:
@@ -88,31 +85,43 @@ def prepare(classes: Sequence[ReplicaClass]) -> set[Number]:
         _number(one, index, numbering)
     first = classes[0]
     for one in classes[1:]:
-        if not _meet_alike(first, one, numbering):
-            if any(map(_is_cond, (*first.collectives, *one.collectives))):
-                raise InnerCollective("a collective inside cond")
+        if _meetings(first, numbering) != _meetings(one, numbering):
+            for eqn in (*first.collectives, *one.collectives):
+                if eqn.primitive.name in LOOPS:
+                    raise InnerCollective(f"a collective inside {eqn.primitive.name}")
             raise NotSplittable("the classes of replicas make different collectives")
         for a, b in zip(first.collectives, one.collectives, strict=True):
-            # Only in lockstep may replicas take different branches: there the condition runs as Python.
-            if _is_cond(a) and first.number(a.invars[0]) != one.number(b.invars[0]):
-                raise InnerCollective("a collective inside cond, on a condition that differs between replicas")
+            apart = [first.number(x) != one.number(y) for x, y in zip(a.invars, b.invars, strict=True)]
+            # Only in lockstep may replicas go different ways: there conditions and loops run as Python.
+            if _Unlike(False).in_its_way(a, apart):
+                where = f"inside {a.primitive.name}, on a condition that differs between replicas"
+                raise InnerCollective(f"a collective {where}")
     for one in classes:
         _mark_live(one)
     return set[Number].intersection(*map(ReplicaClass.all_numbers, classes))
 
 
-def _is_cond(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name == "cond"
+class _Unlike(Flow[bool]):
+    """True for what may differ between classes."""
+
+    def merged(self, one: bool, other: bool) -> bool:
+        return one or other
+
+    def equation(self, eqn: JaxprEqn, given: list[bool]) -> list[bool]:
+        """Results differ if operands do."""
+        return [any(given)] * len(eqn.outvars)
+
+    def in_its_way(self, eqn: JaxprEqn, given: list[bool]) -> bool:
+        """True if an operation may take different branches, or different numbers of turns."""
+        # What a loop's condition is computed of differs at its end only if the condition does, and then all results do.
+        loops = eqn.primitive.name == "while" and all(self._through(eqn, given))
+        return loops or (eqn.primitive.name == "cond" and given[0])
 
 
-def _meet_alike(first: ReplicaClass, other: ReplicaClass, numbering: Numbering) -> bool:
-    """True if two classes make the same collectives, of operands of the same types."""
-    if len(other.collectives) != len(first.collectives):
-        return False
-    for a, b in zip(first.collectives, other.collectives, strict=True):
-        if numbering.equation(a, ()) != numbering.equation(b, ()) or not all(map(same_type, a.invars, b.invars)):
-            return False
-    return True
+def _meetings(one: ReplicaClass, numbering: Numbering) -> list[Any]:
+    """The collectives of a class, with the types of their operands, as keys that can be compared."""
+    types = [[(aval(atom).shape, aval(atom).dtype) for atom in eqn.invars] for eqn in one.collectives]
+    return [(numbering.equation(eqn, ()), own) for eqn, own in zip(one.collectives, types, strict=True)]
 
 
 def _number(one: ReplicaClass, index: int, numbering: Numbering) -> None:
@@ -132,7 +141,7 @@ def _number(one: ReplicaClass, index: int, numbering: Numbering) -> None:
             one.collectives.append(eqn)
             one.segments.append(segment)
             segment = []
-        elif eqn.effects or not repeatable(eqn):
+        elif not (is_free(eqn) and repeatable(eqn)):
             # A print or a callback happens for each replica by itself: never equal to that of another class.
             key = ("effect", index, id(eqn))
             segment.append(eqn)
@@ -161,7 +170,7 @@ def _mark_live(one: ReplicaClass) -> None:
             needed.update(variables(one.collectives[place].invars))
         live.append(set(needed))
         for eqn in reversed(one.segments[place]):
-            if eqn.effects or not needed.isdisjoint(eqn.outvars):
+            if not is_free(eqn) or not needed.isdisjoint(eqn.outvars):
                 needed.update(variables(eqn.invars))
     one.live = live[::-1]
 
@@ -274,7 +283,7 @@ class Merged:
     def _acts(self, place: int) -> bool:
         """True if a class prints or calls back in a segment, which must happen whoever wants the results."""
         segments = [one.segments[place] for one in self._classes]
-        return any(map(attrgetter("effects"), chain.from_iterable(segments)))
+        return not all(map(is_free, chain.from_iterable(segments)))
 
     def _carried(self, index: int, place: int) -> list[Any]:
         """The part of a segment that one class computes, and the values needed behind the collective at its end."""

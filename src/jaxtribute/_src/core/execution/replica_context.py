@@ -46,6 +46,9 @@ class ReplicaContext:
     Source: `tf.distribute.ReplicaContext`.
     """
 
+    whole: frozenset[int] = frozenset()
+    """The lengths of the arguments that all replicas got whole."""
+
     def __init__(self, strategy: Strategy, replica_id_in_sync_group: Any) -> None:
         self._strategy = strategy
         self._id = replica_id_in_sync_group

@@ -43,8 +43,8 @@ def escape_error(variable: Variable) -> TraceError:
     """The error of a write from inside a JAX transformation."""
     return TraceError(
         f"{variable.name} is assigned inside a JAX transformation (jax.jit, jax.grad, jax.vmap, lax.scan, lax.cond, "
-        "...), which its new value cannot leave. HINT: use jd.function in place of jax.jit, jd.value_and_grad in place "
-        "of jax.value_and_grad, or return the value and assign it outside."
+        "...), which its new value cannot leave. HINT: use jd.function in place of jax.jit, jd.value_and_grad for "
+        "jax.value_and_grad, strategy.run_steps for a lax.scan over steps, or return the value and assign it outside."
     )
 
 

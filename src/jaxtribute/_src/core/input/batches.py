@@ -17,8 +17,8 @@ from jaxtribute._src.core.values.spec import ArraySpec, PerReplicaSpec
 from jaxtribute.errors import InputError
 
 _BATCH_FIRST = (
-    "HINT: batch the dataset by the global batch size first, e.g. dataset.batch(256); "
-    "for arrays, strategy.experimental_make_numpy_dataset(arrays).batch(256)."
+    "HINT: batch the dataset by the global batch size first, e.g. dataset.batch(256), or for arrays, strategy."
+    "experimental_make_numpy_dataset(arrays).batch(256); what has no rows, as a rate, is an argument beside the batch."
 )
 
 

@@ -135,17 +135,11 @@ def _reads(source: Source, sharding: Sharding, shard: Shard, length: tuple[int, 
         return WorkerReads(shard.worker, ids, files, None, None, None)
     batches, examples = length
     # Of the last, smaller batch the worker's share may be another one.
-    size, last = _batch_sizes(source, batches, examples)
+    # Where the size is not told, all batches but the last are taken to be alike.
+    size = source.batch_size() or -(-examples // batches)
     start, stop = worker_bounds(size, shard)
-    last_start, last_stop = worker_bounds(last, shard)
+    last_start, last_stop = worker_bounds(examples - size * (batches - 1), shard)
     own_examples = (stop - start) * (batches - 1) + last_stop - last_start
     # A source that cannot skip the others' rows reads them too, and drops them.
     read = own_examples if source.reads == "share" or shard.workers == 1 else examples
     return WorkerReads(shard.worker, ids, files, (start, stop), own_examples, read)
-
-
-def _batch_sizes(source: Source, batches: int, examples: int) -> tuple[int, int]:
-    """Rows of a full batch and of the last one."""
-    # Where the size is not told, all batches but the last are taken to be alike.
-    size = source.batch_size() or -(-examples // batches)
-    return size, examples - size * (batches - 1)

@@ -120,23 +120,18 @@ def repeatable(eqn: JaxprEqn) -> bool:
     # Without results there is nothing that could differ.
     if not eqn.outvars:
         return True
-    # Code that JAX cannot look into, of which only its author's word is known.
+    # Code that JAX cannot look into, of which only its author's word is known: also that it talks to other devices.
     if primitive.name.startswith(_KERNELS):
-        return _is_free(eqn) and not _meets_devices(eqn)
+        return is_free(eqn) and getattr(eqn.params.get("compiler_params"), "collective_id", None) is None
     inner = list(operations_in(eqn))
     if inner or primitive.name in STRUCTURES:
         return (primitive.name in STRUCTURES or is_known(primitive)) and all(map(repeatable, inner))
-    return is_known(primitive) and _is_free(eqn)
+    return is_known(primitive) and is_free(eqn)
 
 
-def _is_free(eqn: JaxprEqn) -> bool:
+def is_free(eqn: JaxprEqn) -> bool:
     """True if an operation has no effects other than that it names an axis."""
     return not eqn.effects or all(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects)
-
-
-def _meets_devices(eqn: JaxprEqn) -> bool:
-    """True if a kernel talks to other devices by itself."""
-    return getattr(eqn.params.get("compiler_params"), "collective_id", None) is not None
 
 
 _UNKNOWN = "an unknown line"

@@ -20,11 +20,7 @@ class Own(Primitive):
     """A primitive that this library defines."""
 
 
-def _unchanged(cotangent: Numeric, **_: Nest) -> Any:
-    return cotangent
-
-
-def identity(name: str, transpose: Function = _unchanged) -> Own:
+def identity(name: str, transpose: Function = lambda cotangent, **_: cotangent) -> Own:
     """Makes an operation that returns its one operand.
 
     Args:

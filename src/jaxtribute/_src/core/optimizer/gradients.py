@@ -79,8 +79,8 @@ class Targets:
             return [by_path[path] for path in self._paths]
         if len(pairs) != len(self.variables):
             raise ArgumentError(
-                f"{len(pairs)} gradients for {len(self.variables)} variables. "
-                "HINT: pass one for each variable, in the order given to jd.Optimizer, or pairs."
+                f"{len(pairs)} gradients for {len(self.variables)} variables. HINT: pass one for each variable, in the "
+                "order given to jd.Optimizer, or pairs; jd.Optimizer(..., wrt=) takes gradients of some of them."
             )
         if len(pairs) > 1:
             self._check_order([path for path, _ in pairs])

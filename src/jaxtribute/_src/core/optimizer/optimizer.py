@@ -122,7 +122,9 @@ class Optimizer:
         self._sliced: dict[int, Cut]
         self._accumulation: Accumulation | None = None
         self._rows: Any = None
-        cycle, op = _checked_cycle(accumulate_steps, accumulate_op)
+        cycle = settings.whole("accumulate_steps", accumulate_steps, 1)
+        op = settings.member("accumulate_op", accumulate_op, ReduceOp)
+        reduction_of(op)
         self.remote: Any = self._strategy.extended.remote_optimizer(transform, self.nest)
         """The updater of variables of other processes; None if this object updates the variables."""
         if self.remote is not None:
@@ -404,12 +406,6 @@ def _check_wrt(wrt: Sequence[Any], variables: Sequence[Variable]) -> None:
             f"wrt holds {strangers or 'nothing'}, not variables of the optimizer. HINT: pass a part of the nest given "
             "as variables, such as params.fast."
         )
-
-
-def _checked_cycle(steps: Any, op: Any) -> tuple[int, ReduceOp]:
-    op = settings.member("accumulate_op", op, ReduceOp)
-    reduction_of(op)
-    return settings.whole("accumulate_steps", steps, 1), op
 
 
 def _check_remote(strategy: Strategy, **options: Any) -> None:

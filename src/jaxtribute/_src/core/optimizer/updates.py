@@ -81,13 +81,9 @@ def run_on_slices(closed: ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
     """
 
     def handle(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any] | None:
-        return _equation(eqn, operands, handle) if _has_slices(operands) else None
+        return _equation(eqn, operands, handle) if any(isinstance(one, Slice) for one in operands) else None
 
     return evaluate(closed, inputs, handle)
-
-
-def _has_slices(operands: Sequence[Any]) -> bool:
-    return any(isinstance(operand, Slice) for operand in operands)
 
 
 def _equation(eqn: JaxprEqn, arguments: list[Any], handle: Handler) -> Sequence[Any]:
@@ -250,7 +246,8 @@ def sliced_update(
     arrays = list(grads), list(pieces), list(params)
     try:
         # The update is traced for whole arrays, as Optax knows no other, and then evaluated on pieces.
-        closed = jax.make_jaxpr(update)(*jax.tree.map(_whole_shape, arrays))
+        shapes = jax.tree.map(lambda value: jax.ShapeDtypeStruct(value.shape, _dtype(value)), arrays)
+        closed = jax.make_jaxpr(update)(*shapes)
         results = run_on_slices(closed, [*grads, *pieces, *_all_cut(params, sliced)])
     except NotSliceable:
         # Exact all the same: everything is gathered, updated whole by each replica, and cut again.
@@ -276,11 +273,6 @@ def _as_given(value: Numeric, like: Any) -> Any:
     if not isinstance(like, Slice):
         return whole(value)
     return (value if isinstance(value, Slice) else own_slice(value, like.cut)).data
-
-
-def _whole_shape(value: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of an array, or of the whole one that a `Slice` is a piece of."""
-    return jax.ShapeDtypeStruct(value.shape, _dtype(value))
 
 
 def _dtype(value: Numeric) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -180,12 +180,8 @@ def _tell_jax() -> None:
     take_without_value(DescribedArray, _outputs, nowhere)
 
 
-def _of_number(name: str) -> Callable[..., Any]:
-    return lambda array, *args: getattr(array.__array__(), name)(*args)
-
-
 for _name, _member in methods_of_operations():
     if _name not in vars(DescribedArray):
         setattr(DescribedArray, _name, _member)
 for _name in ("__float__", "__int__", "__bool__", "__complex__", "__index__", "item", "tolist"):
-    setattr(DescribedArray, _name, _of_number(_name))
+    setattr(DescribedArray, _name, lambda array, *args, _of=_name: getattr(array.__array__(), _of)(*args))

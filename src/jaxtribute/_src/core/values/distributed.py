@@ -29,6 +29,8 @@ from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
 _HOSTED = (np.ndarray, np.generic)
 _ARRAYS = (jax.Array, *_HOSTED)
+META = ["mesh", "scalar", "shapes", "idle", "wrong_mean"]
+"""The fields of `PerReplica` that are no arrays."""
 
 
 class DistributedValues:
@@ -78,7 +80,7 @@ class ReplicaValues(DistributedValues):
         return isinstance(self.data, jax.Array)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=["mesh", "scalar", "shapes", "idle"])
+@partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=META)
 @dataclass(slots=True, repr=False, eq=False, init=True)
 class PerReplica(ReplicaValues, Generic[T]):
     """A value that may differ from replica to replica; `PerReplica[T]` has components of type `T`.
@@ -107,6 +109,8 @@ class PerReplica(ReplicaValues, Generic[T]):
     """The true shape of each replica's component, if they differ."""
     idle: tuple[int, ...] = ()
     """The replicas that had no data to compute their component from: a mean leaves them out."""
+    wrong_mean: str = ""
+    """Warning for whoever takes the mean of the components, each counted once; empty if it is not known to be wrong."""
     total: Any = field(default=None, init=False)
     """The sum over the replicas, where a program knows it already; it is not part of the pytree."""
 
@@ -416,9 +420,9 @@ def _padded(part: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """`part` with zeros after it, on its device."""
     if part.shape == shape:
         return part
+    if isinstance(part, Tracer) or jnp.issubdtype(part.dtype, jax.dtypes.prng_key):
+        return jnp.zeros_like(jax.ShapeDtypeStruct(shape, part.dtype)).at[_corner(part.shape)].set(part)
     widths = [(0, size - have) for size, have in zip(shape, part.shape, strict=True)]
-    if isinstance(part, Tracer):
-        return jnp.pad(part, widths)
     # On the host: on the device every shape would compile a program of its own, in the last batch of an epoch.
     return jax.device_put(np.pad(np.asarray(part), widths), part.sharding)
 

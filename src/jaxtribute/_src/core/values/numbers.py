@@ -126,8 +126,9 @@ def converted(array: Numeric, dtype: np.dtype[Any], what: str) -> Any:
     with np.errstate(invalid="ignore"):
         result = host.real.astype(dtype) if wanted < 3 else host.astype(dtype)
     if not np.array_equal(result.astype(host.dtype), host):
+        some = np.array2string(host.reshape(-1)[:5], separator=", ")
         raise ArgumentError(
-            f"{what} of dtype {host.dtype} has numbers that {dtype} cannot hold: {_some(host)}. "
+            f"{what} of dtype {host.dtype} has numbers that {dtype} cannot hold: {some}. "
             f"HINT: leave the dtype out, or convert it yourself with astype('{dtype}')."
         )
     return result
@@ -231,7 +232,3 @@ def _host(value: Numeric) -> Host:
 
 def _kind(dtype: DType) -> int:
     return next((place for place, kind in enumerate(_KINDS) if jnp.issubdtype(dtype, kind)), len(_KINDS))
-
-
-def _some(array: Host) -> str:
-    return np.array2string(array.reshape(-1)[:5], separator=", ")

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="parameter servers: the program is the chief, which starts them and workers",
     )
     add("--devices-per-worker", type=_count, metavar="N", help="logical CPU devices a process")
-    add("--gpus-per-worker", type=_count, metavar="N", help="GPUs a process, of those of this machine")
+    add("--gpus-per-worker", type=_count, metavar="N", help="GPUs a process (all of this machine, divided)")
     add("--split", action="store_true", help=f"show rank 0 alone; the others go to log files ({LOGS}/rank-N.log)")
     add("--quiet", action="store_true", help="say nothing of the launcher's own, except why a rank failed")
     add("--log-dir", type=Path, metavar="DIR", help="write a log file a rank there")
@@ -84,6 +84,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again.add_argument("--min-workers", type=_count, metavar="M", help="go on with fewer workers, down to M")
     again.add_argument(
         "--elastic", action="store_true", help="start a process that dies again alone, while the others go on"
+    )
+    again.add_argument(
+        "--share-gpus", action="store_true", help="with --elastic: islands may share a GPU, and divide its memory"
     )
     again.add_argument("--min-islands", type=_count, metavar="M", help="with --elastic: end if fewer are left (1)")
     again.add_argument(
@@ -167,6 +170,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         served=(arguments.ps, arguments.workers or 1) if arguments.ps else None,
         devices=arguments.devices_per_worker,
         gpus=arguments.gpus_per_worker,
+        shares_gpus=arguments.share_gpus,
         coordinator=arguments.coordinator,
         join_timeout_s=arguments.join_timeout,
         key=None if arguments.key is None else _read_key(arguments.key),
@@ -264,6 +268,10 @@ def _given(arguments: argparse.Namespace, *options: str) -> list[str]:
     return [option for option in options if getattr(arguments, option[2:].replace("-", "_")) is not None]
 
 
+def _is_on(arguments: argparse.Namespace, option: str) -> bool:
+    return bool(getattr(arguments, option[2:].replace("-", "_")))
+
+
 def _refuse_for_ray(arguments: argparse.Namespace) -> None:
     from jaxtribute.errors import ArgumentError
 
@@ -285,7 +293,7 @@ def _refuse_for_islands(arguments: argparse.Namespace) -> None:
     workers = arguments.workers or 1
     if not arguments.elastic:
         alone = [*_given(arguments, "--min-islands"), *["--hosts"][: len(arguments.hosts)]]
-        alone += [name for name in ("--rejoin", "--spares") if getattr(arguments, name[2:])]
+        alone += [name for name in ("--rejoin", "--spares", "--share-gpus") if _is_on(arguments, name)]
         if alone:
             raise ArgumentError(
                 f"{', '.join(alone)} without --elastic. HINT: give both; --min-workers and --nodes are "

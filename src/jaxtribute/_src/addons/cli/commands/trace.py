@@ -44,6 +44,12 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     console = Console()
     console.print(breakdown)
+    if breakdown.compiled:
+        console.print(
+            f"{breakdown.compiled} function(s) were compiled within these steps, as for a last batch or an evaluation, "
+            f"and the host's time is theirs too. HINT: --skip {arguments.skip + arguments.steps + 5} leaves them out.",
+            highlight=False,
+        )
     # Not broken over lines, so that paths can be copied.
     console.print(
         f"\nFor Perfetto (ui.perfetto.dev): {files / 'perfetto_trace.json.gz'}", soft_wrap=True, highlight=False

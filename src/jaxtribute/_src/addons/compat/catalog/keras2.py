@@ -17,6 +17,16 @@ METHODS: dict[str, str] = {
 }
 """Methods that nothing here has, whatever they are called on."""
 
+SHORT: dict[str, str] = {
+    "kl_divergence": "kld",
+    "log_cosh": "logcosh",
+    "mean_absolute_error": "mae",
+    "mean_absolute_percentage_error": "mape",
+    "mean_squared_error": "mse",
+    "mean_squared_logarithmic_error": "msle",
+}
+"""Functions of `tf.keras.losses` and `tf.keras.metrics` that Keras 3 has there by their short names alone."""
+
 ATTRIBUTES: dict[str, str] = {
     "state_updates": "layers assign to their variables: leave it out",
     "distribute_strategy": "write jd.get_strategy() where the model is made",
@@ -43,9 +53,6 @@ OPTIMIZERS: dict[str, str] = {
 _QUEUE = "Keras 3 has it in keras.utils.PyDataset, which takes workers=, use_multiprocessing= and max_queue_size="
 _QUEUES: dict[str, str] = {"workers": _QUEUE, "use_multiprocessing": _QUEUE, "max_queue_size": _QUEUE}
 _COMPILE = "Keras 3's compile has no such argument: leave it out"
-_SUMMED = (
-    "gradients are always summed over the replicas: sum them first with jd.get_replica_context().all_reduce, or not"
-)
 _H5 = "the end of the file's name says its format: leave it out"
 
 ARGUMENTS: dict[str, dict[str, str]] = {
@@ -56,7 +63,6 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         ("sample_weight_mode", "target_tensors", "distribute", "experimental_run_tf_function", "options"), _COMPILE
     )
     | {"experimental_steps_per_execution": "write steps_per_execution"},
-    "apply_gradients": {"experimental_aggregate_gradients": _SUMMED, "skip_gradients_aggregation": _SUMMED},
     "save": {"save_format": _H5, "signatures": "export functions for serving with jax.export"},
     "save_weights": {"save_format": _H5},
     "add_weight": dict.fromkeys(

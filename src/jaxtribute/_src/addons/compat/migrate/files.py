@@ -17,7 +17,7 @@ _MODULES = ("tf.keras.models.", "tf.keras.saving.")
 _FUNCTIONS = ("save_model", "load_model")
 _METHODS = {"save": _WHOLE, "save_weights": _WEIGHTS, "load_weights": (*_WEIGHTS, *_WHOLE)}
 """Methods of models that write or read files, and how the files' names may end."""
-_JOINS = ("join", "joinpath")
+_JOINS = ("join", "joinpath", "glob")
 
 
 def find(source: Source, names: Names) -> Iterator[Finding]:
@@ -87,6 +87,13 @@ def _file(source: Source, used: _Use, values: dict[str, ast.expr]) -> Iterator[F
     if any((_end(one, values, 8) or "").endswith(used.ends) for one in parts):
         return
     place = (path.lineno, path.col_offset + 1, used.name)
+    if isinstance(path, ast.Call) and path.args and ast.unparse(path.func).endswith("train.latest_checkpoint"):
+        glob = f"tf.io.gfile.glob(os.path.join({source.of(path.args[0])}, '*{used.ends[0]}'))"
+        text = f"max({glob}, key=os.path.getmtime)"
+        yield Finding(
+            *place, Kind.RENAMED, f"no such file is a checkpoint: write {text}", (source.replace(path, text),)
+        )
+        return
     if end is None or used.reads:
         others = f"a file that ends in {' or '.join(used.ends)}"
         why = "what it ends in cannot be read here" if end is None else "a folder of TensorFlow's cannot be read"
@@ -95,7 +102,9 @@ def _file(source: Source, used: _Use, values: dict[str, ast.expr]) -> Iterator[F
     start, stop = source.span(path)
     # Only behind these does a `+` surely add to the whole path: other expressions are left to the reader.
     simple = isinstance(path, (ast.Name, ast.Attribute, ast.Call, ast.Constant))
-    text = f'{source.of(path)} + "{used.ends[0]}"' if simple else ""
+    # Behind a slash it would be a hidden file in a folder that nobody has made.
+    folder = '.rstrip("/")' if end.endswith("/") else ""
+    text = f'{source.of(path)}{folder} + "{used.ends[0]}"' if simple else ""
     edits = (Edit(start, stop, text),) if text else ()
     advice = f"Keras 3 wants a file that ends in {used.ends[0]}" + (f": write {text}" if text else "")
     yield Finding(*place, Kind.RENAMED, advice, edits)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
-from jaxtribute._src.addons.compat.catalog import others
+from jaxtribute._src.addons.compat.catalog import keras2, others
 from jaxtribute._src.addons.compat.catalog.keras import keras_problem
 from jaxtribute._src.addons.compat.catalog.lookup import Kind, entry_of
 from jaxtribute._src.addons.compat.migrate import (
@@ -123,7 +123,7 @@ def _uses(source: Source, names: Names) -> Iterator[Finding]:
                 yield Finding(*_last(node, name), name.removeprefix("tf."), Kind.ABSENT, problem)
             continue
         entry = entry_of(name)
-        older = _older_optimizer(source, node, name)
+        older = _older_optimizer(source, node, name) or _long_name(source, node, name)
         if older is not None:
             yield older
             continue
@@ -151,6 +151,17 @@ def _older_optimizer(source: Source, node: ast.Attribute | ast.Name, name: str) 
     text = f"{source.of(node.value.value)}.{node.attr}"
     advice = f"the optimizers of Keras 2: write {text}"
     return Finding(node.lineno, node.col_offset + 1, name, Kind.RENAMED, advice, (source.replace(node, text),))
+
+
+def _long_name(source: Source, node: ast.Attribute | ast.Name, name: str) -> Finding | None:
+    """Losses that Keras 3 has by their short names."""
+    module, _, last = name.rpartition(".")
+    if module not in ("tf.keras.losses", "tf.keras.metrics") or last not in keras2.SHORT or isinstance(node, ast.Name):
+        return None
+    _, end = source.span(node)
+    edit = Edit(end - len(node.attr), end, keras2.SHORT[last])
+    advice = f"Keras 3's name: write {module}.{keras2.SHORT[last]}"
+    return Finding(*_last(node, name), name, Kind.RENAMED, advice, (edit,))
 
 
 def _unread(source: Source) -> Iterator[Finding]:
@@ -239,7 +250,7 @@ def _function_names() -> Iterator[str]:
 
 def _needed_imports(source: Source, edits: list[Edit]) -> Iterator[Edit]:
     """Imports of what the edits use and the program does not have."""
-    text = "".join(edit.text for edit in edits)
+    text = "\n".join(edit.text for edit in edits)
     have: set[str] = set()
     for node in ast.walk(source.tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -247,11 +258,14 @@ def _needed_imports(source: Source, edits: list[Edit]) -> Iterator[Edit]:
     wanted = [
         ("jd", "jd.", "import jaxtribute as jd\n"),
         ("np", "np.", "import numpy as np\n"),
+        ("os", "os.path.", "import os\n"),
+        ("jax", "jax.grad(", "import jax\n"),
+        ("jnp", "jnp.", "import jax.numpy as jnp\n"),
         ("shards", "shards(", "from jaxtribute.integrations.keras import shards\n"),
     ]
     lines = ""
     for name, use, line in wanted:
-        if use in text and name not in have:
+        if re.search(rf"\b{re.escape(use)}", text) and name not in have:
             lines += line
     if lines:
         place = source.place(imports.first_line(source.tree), 0)

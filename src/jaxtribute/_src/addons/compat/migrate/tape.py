@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeAlias
 
-from jaxtribute._src.addons.compat.migrate.findings import Edit, Source, nodes
+from jaxtribute._src.addons.compat.migrate.blocks import loaded, problem, read_before_stored, stored
+from jaxtribute._src.addons.compat.migrate.findings import Edit, Source, assigned, keyword, nodes
 from jaxtribute._src.addons.compat.migrate.naming import Names
 
 Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
-
-# Within a function these would end or suspend that function, or bind a name of its own, and not the block's.
-_LEAVES_THE_BLOCK = (
-    ast.Return,
-    ast.Yield,
-    ast.YieldFrom,
-    ast.Await,
-    ast.Break,
-    ast.Continue,
-    ast.Global,
-    ast.Nonlocal,
-    ast.Delete,
-    ast.NamedExpr,
-)
+_VARIABLES = ("trainable_variables", "trainable_weights", "variables", "weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +49,7 @@ class Tapes:
 
 @dataclass(frozen=True, slots=True)
 class _Gradient:
-    """A call `tape.gradient(loss, variables)`.
+    """A call `tape.gradient(loss, variables)`, or `optimizer.minimize(loss, variables, tape=tape)`.
 
     Attributes:
       call: the call.
@@ -114,43 +102,113 @@ def rewrite(source: Source, tapes: Tapes, function: str) -> Rewrite:
       tapes: the block.
       function: a free name for the function that it becomes.
     """
-    block, scope = tapes.block, tapes.scope
+    block = tapes.block
     names = [item.optional_vars.id for item in block.items if isinstance(item.optional_vars, ast.Name)]
     if len(names) < len(block.items):
         return Rewrite("the tape has no name")
-    after = tapes.among[tapes.among.index(block) + 1 :]
+    inside = _asked_inside(tapes, names)
+    if inside:
+        return _moved_out(source, tapes, inside, function)
     try:
-        gradients = _gradients(source, tapes, names, after)
-    except ValueError as problem:
-        return Rewrite(str(problem))
-    stored = _stored(block.body)
-    late = False
-    for one in gradients:
-        between = after[: after.index(one.statement)]
-        target = [] if one.target is None else [ast.Assign([one.target], one.call)]
-        needed = _loaded([ast.Expr(one.variables)]) | _stored(target)
-        # The gradient is taken where the block was: what it needs must be the same there.
-        moved = (_stored(between) | stored) & needed
-        if moved:
-            # Names that have nothing to do with the block may as well be assigned before it.
-            late = not (_loaded(between) | needed) & stored and all(isinstance(one, ast.Assign) for one in between)
-            if not late or len(gradients) > 1:
-                return Rewrite(f"`{sorted(moved)[0]}` changes between the block and the gradient")
-    # What is assigned in the block and read after it: a function has to hand that out.
-    shown = _used_elsewhere(block, scope, gradients) & stored
-    losses = {one.loss for one in gradients}
-    aux = sorted(shown - losses)
-    results, edits = _results(source, gradients, {name.id for name in nodes(scope, ast.Name)})
-    text = _text(source, block, gradients, results, aux, function)
-    first = gradients[0].statement
-    place = source.place(first.lineno, 0)
+        gradients = _gradients(source, tapes, names)
+        arrays = _arrays(source, tapes, names, gradients)
+        before = _read_before(tapes)
+        late = _late(tapes, gradients)
+    except ValueError as reason:
+        return Rewrite(str(reason))
+    # What is assigned in the block and read after it, or in its next turn: a function has to hand that out.
+    shown = (_used_elsewhere(tapes, gradients) & stored(block.body)) | set(before)
+    results, edits = _results(source, gradients, {name.id for name in nodes(tapes.scope, ast.Name)})
+    parameters = ", ".join([*arrays, *(f"{name}={name}" for name in before)])
+    head = f"{' ' * block.col_offset}def {function}({parameters}):\n{_body(source, tapes, names)}"
+    if arrays:
+        returned, called = _array_call(gradients[0], results[0], shown, function)
+    else:
+        returned, called = _variables_call(source, tapes, gradients, results, shown, function)
+    text = f"{head}{' ' * block.body[0].col_offset}return {returned}\n{' ' * block.col_offset}{called}\n"
+    place = source.place(gradients[0].statement.lineno, 0)
     edits += (
         source.replace_lines(block.lineno, block.end_lineno or 0, "" if late else text),
         *([Edit(place, place, text)] if late else []),
     )
-    for statement in _deleted(scope, _uses(tapes, names)):
+    for statement in _deleted(tapes.scope, _uses(tapes, names)):
         edits += (source.replace_lines(statement.lineno, statement.end_lineno or 0, ""),)
     return Rewrite("", text, edits)
+
+
+def _asked_inside(tapes: Tapes, names: Sequence[str]) -> list[ast.stmt]:
+    """The last lines of a block, from the first that asks a tape for a gradient: the tape need not see them."""
+    uses, body = _uses(tapes, names), tapes.block.body
+    for number, statement in enumerate(body):
+        if any(_asked_of(call) in uses for call in nodes(statement, ast.Call)):
+            return body[number:] if number else []
+    return []
+
+
+def _moved_out(source: Source, tapes: Tapes, inside: Sequence[ast.stmt], function: str) -> Rewrite:
+    """Moves the last lines of a block behind it, from where the next turn rewrites it as any other."""
+    block = tapes.block
+    deeper = block.body[0].col_offset - block.col_offset
+    edits: list[Edit] = []
+    for number in range(inside[0].lineno, (block.end_lineno or 0) + 1):
+        line = source.line(number)
+        blank = min(deeper, len(line) - len(line.lstrip()))
+        edits.append(Edit(source.place(number, 0), source.place(number, blank), ""))
+    moved = Source(source.apply(edits))
+    for other in find_tapes(moved.tree, Names(moved.tree)).values():
+        if other.block.lineno == block.lineno:
+            place = other.among.index(other.block) + 1
+            after = other.among[place : place + len(inside)]
+            if list(map(ast.dump, after)) != list(map(ast.dump, inside)):
+                return Rewrite(
+                    "the lines from the gradient on hold a text of several lines: move them out of the block"
+                )
+            planned = rewrite(moved, other, function)
+            return planned if planned.problem else Rewrite("", planned.text, tuple(edits))
+    return Rewrite("the gradient is asked for in the block: move it out")
+
+
+def _late(tapes: Tapes, gradients: Sequence[_Gradient]) -> bool:
+    """True if the gradient has to be taken where it is asked for, as what it needs is named behind the block.
+
+    Raises:
+      ValueError: nor can it be taken there.
+    """
+    late, block = False, tapes.block
+    bound, after = stored(block.body), tapes.among[tapes.among.index(block) + 1 :]
+    for one in gradients:
+        between = after[: after.index(one.statement)]
+        target = [] if one.target is None else [ast.Assign([one.target], one.call)]
+        needed = loaded([ast.Expr(one.variables)]) | stored(target)
+        # The gradient is taken where the block was: what it needs must be the same there.
+        moved = (stored(between) | bound) & needed
+        if moved:
+            # Names that have nothing to do with the block may as well be assigned before it.
+            apart = not (loaded(between) | needed) & bound and not stored(between) & loaded(block.body)
+            late = apart and all(isinstance(one, ast.Assign) for one in between)
+            if not late or len(gradients) > 1:
+                raise ValueError(f"`{sorted(moved)[0]}` changes between the block and the gradient")
+    return late
+
+
+def _read_before(tapes: Tapes) -> list[str]:
+    """The names that the block reads before it assigns them: the function is given what they were.
+
+    Raises:
+      ValueError: such a name is not assigned before the block.
+    """
+    early = sorted(read_before_stored(tapes.block.body))
+    before = {name.id for name in nodes(tapes.scope, ast.Name) if name.lineno < tapes.block.lineno and _binds(name)}
+    if not isinstance(tapes.scope, ast.Module):
+        before |= {argument.arg for argument in nodes(tapes.scope.args, ast.arg)}
+    for name in early:
+        if name not in before:
+            raise ValueError(f"`{name}` is read in the block before it is assigned there")
+    return early
+
+
+def _binds(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
 
 
 def _uses(tapes: Tapes, names: Sequence[str]) -> set[ast.Name]:
@@ -176,7 +234,14 @@ def _deleted(scope: Scope, uses: set[ast.Name]) -> list[ast.Delete]:
     return [one for one in nodes(scope, ast.Delete) if uses.issuperset(one.targets)]
 
 
-def _gradients(source: Source, tapes: Tapes, names: Sequence[str], after: Sequence[ast.stmt]) -> list[_Gradient]:
+def _asked_of(call: ast.Call) -> ast.expr | None:
+    """The tape that a call asks for a gradient, if it is such a call."""
+    if not isinstance(call.func, ast.Attribute):
+        return None
+    return {"gradient": call.func.value, "minimize": keyword(call, "tape")}.get(call.func.attr)
+
+
+def _gradients(source: Source, tapes: Tapes, names: Sequence[str]) -> list[_Gradient]:
     """Finds what is asked of tapes.
 
     Raises:
@@ -184,37 +249,92 @@ def _gradients(source: Source, tapes: Tapes, names: Sequence[str], after: Sequen
     """
     block, uses = tapes.block, _uses(tapes, names)
     found: list[_Gradient] = []
-    for statement in after:
+    for statement in tapes.among[tapes.among.index(block) + 1 :]:
         # What a loop or a function holds may run more than once, or never.
         repeated: set[ast.AST] = set()
         for part in ast.walk(statement):
             if isinstance(part, (ast.For, ast.While, ast.FunctionDef, ast.Lambda)):
                 repeated.update(ast.walk(part))
         for call in sorted(nodes(statement, ast.Call), key=attrgetter("lineno", "col_offset")):
-            method = call.func
-            if not isinstance(method, ast.Attribute) or method.attr != "gradient" or call in repeated:
-                continue
-            if method.value in uses:
-                # Any further argument, or one by keyword, asks for more than `jd.value_and_grad` gives.
-                if len(call.args) != 2 or call.keywords:
-                    raise ValueError(f"`{source.of(call)}` asks for more than a gradient")
-                if not isinstance(call.args[0], ast.Name):
-                    raise ValueError(
-                        f"`{source.of(call.args[0])}` is computed outside the block: give it a name inside"
-                    )
-                found.append(_Gradient(call, statement, call.args[0].id, call.args[1]))
+            found += [_gradient(source, call, statement)] if call not in repeated and _asked_of(call) in uses else []
     if not found:
         raise ValueError(f"there is no `grads = {names[0]}.gradient(loss, variables)` after the block")
-    # Any other use, such as `tape.watch`, does something that the function would not.
+    # Any other use does something that the function would not.
+    known = [one for one in nodes(block, ast.Name) if any(one in ast.walk(call) for call in _watches(tapes, uses))]
     rest = uses.difference(
-        *(one.targets for one in _deleted(tapes.scope, uses)), *(nodes(one.call.func, ast.Name) for one in found)
+        *(one.targets for one in _deleted(tapes.scope, uses)), known, (_asked_of(one.call) for one in found)
     )
     for name in sorted(rest, key=attrgetter("lineno", "col_offset")):
         raise ValueError(_other_use(tapes.scope, name))
-    problem = _problem(block, {one.loss for one in found})
-    if problem:
-        raise ValueError(problem)
+    missing = {one.loss for one in found} - stored(block.body)
+    reason = problem(block) or (f"`{sorted(missing)[0]}` is not assigned in the block" if missing else "")
+    if reason:
+        raise ValueError(reason)
     return found
+
+
+def _gradient(source: Source, call: ast.Call, statement: ast.stmt) -> _Gradient:
+    """Reads what a call asks of a tape.
+
+    Raises:
+      ValueError: it asks for more than a gradient of a name.
+    """
+    given = dict(zip(("target", "sources"), call.args, strict=False))
+    given |= {one.arg or "**": one.value for one in call.keywords}
+    for other, name in (("loss", "target"), ("var_list", "sources")):
+        given.update({name: given.pop(other)} if other in given else {})
+    # Where nothing depends on a variable its gradient is zeros here, whatever the program asks for.
+    if len(call.args) > 2 or given.keys() - {"unconnected_gradients", "tape"} != {"target", "sources"}:
+        raise ValueError(f"`{source.of(call)}` asks for more than a gradient")
+    if not isinstance(given["target"], ast.Name):
+        raise ValueError(f"`{source.of(given['target'])}` is computed outside the block: give it a name inside")
+    return _Gradient(call, statement, given["target"].id, given["sources"])
+
+
+def _watches(tapes: Tapes, uses: set[ast.Name]) -> list[ast.Expr]:
+    """Statements `tape.watch(x)` among the lines of the block, of names or of a model's variables."""
+    found: list[ast.Expr] = []
+    for statement in itertools.chain.from_iterable(block.body for block in nodes(tapes.block, ast.With)):
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(statement, ast.Expr) or not isinstance(call, ast.Call) or len(call.args) != 1:
+            continue
+        what = call.args[0]
+        known = (isinstance(what, ast.Attribute) and what.attr in _VARIABLES) or bool(_listed(what))
+        asks = isinstance(call.func, ast.Attribute) and call.func.attr == "watch" and call.func.value in uses
+        if asks and known:
+            found.append(statement)
+    return found
+
+
+def _listed(node: ast.expr) -> list[str]:
+    """The name that an expression is, or the names in a list of nothing else."""
+    parts = node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]
+    listed = [part.id for part in parts if isinstance(part, ast.Name)]
+    return listed if len(listed) == len(parts) else []
+
+
+def _arrays(source: Source, tapes: Tapes, names: Sequence[str], gradients: Sequence[_Gradient]) -> list[str]:
+    """The arrays, not variables, by which the gradient is asked for; empty if it is by variables.
+
+    Raises:
+      ValueError: it is by both, or there are several gradients.
+    """
+    uses, values = _uses(tapes, names), assigned(source.tree)
+    watched: dict[str, ast.Name] = {}
+    for statement in _watches(tapes, uses):
+        for name in nodes(statement, ast.Name):
+            value = values.get(name.id)
+            made = value.func if isinstance(value, ast.Call) else None
+            if name not in uses and not (isinstance(made, ast.Attribute) and made.attr == "Variable"):
+                watched[name.id] = next(tape for tape in nodes(statement, ast.Name) if tape in uses)
+    asked = [name.id for one in gradients for name in nodes(one.variables, ast.Name)]
+    arrays = [name for name in asked if name in watched]
+    trains = any(getattr(one.value, "value", False) for one in nodes(tapes.block, ast.keyword) if one.arg == "training")
+    if arrays and trains:
+        raise ValueError("dropout and statistics cannot change within `jax.grad`: pass training=False to its layers")
+    if arrays and (len(gradients) > 1 or arrays != _listed(gradients[0].variables)):
+        raise ValueError(_other_use(tapes.scope, watched[arrays[0]]))
+    return arrays
 
 
 def _other_use(scope: Scope, name: ast.Name) -> str:
@@ -227,23 +347,6 @@ def _other_use(scope: Scope, name: ast.Name) -> str:
                 "function, and write jax.value_and_grad"
             )
     return f"line {name.lineno} uses `{name.id}` for more than a gradient right after the block"
-
-
-def _problem(block: ast.With, losses: set[str]) -> str:
-    """Reason why the block cannot become a function without a human eye; empty if it can."""
-    if block.lineno == block.body[0].lineno:
-        return "the block stands on one line"
-    for node in itertools.chain.from_iterable(map(ast.walk, block.body)):
-        if isinstance(node, _LEAVES_THE_BLOCK):
-            return f"the block holds a `{type(node).__name__.lower()}` on line {getattr(node, 'lineno', block.lineno)}"
-        if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
-            return f"line {node.lineno} writes to `{ast.unparse(node)}`, which would keep a value that is being traced"
-    # In a function an assignment anywhere makes the name local, and reading it before fails.
-    early = _read_before_stored(block.body)
-    if early:
-        return f"`{sorted(early)[0]}` is read in the block before it is assigned there"
-    missing = losses - _stored(block.body)
-    return f"`{sorted(missing)[0]}` is not assigned in the block" if missing else ""
 
 
 def _results(source: Source, gradients: Sequence[_Gradient], taken: set[str]) -> tuple[list[str], tuple[Edit, ...]]:
@@ -260,7 +363,10 @@ def _results(source: Source, gradients: Sequence[_Gradient], taken: set[str]) ->
         free = _free("gradients", taken)
         taken.add(free)
         results.append(free)
-        edits += (source.replace(one.call, free),)
+        minimized = isinstance(one.call.func, ast.Attribute) and one.call.func.attr == "minimize"
+        text = f"zip({free}, {source.of(one.variables)})"
+        optimizer = source.of(one.call.func).removesuffix(".minimize")
+        edits += (source.replace(one.call, f"{optimizer}.apply_gradients({text})" if minimized else free),)
     return results, edits
 
 
@@ -278,33 +384,49 @@ def _head_end(source: Source, block: ast.With) -> int:
     return number
 
 
-def _text(
-    source: Source,
-    block: ast.With,
-    gradients: Sequence[_Gradient],
-    results: Sequence[str],
-    aux: Sequence[str],
-    function: str,
-) -> str:
-    indent = " " * block.col_offset
-    inner = " " * block.body[0].col_offset
-    body = source.lines(_head_end(source, block) + 1, block.end_lineno or 0)
+def _body(source: Source, tapes: Tapes, names: Sequence[str]) -> str:
+    """The lines of the block but those that only tell the tape what to watch."""
+    block, left_out = tapes.block, set[int]()
+    for statement in _watches(tapes, _uses(tapes, names)):
+        left_out.update(range(statement.lineno, (statement.end_lineno or 0) + 1))
+    numbers = range(_head_end(source, block) + 1, (block.end_lineno or 0) + 1)
+    body = "".join(source.line(number) for number in numbers if number not in left_out)
     # The block may be the end of a file that lacks its last newline.
-    body = body if body.endswith("\n") else body + "\n"
+    return body if body.endswith("\n") else body + "\n"
+
+
+def _array_call(one: _Gradient, result: str, shown: set[str], function: str) -> tuple[str, str]:
+    """Writes the results of the function and its call, for a gradient by arrays."""
+    arrays = _listed(one.variables)
+    numbers = _tuple([*map(str, range(len(arrays)))], always=True)
+    options = "" if isinstance(one.variables, ast.Name) else f", argnums={numbers}"
+    # A tape adds up the elements of what it differentiates.
+    returned, targets = f"jnp.sum({one.loss})", result
+    if shown:
+        others = _tuple(sorted(shown), always=True)
+        returned, targets, options = f"{returned}, {others}", f"{result}, {others}", f"{options}, has_aux=True"
+    return returned, f"{targets} = jax.grad({function}{options})({', '.join(arrays)})"
+
+
+def _variables_call(
+    source: Source, tapes: Tapes, gradients: Sequence[_Gradient], results: Sequence[str], shown: set[str], function: str
+) -> tuple[str, str]:
+    """Writes the results of the function and its call, for gradients by variables."""
     losses = list(dict.fromkeys(one.loss for one in gradients))
+    aux = sorted(shown.difference(losses))
     # Of the same loss with respect to several nests: one pass gives them all.
     same = [[number for number, one in enumerate(gradients) if one.loss == loss] for loss in losses]
     variables = [_tuple([source.of(gradients[number].variables) for number in one]) for one in same]
     targets = [_tuple([results[number] for number in one]) for one in same]
-    function_of, shown = "jd.value_and_grad", losses
-    if len(losses) > 1 or _is_gradient(block, losses[0]):
-        function_of, shown = "jd.value_and_grads", [_tuple(losses, always=True)]
+    function_of, given = "jd.value_and_grad", losses
+    if len(losses) > 1 or _is_gradient(tapes.block, losses[0]):
+        function_of, given = "jd.value_and_grads", [_tuple(losses, always=True)]
         variables, targets = [_tuple(variables, always=True)], [_tuple(targets, always=True)]
     others = _tuple(aux, always=True)
-    returned = f"{shown[0]}, {others}" if aux else shown[0]
-    given = f"({shown[0]}, {others})" if aux else shown[0]
     call = f"{function_of}({function}, {variables[0]}{', has_aux=True' if aux else ''})()"
-    return f"{indent}def {function}():\n{body}{inner}return {returned}\n{indent}{given}, {targets[0]} = {call}\n"
+    if not aux:
+        return given[0], f"{given[0]}, {targets[0]} = {call}"
+    return f"{given[0]}, {others}", f"({given[0]}, {others}), {targets[0]} = {call}"
 
 
 def _tuple(parts: Sequence[str], *, always: bool = False) -> str:
@@ -323,44 +445,11 @@ def _is_gradient(block: ast.With, loss: str) -> bool:
     return False
 
 
-def _used_elsewhere(block: ast.With, scope: Scope, gradients: Sequence[_Gradient]) -> set[str]:
+def _used_elsewhere(tapes: Tapes, gradients: Sequence[_Gradient]) -> set[str]:
     # The loss in `tape.gradient(loss, ...)` is no reason to hand it out: that call goes away.
-    inside = {*ast.walk(block), *(one.call.args[0] for one in gradients)}
+    inside = {*ast.walk(tapes.block), *itertools.chain.from_iterable(ast.walk(one.call) for one in gradients)}
     found: set[str] = set()
-    for name in nodes(scope, ast.Name):
+    for name in nodes(tapes.scope, ast.Name):
         if isinstance(name.ctx, ast.Load) and name not in inside:
             found.add(name.id)
     return found
-
-
-def _names(statements: Sequence[ast.stmt]) -> Iterator[ast.Name]:
-    """The names in statements but those of comprehensions, which are unknown outside of them."""
-    for statement in statements:
-        inner: set[ast.AST] = set()
-        for part in ast.walk(statement):
-            if isinstance(part, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
-                own = _stored_in(target for one in part.generators for target in ast.walk(one.target))
-                inner |= {name for name in nodes(part, ast.Name) if name.id in own}
-        yield from (name for name in nodes(statement, ast.Name) if name not in inner)
-
-
-def _stored_in(parts: Iterable[ast.AST]) -> set[str]:
-    return {part.id for part in parts if isinstance(part, ast.Name)}
-
-
-def _stored(statements: Sequence[ast.stmt]) -> set[str]:
-    return {name.id for name in _names(statements) if isinstance(name.ctx, ast.Store)}
-
-
-def _loaded(statements: Sequence[ast.stmt]) -> set[str]:
-    return {name.id for name in _names(statements) if isinstance(name.ctx, ast.Load)}
-
-
-def _read_before_stored(statements: Sequence[ast.stmt]) -> set[str]:
-    stored, early, all_stored = set[str](), set[str](), _stored(statements)
-    for statement in statements:
-        # `x += 1` reads what it writes, but Python's tree marks the name as written only.
-        changed = _stored([statement]) if isinstance(statement, ast.AugAssign) else set[str]()
-        early |= ((_loaded([statement]) | changed) & all_stored) - stored
-        stored |= _stored([statement])
-    return early

@@ -209,10 +209,9 @@ class Dataset(Sources, Transformations):
         """Returns an iterator over elements of NumPy arrays. Source: `tf.data.Dataset.as_numpy_iterator`."""
         return self._pipeline.open(next(self._passes))
 
-    def to_grain(self) -> grain.MapDataset[Any] | grain.IterDataset[Any]:
-        """Returns the Grain dataset of the same elements, for libraries that read those."""
-        pipeline = self._pipeline
-        return pipeline.dataset if isinstance(pipeline, Indexed) else GrainStream(pipeline)
+    def to_grain(self) -> grain.IterDataset[Any]:
+        """Returns a Grain dataset of the same elements, for libraries that read those; each iterator is a pass."""
+        return GrainStream(self._pipeline, self._passes)
 
     def reduce(self, initial_state: Nest, reduce_func: Callable[[Any, Any], Any], name: str | None = None) -> Any:
         """Combines all elements: `state = reduce_func(state, element)`. Source: `tf.data.Dataset.reduce`."""

@@ -214,24 +214,52 @@ def print(*inputs: Nest, end: str = "\n", sep: str = " ", output_stream: TextIO 
     def write(*values: Nest) -> None:
         stream.write(sep.join(map(_shown, values)) + end)
 
+    leaves, tree = jax.tree.flatten(jax.tree.map(_by_replica, inputs, is_leaf=_is_distributed))
     # A variable of Keras's stands for what it holds, too.
-    inputs = tuple(map(operand, (getattr(value, "value", value) if _is_keras(value) else value for value in inputs)))
-    if any(isinstance(value, Tracer) for value in inputs):
+    leaves = list(map(operand, (getattr(leaf, "value", leaf) if _is_keras(leaf) else leaf for leaf in leaves)))
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
         # Texts cannot be arguments of a callback: they are put in where the arrays come back.
-        places = [place for place, value in enumerate(inputs) if isinstance(value, jax.Array)]
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
 
         def write_traced(*arrays: Array) -> None:
-            values = dict(enumerate(inputs)) | dict(zip(places, arrays, strict=True))
-            write(*values.values())
+            values = dict(enumerate(leaves)) | dict(zip(places, arrays, strict=True))
+            write(*tree.unflatten(values.values()))
 
-        jax.debug.callback(write_traced, *(inputs[place] for place in places))
+        jax.debug.callback(write_traced, *(leaves[place] for place in places))
     else:
-        write(*inputs)
+        write(*tree.unflatten(leaves))
 
 
 def _is_keras(value: object) -> bool:
     return type(value).__module__.partition(".")[0] == "keras" or hasattr(value, "__jd_variable__")
 
 
-def _shown(value: Leaf) -> str:
+def _is_distributed(value: Nest) -> bool:
+    return isinstance(value, jd.DistributedValues)
+
+
+def _by_replica(value: Nest) -> Any:
+    """A value that replicas share, or else the replicas' values by their numbers: a callback gets no placed ones."""
+    if isinstance(value, jd.Variable):
+        return value.read_value()
+    if isinstance(value, jd.DistributedValues):
+        same = len(value.values) == 1 or isinstance(value, jd.Mirrored)
+        return value.values[0] if same else dict(enumerate(value.values))
+    return value
+
+
+class _Text(str):
+    """A text that nests show without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def _shown(value: Nest) -> str:
+    if _is_nest(value):  # arrays within as those beside it, in place of `array([1, 2])`
+        return str(jax.tree.map(lambda leaf: _Text(_shown(leaf)), value, is_leaf=lambda leaf: not _is_nest(leaf)))
     return str(np.asarray(value)) if isinstance(value, jax.Array) else str(value)
+
+
+def _is_nest(value: Nest) -> bool:
+    return isinstance(value, (list, tuple, dict))

@@ -209,26 +209,28 @@ class _Kept:
 
 
 class GrainStream(grain.IterDataset[Any]):
-    """The elements of a stream, which each iterator reads from the start.
+    """The elements of a pipeline, of which each iterator is another pass.
 
     Args:
-      stream: where they come from.
+      pipeline: where they come from.
+      passes: numbers of passes, on which the order of shuffles depends.
     """
 
-    def __init__(self, stream: Streamed) -> None:
+    def __init__(self, pipeline: Pipeline, passes: Iterator[int]) -> None:
         super().__init__()
-        self._stream = stream
+        self._pipeline, self._passes = pipeline, passes
 
     def __iter__(self) -> _Pass:
-        return _Pass(self._stream)
+        return _Pass(self._pipeline, next(self._passes))
 
 
 class _Pass(grain.DatasetIterator[Any]):
-    """One pass; its position is how many elements it has given."""
+    """One pass; its position is its number and how many elements it has given."""
 
-    def __init__(self, stream: Streamed) -> None:
+    def __init__(self, pipeline: Pipeline, number: int) -> None:
         super().__init__()
-        self._stream, self._elements, self._given = stream, iter(stream), 0
+        self._pipeline, self._number, self._given = pipeline, number, 0
+        self._elements = pipeline.open(number)
 
     def __next__(self) -> Any:
         element = next(self._elements)
@@ -236,9 +238,9 @@ class _Pass(grain.DatasetIterator[Any]):
         return element
 
     def get_state(self) -> dict[str, Any]:
-        return {"given": self._given}
+        return {"number": self._number, "given": self._given}
 
     def set_state(self, state: dict[str, Any]) -> None:
         # A stream cannot be entered in the middle: it is read up to there once more.
-        self._given = state["given"]
-        self._elements = itertools.islice(self._stream, self._given, None)
+        self._number, self._given = state["number"], state["given"]
+        self._elements = itertools.islice(self._pipeline.open(self._number), self._given, None)

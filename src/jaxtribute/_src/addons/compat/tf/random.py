@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +35,14 @@ class _State:
 
 
 def set_seed(seed: int) -> None:
-    """Seeds `normal`, `uniform` and `truncated_normal`, and `shuffle` without a seed. Source: `tf.random.set_seed`."""
+    """Seeds `normal`, `uniform` and `truncated_normal`, `shuffle` without a seed, and Keras's layers.
+
+    The order of arrays in `fit` comes from NumPy: `np.random.seed`, or `tf.keras.utils.set_random_seed` for all.
+
+    Source: `tf.random.set_seed`.
+    """
+    # Python's generator gives Keras the seeds of initial weights and of dropout.
+    random.seed(seed)
     _State.generator = np.random.default_rng(seed)
     for counter in _State.counters.values():
         counter.assign(_start())

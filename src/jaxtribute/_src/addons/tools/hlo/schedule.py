@@ -24,8 +24,9 @@ _HOST = "S(5)"
 """Marks arrays in the memory of the host."""
 _INDEX_BYTES = 8
 """Arrays that are as small tell where a slice begins."""
-_STATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)","transcendentals":"\d+","bytes_accessed":"(\d+)"')
+_STATED = re.compile(r'"cost_estimate":\{([^}]*)\}')
 """Costs of a kernel, as whoever wrote it states them."""
+_COST = re.compile(r'"(\w+)":"(\d+)"')
 _NOTHING = frozenset({"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound"})
 """Targets of custom calls that neither compute nor move anything."""
 _TARGET = re.compile(r'custom_call_target="(?P<name>[^"]+)"')
@@ -38,6 +39,7 @@ class Rates:
     Attributes:
       clock: cycles of a compiler that tells them; None if it tells none.
       operations: floating-point operations of products.
+      kernels: operations of kernels that state theirs.
       traffic: bytes of memory.
       host: bytes to or from the memory of the host.
       launch: seconds that each instruction takes at least.
@@ -46,6 +48,7 @@ class Rates:
 
     clock: float | None
     operations: float
+    kernels: float
     traffic: float
     host: float
     launch: float
@@ -173,7 +176,7 @@ class _Walk:
                     found.wait(begun.pop(start), links.rest(start, found.step), self._devices)
                 else:
                     found.compute_for(max(lane.rest(start, found.step) for lane in (copies, host)), told=False)
-            elif one.kind in _MOVES:
+            elif self._begins(one) in _MOVES:
                 lane, rate = (host, self._rates.host) if _HOST in one.shape else (copies, self._rates.traffic)
                 lane.begin(one.name, found.step, _moved(one) / rate)
             else:
@@ -213,11 +216,21 @@ class _Walk:
             return 0.0, True  # a fusion that only begins or ends it
         stated = _STATED.search(one.line)
         if stated is not None:
-            operations, nbytes = map(int, stated.groups())
+            costs = dict(_COST.findall(stated[1]))
+            computing, nbytes = int(costs["flops"]) / rates.kernels, int(costs["bytes_accessed"])
         else:
-            operations = operations_within(self._module, computation, one)
+            computing = operations_within(self._module, computation, one) / rates.operations
             nbytes = touched(self._module, computation, one)
-        return max(operations / rates.operations, nbytes / rates.traffic, rates.launch), False
+        return max(computing, nbytes / rates.traffic, rates.launch), False
+
+    def _begins(self, one: Instruction) -> str:
+        """The kind of an instruction; `slice-start` for a begun computation of a slice alone."""
+        if one.kind != "async-start":
+            return one.kind
+        for name in called_by(one):
+            root = self._module.computations[name].root
+            return one.kind if root is None else f"{root.kind}-start"
+        return one.kind
 
     def _instructions(self, name: str) -> list[Instruction]:
         computation = self._module.computations.get(name)

@@ -12,8 +12,9 @@ _INSTRUCTION = re.compile(
     r"^\s+(?P<root>ROOT )?(?P<name>%?[\w.-]+) = (?P<shape>\(.*?\)|\S+) (?P<kind>[\w-]+)\((?P<rest>.*)"
 )
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?(?P<name>%?[\w.-]+) \(.*\{$")
-_OPERAND = re.compile(r"%[\w.-]+")
+_OPERAND = re.compile(r"%[\w.-]+(?:#\d+)?")
 _ARRAY = re.compile(r"\b(?P<dtype>pred|[a-z]+\d+\w*)\[(?P<dims>[\d,]*)\]")
+_COMMENT = re.compile(r"/\*.*?\*/")
 _BITS = re.compile(r"[a-z]+(\d+)")
 
 Dims = tuple[int, ...]
@@ -105,22 +106,34 @@ def read(text: str) -> Module:
     current = Computation("")
     computations = {"": current}
     entry = ""
+    shapes: dict[str, str] = {}
     for line in text.splitlines():
         header = _COMPUTATION.match(line)
         if header is not None:
             current = computations[header["name"]] = Computation(header["name"])
             entry = header["name"] if header["entry"] else entry
+            shapes = {}
             continue
         match = _INSTRUCTION.match(line)
         if match is not None:
             # Attributes after the bracket name computations, not values.
             operands = tuple(_OPERAND.findall(match["rest"].partition(")")[0]))
-            current.instructions.append(
-                Instruction(
-                    match["name"], match["shape"], match["kind"], operands, line, root=match["root"] is not None
-                )
+            one = Instruction(
+                match["name"], match["shape"], match["kind"], operands, line, root=match["root"] is not None
             )
+            current.instructions += [*_parts_taken(shapes, one), one]
+            shapes[one.name] = one.shape
     return Module(computations, entry)
+
+
+def _parts_taken(shapes: dict[str, str], one: Instruction) -> Iterator[Instruction]:
+    """The parts of tuples that operands such as `%pair#1` are, as a compiler writes before it generates code."""
+    for name in dict.fromkeys(one.operands):
+        whole, _, place = name.partition("#")
+        if place and name not in shapes:
+            shape = shapes[name] = elements_of(shapes[whole])[int(place)]
+            line = f"  {name} = {shape} get-tuple-element({whole}), index={place}"
+            yield Instruction(name, shape, "get-tuple-element", (whole,), line, root=False)
 
 
 def dims_of(text: str) -> Dims:
@@ -131,6 +144,18 @@ def dims_of(text: str) -> Dims:
 def sizes_of(shape: str) -> list[int]:
     """Bytes of each array of a shape's text, or of a tuple's."""
     return [_nbytes(one["dtype"], one["dims"]) for one in _ARRAY.finditer(shape)]
+
+
+def elements_of(shape: str) -> list[str]:
+    """The shapes in the text of a tuple's, which may be tuples, too."""
+    found, depth = [""], 0
+    for each in _COMMENT.sub("", shape)[1:-1]:
+        depth += (each in "([{") - (each in ")]}")
+        if each == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += each
+    return [one.strip() for one in found]
 
 
 def _nbytes(dtype: str, dims: str) -> int:

@@ -87,7 +87,7 @@ class _Places:
 
     def __init__(self, jaxpr: Jaxpr, central: Sequence[bool], split: Sequence[bool], state: Sequence[bool]) -> None:
         self._jaxpr = jaxpr
-        self._bound = [any_in(eqn, _is_bound) for eqn in jaxpr.eqns]
+        self._bound = [any_in(eqn, lambda one: one.primitive.name in _BOUND) for eqn in jaxpr.eqns]
         self._split = set(parted(jaxpr.invars, split)[0])
         self._own = set(parted(jaxpr.invars, central)[0])
         self._spread()
@@ -171,11 +171,6 @@ def _connect(jaxpr: Jaxpr, stages: Sequence[Stage]) -> None:
         stage.outputs = [var for var in made_by(stage.eqns) if var in used]
         stage.inputs = [var for var in used_by(stage.eqns) if var not in inside]
         used.update(stage.inputs)
-
-
-def _is_bound(eqn: JaxprEqn) -> bool:
-    """True if an operation itself names the mesh."""
-    return eqn.primitive.name in _BOUND
 
 
 def sink(eqn: JaxprEqn, sinks: Sequence[bool]) -> tuple[JaxprEqn, list[JaxprEqn]]:

@@ -264,7 +264,7 @@ def check_aggregation(variable: Variable, value: Numeric, update: Update, replic
     """Checks that the variable says how to combine the values that several replicas write.
 
     Raises:
-      VariableError: aggregation NONE, or SUM of a Python number or of booleans.
+      VariableError: aggregation NONE, or SUM of booleans, or of a Python number where replicas have no own values.
     """
     if variable.aggregation is VariableAggregation.NONE:
         raise VariableError(
@@ -275,7 +275,7 @@ def check_aggregation(variable: Variable, value: Numeric, update: Update, replic
     if variable.aggregation is not VariableAggregation.SUM:
         return
     check_arithmetic(variable, f"{update.value} with aggregation SUM")
-    if isinstance(value, (bool, int, float, complex)):
+    if isinstance(value, (bool, int, float, complex)) and variable.synchronization.name != "ON_READ":
         raise VariableError(
             f"{variable.name}.{update.value}({value!r}): a Python number is the same on every replica, and may be "
             "meant once or once per replica. HINT: pass an array, or create the variable with "

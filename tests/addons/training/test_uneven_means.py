@@ -1,0 +1,148 @@
+"""Means over the replicas: those that uneven batches make wrong are told, and no others."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxtribute as jd
+from jaxtribute import REPLICA_AXIS as AXIS
+from replicas import here, mirrored
+
+FOUR = mirrored(4)
+ROWS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+"""Of four replicas two get two rows, one gets one and one gets none."""
+
+
+def normalised(x: Any, mean: Callable[[Any], Any]) -> Any:
+    """A batch normalization, as libraries write it."""
+    centre, square = mean(x.mean(0)), mean((x**2).mean(0))
+    return (x - centre[None]) / jnp.sqrt(square - centre**2 + np.float32(1e-5))[None]
+
+
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "a mean": lambda x: lax.pmean(x.mean(), AXIS),
+    "a mean within a jit": jax.jit(lambda x: lax.pmean(jnp.square(x).mean(0), AXIS)),
+    "a mean in a loop": lambda x: lax.fori_loop(0, 2, lambda _, mean: lax.pmean(mean, AXIS), x.mean()),
+    "a variance": lambda x: lax.pmean(x.var(0), AXIS),
+    "by hand": lambda x: lax.psum(x.mean(), AXIS) / lax.psum(1, AXIS),
+    "by the axis": lambda x: lax.psum(x.mean(), AXIS) / lax.axis_size(AXIS),
+    "a normalization": lambda x: normalised(x, partial(lax.pmean, axis_name=AXIS)),
+    "gradients": lambda x: lax.pmean(jax.grad(lambda w: ((x * w) ** 2).mean())(np.float32(2)), AXIS),
+    "a count that is a number": lambda x: lax.psum(x.sum(0), AXIS) / lax.psum(x.shape[0], AXIS),
+    "a length": lambda x: lax.psum(x.sum(0), AXIS) / lax.psum(len(x), AXIS),
+    "all_reduce": lambda x: here().all_reduce("MEAN", x.mean()),
+    "all_reduce of a nest": lambda x: here().all_reduce("MEAN", {"a": x.mean(0), "b": (x**2).mean()}),
+    "all_reduce of gradients": lambda x: here().all_reduce("MEAN", jax.grad(lambda w: (x * w).mean())(np.float32(2))),
+    "shares that add up to another batch": lambda x: here().all_reduce("MEAN", x.mean() * x.shape[0] ** 2),
+}
+MEANS: dict[str, Callable[[Any], Any]] = {
+    "a mean": lambda x: x.mean(),
+    "in a nest": lambda x: {"a": (x.sum(), x.mean(0))},
+    "a variance": lambda x: x.var(),
+    "a loss": jax.jit(lambda x: jnp.square(x).mean()),
+}
+"""Results that are no part of the whole batch's mean."""
+PARTS: dict[str, Callable[[Any], Any]] = {
+    "a sum": lambda x: x.sum(),
+    "weighted sums": lambda x: x.sum(0) / np.float32(5 / 3),
+    "means weighted by rows": lambda x: x.mean() * x.shape[0] / np.float32(5 / 3),
+    "a number of the replica's own": lambda x: jnp.float32(here().replica_id_in_sync_group) + 0 * x.sum(),
+    "a maximum": lambda x: jnp.max(x, initial=-np.inf),
+    "what all have": lambda x: here().all_reduce("SUM", x.sum()) / 5,
+}
+"""Results whose mean over the replicas is what it says."""
+
+
+def weighted(x: Any) -> Any:
+    share = jnp.float32(x.shape[0])
+    return lax.psum(x.sum(0) * share, AXIS) / lax.psum(share * jnp.maximum(share, 1), AXIS)
+
+
+RIGHT: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "an array as the count": (
+        lambda x: lax.psum(x.sum(0), AXIS) / lax.psum(jnp.float32(x.shape[0]), AXIS),
+        ROWS.mean(0),
+    ),
+    "ones": (lambda x: lax.psum(x.sum(0), AXIS) / lax.psum(jnp.ones_like(x).sum(0), AXIS), ROWS.mean(0)),
+    "parts of the batch": (lambda x: lax.psum(x.sum(0) / 5, AXIS), ROWS.mean(0)),
+    "a mean of parts": (lambda x: lax.pmean(x.sum(0) / np.float32(5 / 4), AXIS), ROWS.mean(0)),
+    "what all have": (lambda x: lax.pmean(jnp.float32(3), AXIS) + 0 * lax.psum(x.sum(), AXIS), 3),
+    "the hint": (
+        lambda x: here().all_reduce("SUM", x.sum(0)) / here().all_reduce("SUM", float(x.shape[0])),
+        ROWS.mean(0),
+    ),
+    "a maximum": (lambda x: lax.pmax(jnp.max(x, initial=-np.inf), AXIS), ROWS.max()),
+    "a share of a sum": (lambda x: lax.psum(x.sum(0), AXIS) * (x.shape[0] / 5), None),
+    "several sums": (weighted, None),
+    "weighted means": (
+        lambda x: here().all_reduce("MEAN", x.sum(0) / max(len(x), 1) * len(x) / np.float32(5 / 3)),
+        ROWS.mean(0),
+    ),
+    "the replicas' numbers": (lambda x: here().all_reduce("MEAN", here().replica_id_in_sync_group), 1),
+}
+
+
+def run(fn: Callable[[Any], Any], rows: Any) -> Any:
+    [x] = FOUR.experimental_distribute_dataset([rows])
+    return jd.function(lambda x: FOUR.run(fn, (x,)))(x)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_told(name: str) -> None:
+    with pytest.warns(RuntimeWarning, match=r"test_uneven_means.py:\d+ .* have 2, 2, 1, 0 rows\. HINT: add up sums"):
+        run(WRONG[name], ROWS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(WRONG[name], ROWS[:4])  # as many on each
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_right_is_not(name: str) -> None:
+    fn, wanted = RIGHT[name]
+    result = run(fn, ROWS)
+    if wanted is not None:
+        np.testing.assert_allclose(np.asarray(result), wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["reduced inside", "reduced outside"])
+@pytest.mark.parametrize("name", [*MEANS, *PARTS])
+def test_means_of_results(name: str, inside: bool) -> None:
+    fn = (MEANS | PARTS)[name]
+
+    def reduced(rows: Any) -> Any:
+        def mean(values: Any) -> Any:
+            return FOUR.reduce("MEAN", values, axis=None)
+
+        [x] = FOUR.experimental_distribute_dataset([rows])
+        step = jd.function(lambda x: (mean if inside else lambda x: x)(FOUR.run(fn, (x,))))
+        return step(x) if inside else mean(step(x))
+
+    reduced(ROWS[:4])
+    if name in PARTS:
+        reduced(ROWS)
+        return
+    told = r"test_uneven_means.py:\d+ takes the mean of the replicas' means\. .* have 2, 2, 1, 0 rows\. HINT: add up"
+    with pytest.warns(RuntimeWarning, match=told):
+        reduced(ROWS)
+
+
+def test_a_variable_that_takes_the_mean() -> None:
+    average = jd.MirroredStrategy(4)
+    with average.scope():
+        v = jd.Variable(np.float32(0), aggregation="mean")
+
+    def replica(x: Any) -> None:
+        v.assign(x.mean())
+
+    [x] = average.experimental_distribute_dataset([ROWS])
+    with pytest.warns(RuntimeWarning, match="takes a mean over the replicas"):  # the user's own line
+        jd.function(lambda x: average.run(replica, (x,)))(x)
