@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from jaxtribute._src.core.callers import caller
+from jaxtribute._src.core.execution.interrupts import undisturbed
 from jaxtribute._src.core.types import Nest
 from jaxtribute.errors import ContextError
 
@@ -266,7 +267,8 @@ class Workers:
         with self._lock:
             taken = bool(self._idle) and self._idle.pop().give(job)
         if not taken:
-            _Worker(self, job).start()
+            # `threading` lists a thread whose start was interrupted for as long as the program runs.
+            undisturbed(_Worker(self, job).start)
 
     def wait_for_work(self, worker: _Worker) -> bool:
         """Keeps an idle thread ready; returns whether it got a job before its time was up."""

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
+from jaxtribute._src.core.execution.interrupts import undisturbed
 from jaxtribute.errors import InputError
 
 T = TypeVar("T")
@@ -37,6 +38,10 @@ class Threads:
 
     def run(self, job: _Job) -> None:
         """Runs a job in a thread."""
+        # A job without a thread would be the next one's first, and the next job would wait for it.
+        undisturbed(self._run, job)
+
+    def _run(self, job: _Job) -> None:
         shared = self._shared
         with shared.lock:
             # Through the queue, since a Thread keeps its arguments alive for as long as it runs.
