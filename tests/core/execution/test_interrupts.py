@@ -24,8 +24,7 @@ import jaxtribute as jd
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.execution.interrupts import Deferral
 from jaxtribute._src.core.execution.program import Program
-from jaxtribute._src.core.execution.rendezvous import Workers
-from jaxtribute._src.core.input.prefetch import Threads
+from jaxtribute._src.core.execution.threads import Workers
 from jaxtribute._src.core.values.stored import release, updating
 from replicas import here, mirrored, one_device, variable
 from samples import ALL_CASES
@@ -286,24 +285,23 @@ def test_any_moment_of_an_eager_step(name: str) -> None:
     assert interrupt_everywhere(Training(strategy_of(name), compiled=False), (OWN,), 15, nothing) > 10
 
 
-@pytest.mark.parametrize("begin", [lambda: Workers("worker").submit, lambda: Threads().run], ids=["replica", "input"])
-def test_any_moment_at_which_a_thread_starts(begin: Callable[[], Callable[[Callable[[], Any]], None]]) -> None:
+def test_any_moment_at_which_a_thread_starts() -> None:
     free, where, came = threading.Event(), (OWN, threading.__file__), 0
 
     def job() -> None:
         free.wait(60)
 
-    for at in range(0, moments(where, lambda: begin()(job)), 1 if ALL_CASES else 4):
-        start, ran = begin(), threading.Event()
+    for at in range(0, moments(where, lambda: Workers("worker").submit(job)), 1 if ALL_CASES else 4):
+        pool, ran = Workers("worker"), threading.Event()
         try:
             with deadline(60), Moments(where, at):
-                start(job)
+                pool.submit(job)
         except Interrupted:
             came += 1
         # Nothing that only seems to run is left, and what comes next waits for no job of before.
         assert [thread for thread in threading.enumerate() if thread.ident is None] == []
         with Moments(where):  # what runs without it is told of from its second call on, as above
-            start(ran.set)
+            pool.submit(ran.set)
         assert ran.wait(20)
     free.set()
     assert came > 10
@@ -447,7 +445,7 @@ def test_an_interrupted_lockstep_run_waits_for_nobody() -> None:
         return here().all_reduce("SUM", total)
 
     strategy.run(fn)
-    where = (OWN + "/_src/core/execution/rendezvous", OWN + "/_src/core/execution/rendezvous")
+    where = (OWN + "/_src/core/execution/rendezvous", OWN + "/_src/core/execution/threads")
     total = moments(where, lambda: strategy.run(fn))
     came = 0
     for at in range(total):

@@ -10,6 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
+from jaxtribute._src.core.execution import threads
 from jaxtribute._src.core.input import prefetch
 from jaxtribute._src.core.values.distributed import PerReplica
 from jaxtribute._src.core.values.mesh import ReplicaMesh
@@ -291,16 +292,17 @@ def test_threads_end_with_their_iterators() -> None:
         assert not thread.is_alive()
 
 
-def test_a_thread_serves_the_next_pass_and_then_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "_IDLE_SECONDS", 60)
+def test_a_thread_serves_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "IDLE_SECONDS", 60)
+    monkeypatch.setattr(prefetch, "_threads", pool := threads.Workers("jaxtribute-prefetch"))
     dataset = distribute(make_numpy_dataset(np.arange(8)).batch(2))
     before, names = set(threading.enumerate()), set[int | None]()
     for _ in range(4):
         assert len(list(dataset)) == 4
         names |= {thread.ident for thread in set(threading.enumerate()) - before}
     assert len(names) == 1
-    del dataset
-    gc.collect()
+    monkeypatch.setattr(threads, "IDLE_SECONDS", 0)
+    pool.submit(lambda: None)
 
 
 @pytest.mark.slow

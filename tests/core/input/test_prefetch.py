@@ -8,14 +8,16 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from jaxtribute._src.core.execution import threads
 from jaxtribute._src.core.input import prefetch
-from jaxtribute._src.core.input.prefetch import Prefetcher, Threads
+from jaxtribute._src.core.input.prefetch import Prefetcher
 from jaxtribute.errors import InputError
 
 
@@ -131,40 +133,6 @@ def test_settings_of_the_thread_that_starts_it_hold_in_it() -> None:
     assert dtype == np.dtype("int64")
 
 
-def threads_of(work: Callable[[], Any]) -> list[threading.Thread]:
-    """The threads that some work leaves running."""
-    before = set(threading.enumerate())
-    work()
-    return [thread for thread in threading.enumerate() if thread not in before]
-
-
-def test_a_pass_left_half_way_does_not_keep_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "_IDLE_SECONDS", 60)
-    threads = Threads()
-    left = threads_of(lambda: Prefetcher(producer(itertools.count()), nothing, 1, threads).get())
-    gc.collect()
-    for thread in left:
-        thread.join(10)
-        assert not thread.is_alive()
-
-
-def test_a_pass_that_failed_does_not_keep_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "_IDLE_SECONDS", 60)
-    threads = Threads()
-
-    def fail() -> int:
-        raise OSError("gone")
-
-    prefetcher = Prefetcher(fail, nothing, 1, threads)
-    with pytest.raises(OSError, match="gone"):
-        prefetcher.get()
-    prefetcher.close()
-    for thread in threading.enumerate():
-        if thread.name == "jaxtribute-prefetch":
-            thread.join(10)
-            assert not thread.is_alive()
-
-
 class SlowLock:
     """A lock that a prefetching thread takes late."""
 
@@ -180,37 +148,43 @@ class SlowLock:
         self._lock.release()
 
 
-def test_a_pass_that_ended_lends_its_thread_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "_IDLE_SECONDS", 60)
-    kept = [Threads()]
+def one_pass(how: str) -> threading.Thread:
+    """The thread of a pass that is closed at its end, at an error, or half way."""
+    seen: list[threading.Thread] = []
 
-    def one_pass() -> set[int]:
-        idents: set[int] = set()
-
-        def produce() -> int:
-            idents.add(threading.get_ident())
+    def produce() -> int:
+        seen.append(threading.current_thread())
+        if how == "fails":
+            raise OSError("gone")
+        if how == "ends":
             raise StopIteration
+        return 1
 
-        prefetcher = Prefetcher(produce, nothing, 1, kept[0])
-        assert drain(prefetcher) == []
-        prefetcher.close()
-        return idents
+    prefetcher = Prefetcher(produce, nothing, 1)
+    with pytest.raises(OSError, match="gone") if how == "fails" else nullcontext():
+        next(iter(prefetcher.get, None), None)
+    prefetcher.close()
+    return seen[0]
 
-    monkeypatch.setattr(kept[0]._shared, "lock", SlowLock())  # pyright: ignore[reportPrivateUsage]
-    (left,) = threads_of(one_pass)
-    assert one_pass() == {left.ident}, "it is idle once a pass has been closed, however slow it is"
-    kept.clear()
+
+@pytest.mark.parametrize("how", ["ends", "fails", "is left"])
+def test_a_pass_that_was_closed_lends_its_thread_to_the_next(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "IDLE_SECONDS", 60)
+    pool = threads.Workers("jaxtribute-prefetch")
+    monkeypatch.setattr(pool, "_lock", SlowLock())
+    monkeypatch.setattr(prefetch, "_threads", pool)
+    first = one_pass(how)
+    assert one_pass("ends") is first, "it is idle once a pass has been closed, however slow it is"
+    monkeypatch.setattr(threads, "IDLE_SECONDS", 0.01)
+    assert one_pass(how) is first
+    first.join(10)
+    assert not first.is_alive(), "an idle thread ends"
+    assert one_pass("ends") is not first
+
+
+def test_a_pass_that_is_dropped_half_way_does_not_keep_its_thread() -> None:
+    seen: list[threading.Thread] = []
+    Prefetcher(lambda: seen.append(threading.current_thread()), nothing, 1).get()
     gc.collect()
-    left.join(10)
-    assert not left.is_alive()
-
-
-def test_an_idle_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "_IDLE_SECONDS", 0.01)
-    threads = Threads()
-    assert drain(Prefetcher(producer(iter([1])), nothing, 1, threads)) == [1]
-    for thread in threading.enumerate():
-        if thread.name == "jaxtribute-prefetch":
-            thread.join(10)
-            assert not thread.is_alive()
-    assert drain(Prefetcher(producer(iter([2])), nothing, 1, threads)) == [2]
+    seen[0].join(10)
+    assert not seen[0].is_alive()

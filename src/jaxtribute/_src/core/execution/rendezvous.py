@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from enum import Enum
 from operator import attrgetter
 from typing import Any
 
 from jaxtribute._src.core.callers import caller
-from jaxtribute._src.core.execution.interrupts import undisturbed
+from jaxtribute._src.core.execution.threads import Signal, Workers
 from jaxtribute._src.core.types import Nest
 from jaxtribute.errors import ContextError
 
@@ -118,6 +116,11 @@ class Rendezvous:
         outcome, replica.result = replica.result, None
         return outcome
 
+    def _run_alone(self, index: int, left: Signal) -> None:
+        """Runs replica `index` in another thread."""
+        self._run_new(index)
+        left.give()
+
     def _run_new(self, index: int) -> None:
         """Runs replica `index` from its start, then those after it that nobody runs yet; raises nothing."""
         try:
@@ -163,7 +166,7 @@ class Rendezvous:
             new = self._next(_State.NEW)
             if new is not None:
                 self._left.append(left := Signal())
-                _workers.submit(lambda: (self._run_new(new), left.give()))
+                _workers.submit(lambda: self._run_alone(new, left))
                 return
             self._bring_together()
         state = _State.READY if self._error is None else _State.PARKED
@@ -224,96 +227,7 @@ class Rendezvous:
         )
 
 
-IDLE_SECONDS = 0.5
-"""Seconds that a thread waits for more work before it ends."""
 REST_SECONDS = 2.0
 """Seconds that an interrupt waits for what other threads do in the step; longer would be no interrupt."""
-
-
-class Signal:
-    """Lets one thread wait until another gives the sign; a bare lock, as `threading`'s own are slow to hand over."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def give(self) -> None:
-        """Lets the waiting thread, or the next that comes, go on; a sign that nobody took yet stays one."""
-        # A lock that is let go twice raises. Two signs are one here: `_abandon` gives one to all, whoever has one.
-        with suppress(RuntimeError):
-            self._lock.release()
-
-    def take(self, timeout: float = -1) -> bool:
-        """Waits for the sign, at most `timeout` seconds if that is not negative; returns whether it came."""
-        return self._lock.acquire(timeout=timeout)
-
-
-class Workers:
-    """A few threads that run one job after the other and end themselves when none comes.
-
-    Args:
-      name: prefix of the threads' names.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._lock = threading.Lock()
-        self._idle: list[_Worker] = []
-
-    def submit(self, job: Callable[[], object]) -> None:
-        """Runs `job` in a thread of its own; it must not raise."""
-        with self._lock:
-            taken = bool(self._idle) and self._idle.pop().give(job)
-        if not taken:
-            # `threading` lists a thread whose start was interrupted for as long as the program runs.
-            undisturbed(_Worker(self, job).start)
-
-    def wait_for_work(self, worker: _Worker) -> bool:
-        """Keeps an idle thread ready; returns whether it got a job before its time was up."""
-        with self._lock:
-            self._idle.append(worker)
-        # Threads are kept for a moment, as the next step needs as many again; and not for ever, as a program that
-        # trains no more should have none.
-        if worker.ready.take(IDLE_SECONDS):
-            return True
-        with self._lock:
-            if worker in self._idle:
-                self._idle.remove(worker)
-                return False
-        # A job is given at the last moment, or its giver has been interrupted before it could.
-        with self._lock:
-            worker.ended = not worker.ready.take(0)
-        return not worker.ended
-
-
-class _Worker(threading.Thread):
-    def __init__(self, pool: Workers, job: Callable[[], object]) -> None:
-        super().__init__(name=pool.name, daemon=True)
-        self._pool, self._job = pool, job
-        self.ready = Signal()
-        self.ended = False
-
-    def give(self, job: Callable[[], object]) -> bool:
-        """Hands over a job; returns whether the thread is still there to do it."""
-        if self.ended:
-            return False
-        self._job = job
-        self.ready.give()
-        return True
-
-    def run(self) -> None:
-        more = True
-        while more:
-            job, self._job = self._job, _nothing
-            job()
-            del job
-            more = self._pool.wait_for_work(self)
-
-
-def _nothing() -> None:
-    pass
-
 
 _workers = Workers("jaxtribute-replica")

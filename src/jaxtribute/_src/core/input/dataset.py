@@ -13,7 +13,6 @@ from jaxtribute._src.core.input.iterator import DistributedIterator
 from jaxtribute._src.core.input.options import InputContext, InputOptions, InputReplicationMode
 from jaxtribute._src.core.input.placement import Placement, check_shard, to_devices, to_host
 from jaxtribute._src.core.input.policy import Sharding, resolve
-from jaxtribute._src.core.input.prefetch import Threads
 from jaxtribute._src.core.input.sources import Source, adapt
 from jaxtribute._src.core.input.splitting import Shard
 from jaxtribute._src.core.input.worker_steps import FunctionSteps, GlobalSteps, LocalSteps, WorkerSteps
@@ -49,7 +48,6 @@ class DistributedDataset(Generic[E]):
         self._shard = shard
         self._options = options
         self._agree = agree or alone
-        self._threads = Threads()
         self._passes = 0
         self._reshuffles = True
 
@@ -61,7 +59,6 @@ class DistributedDataset(Generic[E]):
             lambda: self.element_spec,
             self._shard,
             buffer=self._options.experimental_per_replica_buffer_size,
-            threads=self._threads,
         )
 
     @cached_property

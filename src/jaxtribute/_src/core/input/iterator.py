@@ -14,7 +14,7 @@ import jax
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.execution.feeds import Drawn, EndOfData, Feed, Optional
 from jaxtribute._src.core.input.placement import Apart, Placement
-from jaxtribute._src.core.input.prefetch import Prefetcher, Threads
+from jaxtribute._src.core.input.prefetch import Prefetcher
 from jaxtribute._src.core.input.splitting import Shard
 from jaxtribute._src.core.input.worker_steps import WorkerSteps
 from jaxtribute._src.core.observers import INPUT, observed
@@ -27,7 +27,7 @@ _FORMAT = 1
 class DistributedIterator(Feed, Generic[E]):
     """Iterates over a distributed dataset, preparing elements ahead of their use.
 
-    Made by `iter(distributed_dataset)`. Dropping it at any point, or `close()`, ends its thread.
+    Made by `iter(distributed_dataset)`. Dropping it at any point, or `close()`, ends its reading.
 
     Examples:
       >>> strategy = jd.MirroredStrategy(2)
@@ -50,7 +50,6 @@ class DistributedIterator(Feed, Generic[E]):
         shard: Shard,
         *,
         buffer: int,
-        threads: Threads,
     ) -> None:
         self._open_pass = open_pass
         self._epoch = epoch
@@ -59,7 +58,6 @@ class DistributedIterator(Feed, Generic[E]):
         self._spec = spec
         self._shard = shard
         self._buffer = buffer
-        self._threads = threads
         self._prefetcher: Prefetcher[tuple[Nest, dict[str, Any]]] | None = None
         self._position: dict[str, Any] | None = None
         self._closed = False
@@ -96,7 +94,7 @@ class DistributedIterator(Feed, Generic[E]):
         if self._prefetcher is None:
             # Not `self`: the thread would keep alive an iterator that nobody uses any more, and so never end.
             steps, place = self._steps, self._place
-            self._prefetcher = Prefetcher(lambda: _make(steps, place), steps.close, self._buffer, self._threads)
+            self._prefetcher = Prefetcher(lambda: _make(steps, place), steps.close, self._buffer)
         element, self._position = self._prefetcher.get()
         return element.join() if isinstance(element, Apart) else element
 

@@ -13,77 +13,15 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
-from jaxtribute._src.core.execution.interrupts import undisturbed
+from jaxtribute._src.core.execution.threads import Workers
 from jaxtribute.errors import InputError
 
 T = TypeVar("T")
 
 _JOIN_SECONDS = 10.0
-_IDLE_SECONDS = 1.0
 
-_Job = Callable[[], "Callable[[], None] | None"]
-"""Work for a thread. It returns what to call once the thread is idle, or None if the thread is to end."""
-
-
-class Threads:
-    """Lends threads to the passes over one dataset.
-
-    The thread of a pass that came to its end waits a second for the next pass. A new thread for each epoch would
-    allocate its batches in a malloc arena of its own, and memory would grow with the epochs.
-    """
-
-    def __init__(self) -> None:
-        self._shared = shared = _Shared()
-        weakref.finalize(self, shared.jobs.put, None)
-
-    def run(self, job: _Job) -> None:
-        """Runs a job in a thread."""
-        # A job without a thread would be the next one's first, and the next job would wait for it.
-        undisturbed(self._run, job)
-
-    def _run(self, job: _Job) -> None:
-        shared = self._shared
-        with shared.lock:
-            # Through the queue, since a Thread keeps its arguments alive for as long as it runs.
-            shared.jobs.put(job)
-            if shared.idle:
-                # Counted down here, not by the thread: the next job must not count on the same one.
-                shared.idle -= 1
-                return
-        threading.Thread(target=_serve, args=(shared,), name="jaxtribute-prefetch", daemon=True).start()
-
-
-class _Shared:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self.idle = 0
-
-
-def _serve(shared: _Shared) -> None:
-    while True:
-        try:
-            job = shared.jobs.get(timeout=_IDLE_SECONDS)
-        except queue.Empty:
-            # Looked at once more under the lock: a job may have come since, for which this thread was counted on.
-            with shared.lock:
-                if shared.jobs.empty():
-                    shared.idle -= 1
-                    return
-            continue
-        if job is None:
-            # Tell the next idle thread as well.
-            shared.jobs.put(None)
-            return
-        ended = job()
-        # What the job holds must not live on while the thread waits.
-        del job
-        if ended is None:
-            return
-        with shared.lock:
-            shared.idle += 1
-        ended()
-        del ended
+# A new thread for each epoch would allocate its batches in a malloc arena of its own, and memory would grow with them.
+_threads = Workers("jaxtribute-prefetch")
 
 
 class Prefetcher(Generic[T]):
@@ -95,12 +33,9 @@ class Prefetcher(Generic[T]):
       produce: makes the next element; `StopIteration` ends the data. Called in the thread only.
       release: called once in the thread when nothing more will be produced.
       buffer: elements that may wait; at least 1.
-      threads: lends the thread.
     """
 
-    def __init__(
-        self, produce: Callable[[], T], release: Callable[[], None], buffer: int, threads: Threads | None = None
-    ) -> None:
+    def __init__(self, produce: Callable[[], T], release: Callable[[], None], buffer: int) -> None:
         self._channel = channel = _Channel(buffer)
         # The thread works in the scope of the one who iterates. JAX keeps its settings by thread instead.
         context = contextvars.copy_context()
@@ -110,7 +45,7 @@ class Prefetcher(Generic[T]):
         """The element that the last call took and an interrupt kept it from handing out."""
         self._free = partial(channel.places.put, True)
         self._finalizer = weakref.finalize(self, _stop, channel)
-        (threads or Threads()).run(lambda: context.run(_work, channel, produce, release, x64))
+        _threads.submit(lambda: context.run(_work, channel, produce, release, x64))
 
     def get(self) -> T:
         """Returns the next element, waiting for it if need be.
@@ -167,10 +102,8 @@ class _Channel:
             self.places.put(True)
 
 
-def _work(
-    channel: _Channel, produce: Callable[[], Any], release: Callable[[], None], x64: bool
-) -> Callable[[], None] | None:
-    """Fills the channel. Where the data came to its end, whoever waits for that shall find the thread idle."""
+def _work(channel: _Channel, produce: Callable[[], Any], release: Callable[[], None], x64: bool) -> Callable[[], None]:
+    """Fills the channel; whoever waits for the end finds the thread idle."""
     channel.thread = threading.get_ident()
     try:
         with jax.enable_x64(x64):
@@ -178,16 +111,11 @@ def _work(
             # memory too.
             while channel.places.get() and not channel.stopped:
                 channel.elements.put((produce(), None))
-        at_end = False
     except BaseException as error:  # noqa: BLE001  # it belongs to the thread that asks for the element
         channel.elements.put((None, error))
-        at_end = isinstance(error, StopIteration)
     finally:
         release()
-    if at_end:
-        return channel.working.release
-    channel.working.release()
-    return None
+    return channel.working.release
 
 
 def _stop(channel: _Channel) -> None:
