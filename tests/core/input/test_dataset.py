@@ -76,6 +76,19 @@ def test_one_replica_gets_plain_arrays() -> None:
     assert dataset.element_spec["y"] == ArraySpec((), np.int32)
 
 
+def test_the_number_of_batches() -> None:
+    rows = make_numpy_dataset(np.arange(10))
+    assert [len(distribute(rows.batch(4, drop_remainder=drop))) for drop in (False, True)] == [3, 2]
+    assert len(distribute([np.ones(4), np.ones(2)])) == 2
+    unknown = distribute(np.ones(4) for _ in range(2))
+    assert unknown
+    with pytest.raises(TypeError, match=r"how many batches.*HINT"):
+        len(unknown)
+    with pytest.raises(TypeError, match=r"how many batches.*HINT"):
+        len(distribute(rows.batch(4).repeat()))
+    assert len(list(unknown)) == 2
+
+
 def test_structures_are_kept() -> None:
     arrays = {"image": np.zeros((6, 4, 4, 3), np.uint8), "labels": (np.arange(6), {"a": np.arange(6)})}
     (first, second) = distribute(make_numpy_dataset(arrays).batch(4))
@@ -98,6 +111,11 @@ def test_unbatched_scalars_need_a_batch() -> None:
     dataset = distribute(make_numpy_dataset(np.ones(10, np.float32)))
     with pytest.raises(InputError, match=r"a scalar cannot be split over 2 replicas.*HINT: batch"):
         next(iter(dataset))
+
+
+def test_what_is_no_array_is_told_by_its_type() -> None:
+    with pytest.raises(InputError, match=r"element\['a'\] is a object, and no array. HINT.*flat_map"):
+        list(distribute([{"a": object(), "b": np.ones(3)}]))
 
 
 def test_unbatched_scalars_are_fine_for_one_replica() -> None:

@@ -107,6 +107,12 @@ def check_splittable(batch: Batch, replicas: int) -> int:
     if batch.total is not None:
         return batch.total
     paths = jax.tree.leaves_with_path(batch.tree)
+    for path, leaf in paths:
+        if leaf.dtype == object and not leaf.ndim and not isinstance(item := leaf.item(), str | bytes):
+            raise InputError(
+                f"{path_name(path)} is a {type(item).__name__}, and no array. HINT: make arrays of it first; of "
+                "windows, dataset.window(n, drop_remainder=True).flat_map(lambda window: window.batch(n))."
+            )
     scalars = ", ".join(path_name(path) for path, leaf in paths if not leaf.ndim) or "an element without arrays"
     raise InputError(f"{scalars}: a scalar cannot be split over {replicas} replicas. {_BATCH_FIRST}")
 

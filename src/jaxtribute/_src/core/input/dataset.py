@@ -61,6 +61,26 @@ class DistributedDataset(Generic[E]):
             buffer=self._options.experimental_per_replica_buffer_size,
         )
 
+    def __len__(self) -> int:
+        """The number of batches in a pass.
+
+        Raises:
+          TypeError: it is not known before one.
+        """
+        batches = self._batches()
+        if batches is None:
+            raise TypeError(
+                f"how many batches a pass over this {self.source.name} has is not known before its end. HINT: ask the "
+                "dataset before it is distributed, or count in the loop."
+            )
+        return batches
+
+    def __bool__(self) -> bool:
+        return True  # whatever its length, as `tf.data.Dataset`
+
+    def _batches(self) -> int | None:
+        return None
+
     @cached_property
     def _placement(self) -> Placement:
         # One for all passes, as it warns once of numbers that do not fit.
@@ -152,6 +172,10 @@ class _Rebatched(DistributedDataset[Any]):
         # Opened whole: the source is this worker's own part already.
         size = self._original.batch_size() or 0
         return LocalSteps(source.open(Shard()), shard, self._agree(), lambda: self._spec_of_source, size)
+
+    def _batches(self) -> int | None:
+        length = self._sharding.source.length() if self._sharding.kind == "global" else None
+        return length and length[0]
 
     @property
     def source(self) -> Source:
