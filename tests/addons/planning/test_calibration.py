@@ -29,7 +29,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
 
     def run_module(module: str, arguments: Sequence[str], devices: int, workers: int = 1) -> dict[str, Any]:
-        what, file, _, *rest = arguments
+        what, file, most, _, *rest = arguments
+        assert most == "0"
         calls.append((what, file != "-", rest, devices, workers))
         if file != "-":
             COST.save(Path(file))

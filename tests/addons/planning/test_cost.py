@@ -36,6 +36,19 @@ def test_lines_never_fall_and_never_start_below_zero(points: tuple[int, float, i
     assert Line.through(*points) == expected
 
 
+@given(st.integers(1, 200), st.integers(33, 200), st.floats(1, 1e3), st.floats(0.1, 1e3))
+def test_memory_that_bends_upwards_is_never_told_too_low(rows: int, many: int, buffer: float, each: float) -> None:
+    def held(count: int) -> float:
+        return 10 + max(buffer, each * count)  # gradients, or activations in the same scratch
+
+    line = Line.through(16, held(16), 32, held(32))
+    cost = replace(COST, memory=line, most=(many, held(many)))
+    known = min(rows, many)
+    assert cost.memory_on(2, known) >= held(known) * (1 - 1e-6) or known < 32
+    assert cost.memory_on(2, many) == pytest.approx(max(held(many), line.at(many)))
+    assert cost.known_rows == many
+
+
 def test_what_is_exchanged() -> None:
     assert COST.exchanged() == COST.collectives
     alone = replace(COST, replicas=1, collectives=())
@@ -46,6 +59,8 @@ def test_what_is_exchanged() -> None:
 def test_a_cost_can_be_saved(tmp_path: Path) -> None:
     COST.save(tmp_path / "step.json")
     assert StepCost.load(tmp_path / "step.json") == COST
+    replace(COST, most=(512, 3.0)).save(tmp_path / "step.json")
+    assert StepCost.load(tmp_path / "step.json").most == (512, 3.0)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])

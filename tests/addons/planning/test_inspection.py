@@ -10,8 +10,9 @@ import optax
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.addons.planning.inspection import look_at_script
+from jaxtribute._src.addons.planning.inspection import Looker, look_at_script
 from jaxtribute._src.addons.planning.report import cost_text
+from jaxtribute.experimental import observe
 from jaxtribute.planning import StepCost, cost_of
 from planning.scripts import VARIABLES, write
 
@@ -59,6 +60,34 @@ def test_operations_grow_with_the_examples(mirrored: StepCost) -> None:
 def test_memory_holds_the_variables_once(mirrored: StepCost) -> None:
     assert VARIABLES <= mirrored.memory.fixed < 2.6 * VARIABLES
     assert mirrored.memory.each >= 16 * 4
+
+
+def test_memory_of_a_larger_batch_is_that_of_the_compiled_step() -> None:
+    """With few examples the gradient's scratch hides the activations."""
+    strategy, x = jd.MirroredStrategy(["CPU:0", "CPU:1"]), np.ones((8, 64), np.float32)
+    with strategy.scope():
+        model = jd.Model([np.ones((64, 1024), np.float32), np.ones((1024, 8), np.float32)], optax.adam(0.1))
+
+    def loss(x: jax.Array) -> jax.Array:
+        first, second = model.value
+        return jd.nn.compute_average_loss(((jnp.tanh(x @ first) @ second) ** 2).mean(-1), global_batch_size=8)
+
+    step = jd.function(lambda batch: strategy.run(model.minimize, (loss, batch)))
+    looker = Looker(lambda found: [found.cost("step", most) for most in (0, 16, 65_536)], stop=False)
+    with observe(looker, "dispatch"):
+        step(next(iter(strategy.experimental_distribute_dataset([x]))))
+    least, few, large = looker.found
+    assert [one.known_rows for one in (least, few, large)] == [8, 16, 65_536]
+
+    def alone(parameters: Any, rows: Any) -> Any:
+        return jax.grad(lambda p: ((jnp.tanh(rows @ p[0]) @ p[1]) ** 2).mean())(parameters)
+
+    shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in ((64, 1024), (1024, 8), (65_536, 64))]
+    plain = jax.jit(alone).lower(shapes[:2], shapes[2]).compile().memory_analysis()
+    expected = plain.temp_size_in_bytes + plain.argument_size_in_bytes
+    assert large.memory_on(1, 65_536) == pytest.approx(expected, rel=0.1)
+    assert large.memory_on(1, 4) == least.memory_on(1, 4)
+    assert few.memory_on(1, 65_536) < 0.9 * expected, "a guess, which is said"
 
 
 def test_the_gradient_is_exchanged_with_the_loss(mirrored: StepCost) -> None:

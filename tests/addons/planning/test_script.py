@@ -18,14 +18,14 @@ def answer(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def test_cost(tmp_path: Path) -> None:
-    scripts.main("cost", str(tmp_path / "cost.json"), str(write(tmp_path)))
+    scripts.main("cost", str(tmp_path / "cost.json"), "0", str(write(tmp_path)))
     cost = StepCost.load(tmp_path / "cost.json")
     assert (cost.name, cost.batch, cost.replicas) == ("training.py", 24, 8)
 
 
 def test_shapes_cost_what_values_do(tmp_path: Path) -> None:
     for what in ("cost", "shapes"):
-        scripts.main(what, str(tmp_path / what), str(write(tmp_path)))
+        scripts.main(what, str(tmp_path / what), "0", str(write(tmp_path)))
     assert StepCost.load(tmp_path / "shapes") == StepCost.load(tmp_path / "cost")
 
 
@@ -33,7 +33,7 @@ def test_shapes_of_what_no_machine_holds(tmp_path: Path) -> None:
     script = tmp_path / "vast.py"
     vast = SOURCE.replace("np.zeros((16, 32), np.float32)", "jax.ShapeDtypeStruct((16, 1 << 30), np.float32)")
     script.write_text("import jax\n" + vast)
-    scripts.main("shapes", str(tmp_path / "cost.json"), str(script))
+    scripts.main("shapes", str(tmp_path / "cost.json"), "0", str(script))
     assert StepCost.load(tmp_path / "cost.json").parameters == 64 << 30
 
 
@@ -41,7 +41,7 @@ def test_shapes_have_no_values(tmp_path: Path) -> None:
     script = write(tmp_path)
     script.write_text(script.read_text().replace("data = ", "print(w.numpy())\ndata = "))
     with pytest.raises(DeviceError, match="has no values"):
-        scripts.main("shapes", str(tmp_path / "cost.json"), str(script))
+        scripts.main("shapes", str(tmp_path / "cost.json"), "0", str(script))
 
 
 def test_a_step_and_its_parts(
@@ -49,7 +49,7 @@ def test_a_step_and_its_parts(
 ) -> None:
     monkeypatch.setattr(probes, "FEWEST", 2)
     monkeypatch.setattr(probes, "MOST", 2)
-    scripts.main("measure", str(tmp_path / "cost.json"), str(write(tmp_path)))
+    scripts.main("measure", str(tmp_path / "cost.json"), "0", str(write(tmp_path)))
     found = answer(capsys)
     assert (found["batch"], found["replicas"]) == (24, 8)
     assert set(found["parts"]) == {"launch", "products", "passes", "collectives"}
@@ -61,5 +61,5 @@ def test_a_step_and_its_parts(
 
 
 def test_a_script_that_ends_too_soon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scripts.main("measure", "-", str(write(tmp_path)), "2")
+    scripts.main("measure", "-", "0", str(write(tmp_path)), "2")
     assert answer(capsys) == {}

@@ -58,7 +58,9 @@ class Comparison:
         return found | found.pop("parts") | {"predicted": self.predicted, "error": self.error}
 
 
-def script_cost(script: Path, arguments: Sequence[str], devices: int = 2, *, shapes: bool = False) -> StepCost:
+def script_cost(
+    script: Path, arguments: Sequence[str], devices: int = 2, *, shapes: bool = False, most: int = 0
+) -> StepCost:
     """Measures a script's step in a process of its own with so many devices.
 
     Args:
@@ -67,6 +69,7 @@ def script_cost(script: Path, arguments: Sequence[str], devices: int = 2, *, sha
       devices: logical CPU devices.
       shapes: True to give variables shapes and no memory: a model may be larger than the machine, and what needs the
         value of a variable before the first step is an error.
+      most: the global batch that predictions are asked for; 0 for the script's.
 
     Raises:
       ArgumentError: there is no such script.
@@ -76,7 +79,7 @@ def script_cost(script: Path, arguments: Sequence[str], devices: int = 2, *, sha
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory, "cost.json")
         what = "shapes" if shapes else "cost"
-        run_module(_SCRIPT, [what, str(out), str(script), *with_devices(arguments, devices)], devices)
+        run_module(_SCRIPT, [what, str(out), str(most), str(script), *with_devices(arguments, devices)], devices)
         return StepCost.load(out)
 
 
@@ -121,7 +124,7 @@ def calibrate_processes(script: Path, arguments: Sequence[str], workers: int) ->
 def _compare(script: Path, arguments: Sequence[str], each: int, workers: int, cost: str) -> Comparison:
     given, devices = with_devices(arguments, each), each * workers
     # In processes of their own: the number of logical devices is fixed once JAX has started.
-    answer = run_module(_SCRIPT, ["measure", cost, str(script), *given], each, workers)
+    answer = run_module(_SCRIPT, ["measure", cost, "0", str(script), *given], each, workers)
     # The measurement ends the script; one that ends before has not been measured.
     if not answer:
         raise ArgumentError(f"{script} ended within two steps. HINT: let it train for longer; it is stopped.")

@@ -46,7 +46,9 @@ class StepCost:
       replicas: how many replicas the program that was looked at has.
       flops: floating-point operations.
       traffic: bytes that operations read and write.
-      memory: bytes of variables, arguments, results and scratch.
+      memory: bytes of variables, arguments, results and scratch, up to the examples that were seen.
+      most: the examples on a device, and the bytes of memory, of a larger step that was compiled: what is scratch for
+        few examples, such as the gradients, hides that activations grow. None if that is not known.
       collectives: what the replicas exchange.
       parameters: bytes of the variables that a step changes and trains, which bound what must be exchanged.
       half: whether the matrix products are of 16-bit numbers.
@@ -73,12 +75,27 @@ class StepCost:
     sharded: int = 0
     budget: str = ""
     per_replica: int = 1
+    most: tuple[int, float] | None = None
 
     def memory_on(self, replicas: int, rows: float) -> float:
         """Bytes on each of so many devices, among which slices, and from four on large slots, are shared out."""
         share, seen = (1 / count if count >= _MANY_REPLICAS else 1.0 for count in (replicas, self.replicas))
         in_slices = self.sharded * (1 / replicas - 1 / self.replicas)
-        return self.memory.at(rows) + self.slots * (share - seen) + in_slices
+        return self._held(rows) + self.slots * (share - seen) + in_slices
+
+    def _held(self, rows: float) -> float:
+        """Bytes for so many examples; between those that were compiled rather too many, as memory bends upwards."""
+        few = max(self.batch // self.replicas, 1)
+        if self.most is None or rows <= few:
+            return self.memory.at(rows)
+        many, high = self.most
+        low = self.memory.at(few)
+        return max(self.memory.at(rows), low + (high - low) / (many - few) * (rows - few))
+
+    @property
+    def known_rows(self) -> int:
+        """The examples on a device up to which memory is known; for more it is a guess."""
+        return self.most[0] if self.most is not None else max(self.batch // self.replicas, 1)
 
     @property
     def within(self) -> tuple[Collective, ...]:
@@ -116,6 +133,7 @@ class StepCost:
                 raise ValueError("another format")
             for name in ("flops", "traffic", "memory"):
                 data[name] = Line(**data[name])
+            data["most"] = tuple(data["most"]) if data.get("most") else None
             data["collectives"] = tuple(
                 Collective(
                     one["kind"], tuple(one["parts"]), groups=tuple(map(tuple, one["groups"])), times=one["times"]

@@ -105,8 +105,13 @@ class Step:
         used, _ = Programs.pruned(whole, Programs.opened(whole).outvars)
         return Programs.opened(used)
 
-    def cost(self, name: str) -> StepCost:
-        """Cost of the step, seen at two sizes of the batch to tell what is fixed."""
+    def cost(self, name: str, most: int = 0) -> StepCost:
+        """Cost of the step, seen at two sizes of the batch to tell what is fixed.
+
+        Args:
+          name: where the step was found.
+          most: a global batch that is asked for; its memory on one device is compiled as well.
+        """
         rows = max(self.batch // self.replicas, 1)
         fewer = max(rows // 2, 1)
         # At two batch sizes: what is equal in both, such as the update of the weights, is the fixed part.
@@ -140,7 +145,19 @@ class Step:
             slots=self._slots(),
             sharded=self._sharded(),
             per_replica=self.per_replica,
+            most=self._most(max(most, self.batch), rows) if exact else None,
         )
+
+    def _most(self, many: int, rows: int) -> tuple[int, float] | None:
+        """The memory of a step of `many` examples on each device, if those are more than `rows`."""
+        if many <= rows:
+            return None
+        try:
+            return many, _quantities(self.lower(many).compile())[2]
+        except JaxtributeError:
+            raise
+        except Exception:  # noqa: BLE001  # as above
+            return None
 
     def _slots(self) -> int:
         """Bytes of the slots that more replicas than these would share out, or that these do."""

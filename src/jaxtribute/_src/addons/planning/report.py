@@ -77,12 +77,23 @@ _WELL_USED = 0.8
 """The efficiency from which on devices count as well used."""
 
 
-def summary_text(curve: Sequence[Prediction]) -> str:
+def summary_text(curve: Sequence[Prediction], known_rows: int) -> str:
     """A line on how many devices a step needs, with how many it is fastest, and how many it uses well.
 
     Args:
       curve: predictions for growing numbers of devices.
+      known_rows: the examples on a device up to which memory is known.
     """
+    guess = ""
+    if max(one.rows for one in curve) > known_rows:
+        guess = (
+            f" Memory for more than {known_rows:,} examples on a device is a guess, which may be much too low. HINT: "
+            "plan the script itself with this --batch, or give it a larger batch."
+        )
+    return _summary(curve) + guess
+
+
+def _summary(curve: Sequence[Prediction]) -> str:
     fitting = [one for one in curve if one.fits]
     if not fitting:
         return "It fits on none of these numbers of devices."

@@ -69,13 +69,13 @@ class Measurer(Observer):
         raise Finished
 
 
-def main(what: str, file: str, script: str, *arguments: str) -> None:
+def main(what: str, file: str, most: str, script: str, *arguments: str) -> None:
     """Does one of these and answers on standard output."""
     answer: dict[str, Any] = {}
     if what in ("cost", "shapes"):
         described = described_devices(jax.devices()) if what == "shapes" else nullcontext()
         with described, telling(f"looking for the first step of {Path(script).name}"):
-            cost = look_at_script(Path(script), arguments, lambda step: step.cost(Path(script).name))
+            cost = look_at_script(Path(script), arguments, lambda step: step.cost(Path(script).name, int(most)))
         # All processes have seen the same step, and one of them writes.
         if jax.process_index() == 0:
             cost.save(Path(file))

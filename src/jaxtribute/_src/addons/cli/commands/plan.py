@@ -244,7 +244,7 @@ def _known(arguments: argparse.Namespace) -> tuple[StepCost, list[Comparison]]:
         return cost, found
     if saved:
         return StepCost.load(arguments.step), []
-    return script_cost(arguments.step, arguments.arguments, shapes=arguments.shapes), []
+    return script_cost(arguments.step, arguments.arguments, shapes=arguments.shapes, most=arguments.batch or 0), []
 
 
 def _predict(
@@ -275,7 +275,7 @@ def _predict(
     mine = on(cluster)
     curve = list(map(on, map(cluster.with_size, counts)))
     console.print("", report.table(cluster, curve))
-    console.print(f"\n{report.summary_text(curve)}", highlight=False)
+    console.print(f"\n{report.summary_text(curve, cost.known_rows)}", highlight=False)
     answer |= {"prediction": report.as_dict(mine), "curve": list(map(report.as_dict, curve))}
     if arguments.examples:
         whole = epoch(cost, cluster, mine, arguments.examples, measured)
