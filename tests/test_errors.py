@@ -29,6 +29,7 @@ BUILTINS = {
     "ShapeError": ValueError,
     "StrategyMixError": RuntimeError,
     "TraceError": RuntimeError,
+    "UnsupportedError": NotImplementedError,
     "VariableError": ValueError,
 }
 

@@ -10,6 +10,7 @@ Each error also inherits the builtin that Python code would expect at that place
     ├── TraceError           (RuntimeError)  a function that cannot be compiled as written
     ├── ArgumentError        (ValueError)    an argument that cannot be used
     │   ├── ArgumentTypeError (TypeError)    an argument of a wrong type
+    │   │   └── UnsupportedError (NotImplementedError)  one that TensorFlow does not support here either
     │   └── ShapeError       (ValueError)    shapes that do not fit, between replicas or for an assignment
     ├── VariableError        (ValueError)    a variable created, read or written against its policy
     │   └── AggregationError (NotImplementedError)  writes of several replicas that its aggregation cannot join
@@ -75,6 +76,10 @@ class AggregationError(VariableError, NotImplementedError):
 
 class InputError(JaxtributeError, ValueError):
     """A dataset cannot be distributed as asked."""
+
+
+class UnsupportedError(ArgumentTypeError, NotImplementedError):
+    """A call that TensorFlow has under this name, and does not support either."""
 
 
 class OutOfRangeError(JaxtributeError, IndexError):

@@ -83,7 +83,7 @@ def test_memory_of_a_larger_batch_is_that_of_the_compiled_step() -> None:
         return jax.grad(lambda p: ((jnp.tanh(rows @ p[0]) @ p[1]) ** 2).mean())(parameters)
 
     shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in ((64, 1024), (1024, 8), (65_536, 64))]
-    plain = jax.jit(alone).lower(shapes[:2], shapes[2]).compile().memory_analysis()
+    plain: Any = jax.jit(alone).lower(shapes[:2], shapes[2]).compile().memory_analysis()
     expected = plain.temp_size_in_bytes + plain.argument_size_in_bytes
     assert large.memory_on(1, 65_536) == pytest.approx(expected, rel=0.1)
     assert large.memory_on(1, 4) == least.memory_on(1, 4)

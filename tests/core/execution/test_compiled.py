@@ -3,6 +3,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -215,6 +216,20 @@ def test_a_variable_that_would_diverge() -> None:
     with pytest.raises(VariableError, match=r"w:0 would get a different value on each of 2 replicas.*HINT: reduce"):
         execute("compiled", strategy, lambda: here().merge_call(merged, (fraction(),)))
     assert v.numpy() == 1.0
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+def test_what_was_made_outside_of_the_scope(how: str) -> None:
+    strategy = mirrored(2)
+    v = jd.Variable(1.0, name="w")
+    optimizer = jd.Optimizer(optax.sgd(0.1), [v])
+
+    def step() -> None:
+        _, grads = jd.value_and_grad(lambda: v * fraction(), [v])()
+        optimizer.apply_gradients(grads)
+
+    with pytest.raises((VariableError, StrategyMixError), match=r"HINT: make .*scope"):
+        execute(how, strategy, step)
 
 
 def test_a_failing_replica_function_leaves_the_variables() -> None:

@@ -252,7 +252,7 @@ def test_what_is_no_dataset() -> None:
 
 
 def test_per_replica_is_for_functions() -> None:
-    with pytest.raises(InputError, match=r"distribute_datasets_from_function"):
+    with pytest.raises(NotImplementedError, match=r"distribute_datasets_from_function"):
         distribute([], experimental_replication_mode=PER_REPLICA)
 
 

@@ -200,7 +200,7 @@ def check_enterable(strategy: Strategy, what: str) -> None:
     if strategy.is_default:
         raise StrategyMixError(
             f"{what}: the default strategy must not nest inside the scope of {type(now).__name__}. "
-            "HINT: leave that scope first."
+            "HINT: make its jd.Model or optimizer in that scope, or leave the scope first."
         )
     raise StrategyMixError(
         f"{what}: mixing {type(strategy).__name__} with {type(now).__name__}, whose scope is active. HINT: leave "

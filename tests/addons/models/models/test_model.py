@@ -272,6 +272,25 @@ def test_modules_with_a_type_of_their_own_are_told_beside_precision() -> None:
     assert ["f32[4,2] = dot_general" in program for program in programs] == [True, False]
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_list_of_gradients_is_not_taken_in_the_order_of_sorted_names(kind: Any, inner: bool) -> None:
+    """JAX sorts the names of a dictionary; the user's list may be in the order of its items."""
+    params: Any = {"w": jnp.zeros(2), "b": jnp.zeros(2)}
+    model = jd.Model([params] if inner else params, optax.sgd(1.0))
+    grads = [jnp.full(2, 1.0), jnp.full(2, 5.0)]
+    with pytest.raises(ArgumentError, match=r"a list of gradients.*sorts by name.*HINT"):
+        model.apply_gradients(kind(grads))
+    assert [float(v.numpy()[0]) for v in model.trainable_variables] == [0, 0]
+    model.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+    nest: Any = {"b": grads[1], "w": grads[0]}
+    model.apply_gradients([nest] if inner else nest)
+    assert sorted(float(v.numpy()[0]) for v in model.trainable_variables) == [-6, -6]
+    ordered = jd.Model({"b": jnp.zeros(2), "w": jnp.zeros(2)}, optax.sgd(1.0))
+    ordered.apply_gradients(kind(grads))
+    assert {name: float(value[0]) for name, value in ordered.value.items()} == {"b": -1, "w": -5}
+
+
 def test_accumulated_gradients_make_one_update() -> None:
     model = made(mirrored(2), Affine(), optax.sgd(1.0), accumulate_steps=2)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -89,12 +89,18 @@ class Outline:
       leaves: its leaves, None in place of each array.
       places: which of the leaves are arrays.
       parts: the arrays.
+      keys: what `_keys` gives of the nest.
     """
 
     def __init__(
-        self, structure: jax.tree_util.PyTreeDef, leaves: Sequence[Any], places: Sequence[int], parts: Sequence[Part]
+        self,
+        structure: jax.tree_util.PyTreeDef,
+        leaves: Sequence[Any],
+        places: Sequence[int],
+        parts: Sequence[Part],
+        keys: Any,
     ) -> None:
-        self._structure, self._leaves, self._places = structure, leaves, places
+        self._structure, self._leaves, self._places, self._keys = structure, leaves, places, keys
         self._trained = [part.kind is Kind.PARAMETER for part in parts]
 
     def of_arrays(self, leaves: Sequence[Any]) -> list[Any]:
@@ -103,7 +109,7 @@ class Outline:
 
     def training(self, parts: Sequence[Part]) -> Outline:
         """The same nest with other parts as parameters."""
-        return Outline(self._structure, self._leaves, self._places, parts)
+        return Outline(self._structure, self._leaves, self._places, parts, self._keys)
 
     def wider_than(self, dtype: Any, model: Nest) -> list[str]:
         """None: a nest has no types of its own."""
@@ -134,7 +140,7 @@ class Outline:
     def nest(self, leaves: Sequence[Any]) -> Any:
         """A nest of the whole structure with None for everything that is no parameter, as `equinox.partition` gives."""
         rest = iter(leaves)
-        return self.build_sparse([next(rest) if trained else None for trained in self._trained])
+        return _in_order(self.build_sparse([next(rest) if trained else None for trained in self._trained]), self._keys)
 
     def build_sparse(self, values: Sequence[Any]) -> Any:
         """A new nest with None in place of all leaves that are no arrays."""
@@ -156,7 +162,23 @@ def _apart(nest: Nest, kind: Callable[[Any], Kind]) -> tuple[list[Part], Outline
         leaves.append(None)  # an outline holds no arrays: their present values are in variables
         places.append(place)
         parts.append(Part(tuple(map(Nests.step_of, path)), leaf, kind(leaf)))
-    return parts, Outline(structure, leaves, places, parts)
+    return parts, Outline(structure, leaves, places, parts, _keys(nest))
+
+
+def _keys(nest: Any) -> Any:
+    """The order in which the user's dictionaries have their items, which JAX sorts; None where there is none."""
+    if type(nest) is dict:
+        return {key: _keys(value) for key, value in cast("dict[Any, Any]", nest).items()}
+    return list(map(_keys, cast("Sequence[Any]", nest))) if type(nest) in (list, tuple) else None
+
+
+def _in_order(nest: Any, keys: Any) -> Any:
+    """The nest with its dictionaries in the user's order: a list of gradients may be meant in it."""
+    if isinstance(keys, dict):
+        return {key: _in_order(nest[key], inner) for key, inner in cast("dict[Any, Any]", keys).items()}
+    if isinstance(keys, list):
+        return type(nest)(map(_in_order, nest, cast("list[Any]", keys)))
+    return nest
 
 
 def _check_numbers(model: Nest) -> None:

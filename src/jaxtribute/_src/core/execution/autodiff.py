@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core import settings
+from jaxtribute._src.core.callers import caller
 from jaxtribute._src.core.context import Context, entered
 from jaxtribute._src.core.execution.budgets import Budget, asked_for, checked, within_budget
 from jaxtribute._src.core.execution.nests import flatten, is_array, opened
@@ -169,6 +171,9 @@ def _differentiated(
         def under(overlay: Overlay) -> Any:
             with entered(Context(context.strategy, context.replica, overlay)):
                 result = fn(*args, **kwargs)
+            if not (overlay.is_read or by_rows):
+                told = "reads none of its variables: gradients of zero. HINT: read them in it, as model.value"
+                warnings.warn(f"{caller()}: a loss {told}; what was read before is a constant.", stacklevel=2)
             written[:] = overlay.written
             value, aux = result if has_aux else (result, None)
             if as_arrays:  # a checkpointed function returns arrays only

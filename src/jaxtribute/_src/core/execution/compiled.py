@@ -198,9 +198,11 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
     # A mirrored variable keeps one array for all replicas: values that may differ would silently become replica 0's.
     for variable, varies in zip(plan.written, plan.varying[results : results + written], strict=True):
         if varies and not variable.policy.split:
+            hint = "reduce the value before it is assigned, or create the variable with an aggregation."
+            if variable.distribute_strategy.is_default:
+                hint = "make it in `with strategy.scope():`, and with it its jd.Model or jd.Optimizer."
             raise VariableError(
-                f"{variable.name} would get a different value on each of {mesh.size} replicas. HINT: reduce the value "
-                "before it is assigned (strategy.reduce, ctx.all_reduce), or create the variable with an aggregation."
+                f"{variable.name} would get a different value on each of {mesh.size} replicas. HINT: {hint}"
             )
     taken = [*[False] * len(plan.consts), *arguments.splits]
     totals = len(traces[0].summed)

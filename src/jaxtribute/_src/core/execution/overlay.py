@@ -46,6 +46,8 @@ class Overlay(InTrace):
         self.below = below
         self._values: dict[Variable, Any] = {}
         self.written: dict[Variable, Any] = {}
+        self.is_read = False
+        """True once the function has read one of the values."""
         seen: list[Variable] = []
         for variable, pair in values.items():
             self._values[variable] = pair[0]
@@ -68,7 +70,10 @@ class Overlay(InTrace):
     def get(self, variable: Variable) -> Any:
         """The overlaid value, or that of the executor below."""
         self.noted(variable)
-        return self._values[variable] if variable in self._values else self.below.get(variable)
+        if variable not in self._values:
+            return self.below.get(variable)
+        self.is_read = True
+        return self._values[variable]
 
     def overlays(self, variable: Variable) -> bool:
         """True if the function sees another value of `variable`."""
@@ -87,6 +92,7 @@ class Overlay(InTrace):
         """`make` of the overlaid value, or what the executor below makes of its own."""
         if variable not in self._values:
             return self.below.derive(variable, make)
+        self.is_read = True
         self.noted(variable)
         return self.once(variable, self._values[variable], make)
 

@@ -18,7 +18,7 @@ from jaxtribute._src.core.input.splitting import Shard
 from jaxtribute._src.core.input.worker_steps import FunctionSteps, GlobalSteps, LocalSteps, WorkerSteps
 from jaxtribute._src.core.types import E, Foreign, Nest
 from jaxtribute._src.core.values.mesh import ReplicaMesh
-from jaxtribute.errors import InputError
+from jaxtribute.errors import InputError, UnsupportedError
 
 S = TypeVar("S")
 
@@ -223,7 +223,8 @@ class _FromFunction(DistributedDataset[Any]):
 
     def _steps(self, epoch: int) -> WorkerSteps:
         streams = [source.at_epoch(epoch).open(Shard()) for source in self._sources]
-        static = all(source.static_rows() for source in self._sources)
+        # As TensorFlow: over several workers a step is kept for those who have data, whatever its shape.
+        static = self._shard.workers == 1 and all(source.static_rows() for source in self._sources)
         return FunctionSteps(streams, self._shard, self._agree(), lambda: self._spec_of_source, static=static)
 
     @property
@@ -285,7 +286,7 @@ def distribute_dataset(
     """
     options = options or InputOptions()
     if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
-        raise InputError(
+        raise UnsupportedError(
             "InputReplicationMode.PER_REPLICA is for datasets made by a function, and this is a "
             f"{type(dataset).__name__}. HINT: use strategy.distribute_datasets_from_function."
         )

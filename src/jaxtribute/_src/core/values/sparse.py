@@ -8,7 +8,7 @@ from typing import Any
 from jaxtribute._src.core.values.distributed import PerReplica
 from jaxtribute._src.core.values.operators import operand
 from jaxtribute._src.core.values.scatter import IndexedSlices
-from jaxtribute.errors import ArgumentTypeError
+from jaxtribute.errors import ArgumentTypeError, UnsupportedError
 
 
 def is_sparse(value: object) -> bool:
@@ -35,8 +35,8 @@ def refuse_sparse(value: object, what: str) -> None:
     """
     components = value.values if isinstance(value, PerReplica) and value.is_tuple else (value,)
     if any(isinstance(component, IndexedSlices) for component in components):
-        raise ArgumentTypeError(
-            f"{what} was given IndexedSlices, {value!r}: their rows are each replica's own. HINT: reduce or gather "
+        raise UnsupportedError(
+            f"{what} does not support IndexedSlices, {value!r}: rows are each replica's own. HINT: reduce or gather "
             "them in the replica function, by ctx.all_reduce or ctx.all_gather, or return slices.values and "
             "slices.indices and gather both."
         )
