@@ -301,13 +301,18 @@ def test_each_ranks_lines_arrive_whole_with_its_prefix_and_in_order(fed: list[tu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [0, 4])
-def test_what_gloo_says_is_shown_where_a_rank_fails(code: int, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("end", "code", "told"),
+    [("exit 0", 0, False), ("exit 4", 4, True), ("exec python3 -c 'raise ValueError' 2>&1", 1, False)],
+)
+def test_what_gloo_says_is_shown_where_a_rank_fails_without_a_traceback(
+    end: str, code: int, told: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
     noise = "[Gloo] Rank 0 is connected to 0 peer ranks"
-    assert run(f"echo '{noise}'; echo word; exit {code}") == code
+    assert run(f"echo '{noise}'; echo word; {end}") == code
     printed = capfd.readouterr()
-    assert printed.out == "[0] word\n"
-    assert (noise in printed.err) == bool(code)
+    assert printed.out.startswith("[0] word\n")
+    assert (noise in printed.err) == told
 
 
 @pytest.mark.slow

@@ -275,11 +275,11 @@ def failure(code: int, rank: int, output: RankOutput, killed: int = 0) -> Outcom
       output: what it has said.
       killed: see `Outcome`.
     """
-    if output.noise() and output.shown:
+    traceback = output.traceback()
+    if output.noise() and output.shown and not traceback:  # which says more
         say(f"rank {rank} was connected to these ranks (said at its start, and not the cause):\n{output.noise()}")
     if code == -Signal.SIGKILL:  # somebody else's, before which the program has said nothing of it
         return Outcome(Kind.FAILED, exit_code(code), rank, in_words(code), killed=killed)
-    traceback = output.traceback()
     if traceback and code == -Signal.SIGABRT:
         code = 1  # it was about to end by its exception, and JAX aborts a process whose coordinator goes first
     words = in_words(code)
