@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -458,9 +457,8 @@ class Suspects:
 
     def _named(self, pattern: str, number: int, elsewhere: int | None = None) -> Culprit:
         record = self._runs.record(number)
-        # Without the size of the batch it divides by this replica's rows, times the number of replicas.
-        if record.place is not None and re.search(r"compute_average_loss\((?!.*global_batch_size)", record.place.whole):
-            pattern = "mean-of-means"
+        if self._runs.is_default_count(number):
+            pattern = "default-batch-size"
         others = self._runs.others(number)
         other = self._runs.record(elsewhere).place if elsewhere is not None else None
         return Culprit(
