@@ -201,7 +201,8 @@ _PATTERNS = (
     Pattern(
         "not-distributed",
         "no argument of strategy.run is distributed: every replica computes with the whole batch",
-        "for batch in strategy.experimental_distribute_dataset(batches), or for arrays at hand "
+        "pass the batch as an argument, to the step and to strategy.run: for batch in "
+        "strategy.experimental_distribute_dataset(batches): step(batch); or for arrays at hand "
         "strategy.experimental_distribute_values_from_function(lambda context: this replica's rows)",
     ),
     Pattern(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxtribute._src.addons.verify.indexing import indexed_axes
-from jaxtribute._src.addons.verify.machine import Record, Tape
+from jaxtribute._src.addons.verify.machine import Key, Record, Tape
 from jaxtribute._src.addons.verify.operations import is_key
 from jaxtribute._src.addons.verify.relations import NONE, SKIPPED, Kind, Relation, relate
 from jaxtribute._src.addons.verify.rounding import rounding
@@ -55,6 +55,10 @@ class Runs:
         self._rounding = {
             number for number in rounding(self.tape) if all(pair.get(number) in theirs for pair, theirs in pairs)
         }
+
+    def other_inputs(self, key: Key) -> list[Any]:
+        """What each replica's program was given in one place."""
+        return [tape.inputs.get(key) for tape in self._found.tapes]
 
     def record(self, number: int) -> Record:
         """The operation."""
