@@ -57,7 +57,7 @@ class Runs:
         }
 
     def other_inputs(self, key: Key) -> list[Any]:
-        """What each replica's program was given in one place."""
+        """Returns what each replica's program was given in one place."""
         return [tape.inputs.get(key) for tape in self._found.tapes]
 
     def record(self, number: int) -> Record:
