@@ -122,7 +122,7 @@ def perceptron_loss(x: Any, y: Any, held: Any, wrong: str) -> Any:
     "right reduced functional",
     local_mean="local-mean",
     uneven="mean-of-means",
-    no_size="mean-of-means",
+    no_size="default-batch-size",
     mean_of_sums="mean-of-sums",
     scaled="scaled-by-replicas",
     metric="sum-of-means local-mean",

@@ -1,11 +1,20 @@
 """Advice on compiled steps, by this machine's compiler and the rates of a TPU."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
+from jaxtribute._src.addons.compiling import advice as advising
 from jaxtribute._src.addons.compiling.targets import compile_script
+from jaxtribute._src.addons.compiling.topologies import check_topology
 from jaxtribute._src.addons.fitting.places import place
+from jaxtribute._src.addons.planning.kinds import DEVICES
+from jaxtribute._src.addons.tools.hlo.schedule import Timing
+from jaxtribute.errors import ArgumentError
 
 SCRIPT = """
 import jax
@@ -48,9 +57,10 @@ for batch in strategy.experimental_distribute_dataset([np.ones((4 * 2048, WIDTH)
 """
 
 
-def advice(folder: Path, *settings: object) -> str:
+def advice(folder: Path, *settings: object, strategy: str = "", optimizer: str = "optax.sgd(0.1), [stack]") -> str:
     script = folder / "train.py"
-    script.write_text(SCRIPT.replace("{settings}", repr(settings)))
+    text = SCRIPT.replace("{settings}", repr(settings)).replace("optax.sgd(0.1), [stack]", optimizer)
+    script.write_text(text.replace("MirroredStrategy()", f"MirroredStrategy({strategy})"))
     found = compile_script(script, (), place("v5e:2x2", None, asked=False), lambda _: None)
     assert "What would make it faster" in str(found) or not found.advice
     return "\n".join(found.advice)
@@ -78,3 +88,72 @@ def test_what_waits(tmp_path: Path) -> None:
     found = advice(tmp_path, 2, 512, "bfloat16", True, True)
     assert "debug_callback in the step" in found
     assert "among 4, which nothing hides" in found
+
+
+WIRE = 'communication_options=jd.experimental.CommunicationOptions(wire="bfloat16")'
+BOTH, FEWER = 'accumulate_steps, wire="bfloat16", or what', "accumulate_steps, or what"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "optimizer", "kind", "told"),
+    [
+        ("", "optax.sgd(0.1), [stack]", "all-reduce", BOTH),
+        # The gradients of updates in slices stay exact, and so does what the replicas gather.
+        ("", "optax.adam(0.1), [stack], shard_update=True", "all-gather", FEWER),
+        ("", "optax.adam(0.1), [stack], shard_update=True", "reduce-scatter", FEWER),
+        (WIRE, "optax.adam(0.1), [stack], shard_update=True", "reduce-scatter", FEWER),
+    ],
+)
+def test_only_what_changes_something_is_advised(
+    tmp_path: Path, strategy: str, optimizer: str, kind: str, told: str
+) -> None:
+    found = advice(tmp_path, 2, 512, "bfloat16", True, False, strategy=strategy, optimizer=optimizer)
+    waits = [line for line in found.splitlines() if f"waiting for {kind}" in line]
+    assert waits, found
+    assert all(f"more examples on each device, {told}" in line for line in waits), found
+    assert ("wire=" in found) == (told == BOTH), found
+
+
+@pytest.mark.parametrize("strategy", [WIRE, "cross_device_ops=jd.HierarchicalCopyAllReduce()"], ids=["wire", "tree"])
+def test_a_smaller_type_is_not_advised_where_it_is_set_or_refused(tmp_path: Path, strategy: str) -> None:
+    assert "wire=" not in advice(tmp_path, 2, 512, "bfloat16", True, False, strategy=strategy)
+
+
+def variable(*, by_rows: bool = False, size: int = 1 << 20, wire: str | None = None) -> SimpleNamespace:
+    policy = SimpleNamespace(by_rows=by_rows, cut=None)
+    strategy = SimpleNamespace(extended=SimpleNamespace(wire=wire, summation=lambda options: None))
+    return SimpleNamespace(
+        policy=policy, trainable=True, dtype=np.dtype(np.float32), size=size, distribute_strategy=strategy
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        # Tables refuse `accumulate_steps`; what they exchange is no sum, and stays as it is.
+        ([variable(by_rows=True), variable(size=1000)], {"all-to-all": "device, or", "all-reduce": "device, or"}),
+        ([variable(by_rows=True)], {"all-to-all": "device, or"}),
+        ([variable(size=1000)], {"all-reduce": "device, accumulate_steps, or", "all-gather": "device, or"}),
+        ([variable(wire="int8")], {"all-to-all": "device, accumulate_steps, or", "all-reduce": "accumulate_steps, or"}),
+        ([], {"all-reduce": "device, or"}),
+    ],
+    ids=["table and weights", "table", "small", "wire", "evaluation"],
+)
+def test_what_tables_and_small_arrays_exchange(variables: list[Any], told: dict[str, str]) -> None:
+    step: Any = SimpleNamespace(
+        program=SimpleNamespace(donated=variables),
+        replicas=4,
+        per_replica=1,
+        traced=lambda: jax.make_jaxpr(abs)(1.0).jaxpr,
+    )
+    timing = Timing(step=1.0, waits={(kind, 4): 0.5 for kind in told})
+    lines = advising.advice(step, DEVICES["tpu-v5e"], timing, 1.0, lambda one: one.nbytes * 1e-9)
+    assert len(lines) == len(told)
+    for line, (kind, text) in zip(lines, told.items(), strict=True):
+        assert kind in line
+        assert text in line
+
+
+def test_logical_devices_are_for_the_search() -> None:
+    with pytest.raises(ArgumentError, match=r"no topology is called 'cpu:4'.*such as cpu:8, are for --fit alone"):
+        check_topology("cpu:4")

@@ -15,6 +15,7 @@ from jax import lax
 
 import jaxtribute as jd
 from jaxtribute import REPLICA_AXIS as AXIS
+from jaxtribute.compat import tf
 from replicas import here, mirrored
 
 FOUR = mirrored(4)
@@ -91,9 +92,9 @@ RIGHT: dict[str, tuple[Callable[[Any], Any], Any]] = {
 }
 
 
-def run(fn: Callable[[Any], Any], rows: Any) -> Any:
-    [x] = FOUR.experimental_distribute_dataset([rows])
-    return jd.function(lambda x: FOUR.run(fn, (x,)))(x)
+def run(fn: Callable[[Any], Any], rows: Any, strategy: jd.Strategy = FOUR) -> Any:
+    [x] = strategy.experimental_distribute_dataset([rows])
+    return jd.function(lambda x: strategy.run(fn, (x,)))(x)
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -146,3 +147,68 @@ def test_a_variable_that_takes_the_mean() -> None:
     [x] = average.experimental_distribute_dataset([ROWS])
     with pytest.warns(RuntimeWarning, match="takes a mean over the replicas"):  # the user's own line
         jd.function(lambda x: average.run(replica, (x,)))(x)
+
+
+def squares(x: Any) -> Any:
+    return (x**2).mean(1)
+
+
+def without_size(x: Any) -> Any:
+    return jd.nn.compute_average_loss(squares(x))  # global_batch_size is left out
+
+
+def weighed_and_split(x: Any) -> Any:
+    return jd.nn.compute_average_loss(
+        squares(x),
+        jnp.ones(x.shape[0]),
+    )
+
+
+def options(x: Any) -> Any:
+    return {"global_batch_size": x.shape[0] * 4}
+
+
+LOSSES_OF_PARTS: dict[str, Callable[[Any], Any]] = {
+    "the default": without_size,
+    "of several lines, with weights": weighed_and_split,
+    "of TensorFlow's name": lambda x: tf.nn.compute_average_loss(squares(x)),
+    "compiled by itself": jax.jit(lambda x: jd.nn.compute_average_loss(squares(x))),
+    "differentiated": jax.grad(lambda x: jd.nn.compute_average_loss(squares(x))),
+    "in a loop": lambda x: lax.fori_loop(0, 2, lambda _, total: total + without_size(x), jnp.float32(0)),
+}
+LOSSES_OF_THE_BATCH: dict[str, Callable[[Any], Any]] = {
+    "the number": lambda x: jd.nn.compute_average_loss(squares(x), global_batch_size=5),
+    "without its name": lambda x: jd.nn.compute_average_loss(squares(x), None, 5),
+    "in a partial": partial(jd.nn.compute_average_loss, global_batch_size=5),
+    "what the hint says": lambda x: jd.nn.compute_average_loss(
+        squares(x), global_batch_size=here().all_reduce("SUM", x.shape[0])
+    ),
+    "the user's own": lambda x: jd.nn.compute_average_loss(squares(x), global_batch_size=max(x.shape[0], 1) * 4),
+    "the user's own, without its name": lambda x: jd.nn.compute_average_loss(squares(x), None, x.shape[0] * 4),
+    "in options": lambda x: jd.nn.compute_average_loss(squares(x), **options(x)),
+}
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("name", LOSSES_OF_PARTS)
+def test_a_loss_without_the_size_of_an_uneven_batch_is_told(name: str, replicas: int) -> None:
+    told = r"test_uneven_means.py:\d+ divides a loss .* no global_batch_size. .* rows. HINT: give it the rows of all"
+    strategy, fn = mirrored(replicas), LOSSES_OF_PARTS[name]
+    with pytest.warns(RuntimeWarning, match=told) as caught:
+        run(fn, ROWS, strategy)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(fn, ROWS[:4], strategy)  # as many on each
+
+
+@pytest.mark.parametrize("name", LOSSES_OF_THE_BATCH)
+def test_a_loss_with_a_size_is_not(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(LOSSES_OF_THE_BATCH[name], ROWS)
+
+
+def test_a_batch_that_is_not_distributed_is_not_said_to_need_no_size() -> None:
+    with pytest.warns(RuntimeWarning, match=r"or give global_batch_size=20\."):
+        jd.function(lambda: FOUR.run(lambda x: jd.nn.compute_average_loss(x, global_batch_size=5), (ROWS,)))()

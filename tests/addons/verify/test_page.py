@@ -20,12 +20,13 @@ PAGE = Path(__file__).parents[3] / "docs" / "guide" / "verify.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 SECTIONS = re.split(r"^### `([a-z-]+)`\n", TEXT[: TEXT.index("## What is right")], flags=re.MULTILINE)
 PATTERNS = dict(zip(SECTIONS[1::2], SECTIONS[2::2], strict=True))
-UNEVEN = {"mean-of-means"}
+UNEVEN = {"mean-of-means", "default-batch-size"}
 """What is wrong only if replicas share the batch unevenly."""
 
 OWN_WORDS = {
     "local-mean": "jd.nn.compute_average_loss(losses(x, y), global_batch_size=count)",
     "mean-of-means": "jd.nn.compute_average_loss(losses(x, y), global_batch_size=count)",
+    "default-batch-size": "jd.nn.compute_average_loss(losses(x, y), global_batch_size=count)",
     "local-count": "all_reduce('SUM', mask.sum())",
     "local-total": "all_reduce('SUM', losses(x, y).sum())",
     "batch-statistics": "all_reduce('MEAN', x.mean(0))",

@@ -99,7 +99,7 @@ def _look_at(examples: int, count: float) -> None:
         warnings.warn(
             f"{caller()}: each replica got a batch of {examples} whole, so over all replicas its examples count "
             f"{times}, and the loss is divided by {count:g}. HINT: distribute the batch, "
-            "strategy.experimental_distribute_dataset, or leave global_batch_size out.",
+            f"strategy.experimental_distribute_dataset, or give global_batch_size={times}.",
             RuntimeWarning,
             stacklevel=3,
         )

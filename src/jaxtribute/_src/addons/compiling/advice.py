@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from jaxtribute import REPLICA_AXIS as AXIS
+from jaxtribute import Variable
 from jaxtribute._src.addons.planning.inspection import Step
 from jaxtribute._src.addons.planning.kinds import Device
+from jaxtribute._src.addons.tools.hlo.exchanges import Collective
 from jaxtribute._src.addons.tools.hlo.schedule import Timing
 from jaxtribute._src.addons.tools.tables import seconds_text
+from jaxtribute._src.addons.wires.summing import LEAST_ELEMENTS
+from jaxtribute.errors import ArgumentError
+from jaxtribute.experimental import CommunicationOptions
 from jaxtribute.extending import Jaxpr, JaxprEqn, Programs
 
 _TILE = 128
@@ -54,7 +60,9 @@ class _Product:
         return found
 
 
-def advice(step: Step, chip: Device, timing: Timing, seconds: float) -> tuple[str, ...]:
+def advice(
+    step: Step, chip: Device, timing: Timing, seconds: float, exchange: Callable[[Collective], float]
+) -> tuple[str, ...]:
     """Tells what would make a step faster, a line each.
 
     Args:
@@ -62,11 +70,16 @@ def advice(step: Step, chip: Device, timing: Timing, seconds: float) -> tuple[st
       chip: the devices.
       timing: what its parts are predicted to take.
       seconds: how long compiling took.
+      exchange: tells the seconds of a collective among all devices.
     """
     traced = step.traced()
     found = list(_products(traced, 1, scanned=False))
     whole = sum(product.operations for product, _ in found) or 1.0
-    lines = [*_of_waits(timing), *_of_tiles(found, whole, timing), *_of_numbers(found, whole, chip, timing)]
+    lines = [
+        *_of_waits(step, traced, timing, exchange),
+        *_of_tiles(found, whole, timing),
+        *_of_numbers(found, whole, chip, timing),
+    ]
     hosted = sorted(set(_callbacks(traced)))
     if hosted:
         lines.append(
@@ -95,14 +108,75 @@ def _callbacks(jaxpr: Jaxpr) -> Iterator[str]:
             yield from _callbacks(Programs.opened(part))
 
 
-def _of_waits(timing: Timing) -> Iterator[str]:
+def _of_waits(step: Step, traced: Jaxpr, timing: Timing, exchange: Callable[[Collective], float]) -> Iterator[str]:
+    seldom, size = _made_seldom(step), _rounded_bytes(step, traced)
+    # What travels in a smaller type is sent to be summed, and the sums to all.
+    saved = exchange(Collective("all-reduce", (size,))) if size else 0.0
+    saved -= sum(exchange(Collective(kind, (size // 2,))) for kind in ("all-to-all", "all-gather")) if size else 0.0
     for (kind, among), seconds in sorted(timing.waits.items(), key=lambda one: -one[1]):
         if seconds > _MUCH * timing.step:
+            # What the devices of one replica exchange are no sums of gradients.
+            between = among == step.replicas and among != step.per_replica
+            remedies = ["more examples on each device"]
+            remedies += ["accumulate_steps"] if between and kind in seldom else []
+            remedies += ['wire="bfloat16"'] if between and kind == "all-reduce" and saved > _MUCH * timing.step else []
             yield (
                 f"{seconds_text(seconds)} ({seconds / timing.step:.0%}) of waiting for {kind} among {among}, which "
-                'nothing hides: more examples on each device, accumulate_steps, wire="bfloat16", or what '
-                "jaxtribute plan --fit finds."
+                f"nothing hides: {', '.join(remedies)}, or what jaxtribute plan --fit finds."
             )
+
+
+def _made_seldom(step: Step) -> set[str]:
+    """The kinds of collectives between replicas of which an optimizer with `accumulate_steps` makes fewer."""
+    trained = _trained(step)
+    # Tables refuse it; gradients of variables in slices are summed, and the slices gathered, in every call.
+    if not trained or any(one.policy.by_rows or one.policy.cut is not None for one in trained):
+        return set()
+    kinds = {"all-reduce", "reduce-scatter"}
+    kinds |= {"all-gather"} if _is_sharded(step) else set()
+    # So are sums made that travel in a smaller type.
+    return kinds | ({"all-to-all", "all-gather"} if any(map(_wire, trained)) else set())
+
+
+def _rounded_bytes(step: Step, traced: Jaxpr) -> int:
+    """Bytes of the gradients that would travel in a smaller type if it were asked for; sharded updates stay exact."""
+    trained = _trained(step)
+    large = [
+        one for one in trained if one.dtype == np.float32 and one.size >= LEAST_ELEMENTS and not one.policy.by_rows
+    ]
+    if _is_sharded(step) or not large or any(map(_wire, trained)):
+        return 0
+    try:
+        for strategy in {one.distribute_strategy for one in large}:
+            strategy.extended.summation(CommunicationOptions(wire="bfloat16"))
+    except ArgumentError:
+        return 0
+    # Of large matrices the factors may be what is exchanged.
+    return min(4 * sum(one.size for one in large), 4 * sum(size for size in _summed(traced) if size >= LEAST_ELEMENTS))
+
+
+def _trained(step: Step) -> list[Variable]:
+    return [variable for variable in step.program.donated if variable.trainable]
+
+
+def _is_sharded(step: Step) -> bool:
+    """True if each replica updates a slice of some variables."""
+    return any(variable.policy.cut is not None for variable in step.program.donated)
+
+
+def _wire(variable: Variable) -> str | None:
+    """The type in which gradients of a variable travel by its strategy's hints."""
+    return variable.distribute_strategy.extended.wire
+
+
+def _summed(jaxpr: Jaxpr) -> Iterator[int]:
+    """The sizes of the float32 arrays that a program sums over the replicas."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in ("psum", "psum_invariant", "jd_sum") and Programs.names_axis(eqn, AXIS):
+            avals = map(Programs.aval, eqn.invars)
+            yield from (math.prod(one.shape) for one in avals if one.dtype == np.float32)
+        for part in Programs.programs_in(eqn):
+            yield from _summed(Programs.opened(part))
 
 
 def _of_tiles(found: Sequence[tuple[_Product, bool]], whole: float, timing: Timing) -> Iterator[str]:

@@ -131,7 +131,8 @@ class CompiledStep:
         """Changes that would make the step faster, and by how much at most, a line each."""
         from jaxtribute._src.addons.compiling.advice import advice  # which traces the step once more
 
-        found = advice(self.step, self.topology.chip, self.timing, self.seconds)
+        exchange = rates_of(self.topology, self.devices).exchange
+        found = advice(self.step, self.topology.chip, self.timing, self.seconds, exchange)
         silent = len(_KERNEL.findall(self.text))
         if silent:
             found += (f"{silent} kernel(s) of Pallas tell no cost_estimate: only their bytes are counted.",)

@@ -118,7 +118,7 @@ def _family(name: str) -> ModuleType:
     raise ArgumentError(
         f"no topology is called {name!r}. HINT: write a TPU chip ({', '.join(tpus.CHIPS)}) and the slice's shape, such "
         f"as v5e:4x4, v6e:16x16 or v5p:4x4x8; or a GPU ({', '.join(gpus.KINDS)}), hosts and GPUs of each, such as "
-        "h100:2x8."
+        "h100:2x8. Logical CPU devices, such as cpu:8, are for --fit alone."
     )
 
 

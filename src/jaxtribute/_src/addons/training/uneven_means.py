@@ -2,12 +2,15 @@
 
 `lax.pmean`, `all_reduce("MEAN")` and `reduce("MEAN", ..., axis=None)` count each replica once, however many rows it
 has; `lax.psum` of a plain number, such as `x.shape[0]`, is that number times the replicas, not the sum of the replicas'
-numbers. Programs of replicas with different numbers of rows show it: the same value is scaled by other numbers in each,
-or a sum is divided by another one.
+numbers; `compute_average_loss` without a `global_batch_size` divides by a replica's rows times the replicas. Programs
+of replicas with different numbers of rows show it: the same value is scaled by other numbers in each, or a sum is
+divided by another one.
 """
 
 from __future__ import annotations
 
+import ast
+import linecache
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,12 +22,18 @@ import numpy as np
 
 from jaxtribute import REPLICA_AXIS as AXIS
 from jaxtribute.extending import Jaxpr, JaxprEqn, Literal, Programs, Tracer, points
+from jaxtribute.nn import compute_average_loss
 
 _LIBRARY = str(Path(__file__).resolve().parents[3]) + os.sep
+_AVERAGES = compute_average_loss.__code__.co_filename
 _CORE = str(Path(__file__).resolve().parents[2] / "core") + os.sep
 _HINT = (
     "HINT: add up sums and counts, context = jd.get_replica_context(): context.all_reduce('SUM', x.sum(0)) / "
     "context.all_reduce('SUM', x.shape[0]); or drop the last batch, drop_remainder=True."
+)
+_GIVE = (
+    "HINT: give it the rows of all, global_batch_size=jd.get_replica_context().all_reduce('SUM', x.shape[0]), or the "
+    "size of the whole batch that the program knows."
 )
 _MOST_SCALES = 64
 """Number of products that are followed; beyond, nothing is said."""
@@ -61,7 +70,11 @@ def check(classes: Sequence[_Class], rows: Sequence[int]) -> list[str]:
       For each of the programs' results what to warn of if its mean is taken; empty if that would be right.
     """
     scales = [_Scales(one) for one in classes]
-    had = f"The replicas have {', '.join(map(str, rows))} rows. {_HINT}"
+    counts = f"The replicas have {', '.join(map(str, rows))} rows."
+    had = f"{counts} {_HINT}"
+    for line in _default_counts([one.jaxpr for one in classes]) if len(set(rows)) > 1 else ():
+        told = "divides a loss by its replica's rows times the replicas: compute_average_loss has no global_batch_size"
+        warnings.warn(f"{line} {told}. {counts} {_GIVE}", RuntimeWarning, stacklevel=2)
     for sums in zip(*(one.collectives for one in classes), strict=True):
         for total in _inner_means(sums[0], len(rows)):
             _warn(total, _MEAN, had)
@@ -85,6 +98,46 @@ def check(classes: Sequence[_Class], rows: Sequence[int]) -> list[str]:
 def _warn(total: JaxprEqn, told: str, had: str) -> None:
     line = Programs.user_line(total, "site-packages", _LIBRARY) or Programs.user_line(total) or "a replica"
     warnings.warn(f"{line} {told}. {had}", RuntimeWarning, stacklevel=3)
+
+
+def _default_counts(programs: Sequence[Jaxpr]) -> list[str]:
+    """The lines that have `compute_average_loss` divide by other numbers in each program, and give it none."""
+    found: dict[Any, list[set[float]]] = {}
+    for number, jaxpr in enumerate(programs):
+        for eqn in _of_averages(jaxpr):
+            frame = next((one for one in Programs.user_frames(eqn) if not one.file_name.startswith(_LIBRARY)), None)
+            if frame is not None:
+                key = frame.file_name, frame.start_line, frame.start_column, frame.end_line, frame.end_column
+                found.setdefault(key, [set() for _ in programs])[number].update(_plain(eqn.invars[:1]))
+    differing = [key for key, numbers in found.items() if any(one != numbers[0] for one in numbers)]
+    return [f"{file}:{line}" for file, line, *rest in differing if not _gives_size(file, line, *rest)]
+
+
+def _of_averages(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """The operations of `compute_average_loss` that are given what it divides by, also in programs inside."""
+    for eqn in jaxpr.eqns:
+        frame = next(iter(Programs.user_frames(eqn)), None)
+        if eqn.primitive.name == "max" and frame is not None and frame.file_name == _AVERAGES:
+            yield eqn
+        for program in Programs.programs_in(eqn):
+            yield from _of_averages(Programs.opened(program))
+
+
+def _gives_size(file: str, line: int, start: int, last: int, end: int) -> bool:
+    """True if a call in the source seems to give a `global_batch_size`."""
+    lines = [text.encode() for text in linecache.getlines(file)[line - 1 : last]]
+    if lines:
+        # Columns count bytes.
+        lines[-1] = lines[-1][:end]
+        lines[0] = lines[0][start:]
+    try:
+        call = ast.parse(f"({b''.join(lines).decode()})", mode="eval").body
+    except (SyntaxError, UnicodeDecodeError):
+        return False
+    if not isinstance(call, ast.Call):
+        return False
+    given = any(keyword.arg in (None, "global_batch_size") for keyword in call.keywords)
+    return given or len(call.args) > 2 or any(isinstance(one, ast.Starred) for one in call.args)
 
 
 def _inner_means(eqn: JaxprEqn, replicas: int) -> Iterator[JaxprEqn]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxtribute._src.addons.verify.machine import Record
 from jaxtribute._src.addons.verify.pairing import Runs
 from jaxtribute._src.addons.verify.relations import Kind
 
@@ -26,6 +27,8 @@ def part_of(runs: Runs, pattern: str, number: int, elsewhere: int | None) -> str
     """
     if pattern in _MEANS:
         return _mean_of_rows(runs, _forward(runs, number))
+    if pattern == "default-batch-size":
+        return _with_count(runs.record(_forward(runs, number)))
     if pattern == "local-count":
         sums = [one for one in runs.upstream(runs.makers_of(number, 1)) if runs.record(one).name == "reduce_sum"]
         # Of several, each is a part of what is divided by.
@@ -56,6 +59,14 @@ def _expression(runs: Runs, number: int) -> str:
     if record.place is None or record.backwards or not runs.is_last(number):
         return ""
     return record.place.expression
+
+
+def _with_count(record: Record) -> str:
+    """A call of `compute_average_loss`, given the count."""
+    text = record.place.expression if record.place is not None else ""
+    if not re.match(r"[\w.]+\(.*\)$", text) or "global_batch_size" in text:
+        return ""
+    return f"{text[:-1].rstrip(', ')}, global_batch_size=count)"
 
 
 def _mean_of_rows(runs: Runs, number: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from jaxtribute._src.addons.verify.advising import part_of
 from jaxtribute._src.addons.verify.averages import means
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE
+from jaxtribute._src.addons.verify.closed import closed_over, is_own
 from jaxtribute._src.addons.verify.comparing import Difference
 from jaxtribute._src.addons.verify.culprit import UNREDUCED, Culprit
 from jaxtribute._src.addons.verify.machine import RANDOM
@@ -79,6 +79,15 @@ class Suspects:
             # Numbers of rows go with what they number: pairs of this replica's rows are numbered so, too.
             first = next((leaf for leaf in others if not self._is_numbering(leaf)), first)
         return self._judged(first)
+
+    def is_own(self) -> bool:
+        """True if each replica has something for itself in what differs."""
+        return is_own(self._runs, self._wrong)
+
+    def closed_over(self) -> Culprit | None:
+        """The use of a batch that the program closes over; None if it closes over none."""
+        number = closed_over(self._runs, self._wrong)
+        return None if number is None else Culprit(CATALOGUE["not-distributed"], self._runs.record(number).place)
 
     def _is_numbering(self, leaf: int) -> bool:
         """True for numbers of rows, and for what only the derivative makes of them."""
@@ -458,9 +467,8 @@ class Suspects:
 
     def _named(self, pattern: str, number: int, elsewhere: int | None = None) -> Culprit:
         record = self._runs.record(number)
-        # Without the size of the batch it divides by this replica's rows, times the number of replicas.
-        if record.place is not None and re.search(r"compute_average_loss\((?!.*global_batch_size)", record.place.whole):
-            pattern = "mean-of-means"
+        if self._runs.is_default_count(number):
+            pattern = "default-batch-size"
         others = self._runs.others(number)
         other = self._runs.record(elsewhere).place if elsewhere is not None else None
         return Culprit(

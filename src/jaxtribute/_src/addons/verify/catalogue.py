@@ -61,6 +61,14 @@ _PATTERNS = (
         f"{_AVERAGED}. For a metric: a value for each row",
     ),
     Pattern(
+        "default-batch-size",
+        "the loss is divided by this replica's rows times the number of replicas, as compute_average_loss does without "
+        "global_batch_size: right for batches that divide, wrong for others",
+        "give it the rows of all replicas: count = jd.get_replica_context().all_reduce('SUM', x.shape[0]), then "
+        "{part}; or the size of the whole batch that the program knows",
+        "jd.nn.compute_average_loss(per_example_losses, global_batch_size=count)",
+    ),
+    Pattern(
         "local-count",
         "this replica's sum is divided by this replica's own count (of tokens, sample weights or examples)",
         "divide by the count of all replicas: jd.get_replica_context().all_reduce('SUM', {part}). The quotients are "
@@ -193,7 +201,8 @@ _PATTERNS = (
     Pattern(
         "not-distributed",
         "no argument of strategy.run is distributed: every replica computes with the whole batch",
-        "for batch in strategy.experimental_distribute_dataset(batches), or for arrays at hand "
+        "pass the batch as an argument, to the step and to strategy.run: for batch in "
+        "strategy.experimental_distribute_dataset(batches): step(batch); or for arrays at hand "
         "strategy.experimental_distribute_values_from_function(lambda context: this replica's rows)",
     ),
     Pattern(

@@ -67,6 +67,7 @@ class Record:
       inside: True within a loop or a condition.
       backwards: True if JAX has made the operation to differentiate, or what it is a part of.
       key: its place in the program, without the number of a result.
+      derived: True if it belongs to what is differentiated, or to the derivative.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Record:
     inside: bool = False
     backwards: bool = False
     key: Key = ()
+    derived: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +99,10 @@ class Tape:
     """Their conditions."""
     inputs: dict[Key, Any] = field(default_factory=dict)
     """Values that programs were given."""
+    parts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """By the id of a part of values, or of what is made up of them, the ids of these."""
+    constants: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By the id of an array that a program closes over, or of its parts: its own id, and its rows."""
     runs: int = 0
     """Number of programs that have begun."""
 
@@ -114,9 +120,19 @@ class Tape:
             numbers: dict[int, None] = {}
             for old in olds:
                 numbers.update(dict.fromkeys(self.makers.get(id(old), ())))
+                if id(old) in self.constants:
+                    self.constants[id(new)] = self.constants[id(old)]
             self.makers[id(new)] = tuple(numbers)
-            self._alive.append(new)
+            self.parts[id(new)] = tuple(map(id, olds))
+            self._alive += new, *olds
         return new
+
+    def constant(self, value: Any, given: Any) -> Any:
+        """Notes an array that a program closes over, in 64 bits; returns it. A key of the old kind has no rows."""
+        if self.keeps and not is_key(value) and np.ndim(value) and (given.dtype, given.shape) != (np.uint32, (2,)):
+            self.constants[id(value)] = id(given), len(value)
+            self._alive += value, given
+        return value
 
     _alive: list[Any] = field(default_factory=list)
 
@@ -152,6 +168,8 @@ class Machine:
         self._inside = 0
         self._backwards = 0
         """Number of differentiated operations whose programs are running."""
+        self._derived = 0
+        """Number of operations of what is differentiated whose programs are running."""
 
     def begin(self, program: Any, inputs: Sequence[Any]) -> Running:
         """Runs the whole program of the replica."""
@@ -174,7 +192,9 @@ class Machine:
         """
         outer = self._path
         jaxpr = Programs.opened(program)
-        values: dict[Any, Any] = dict(zip(jaxpr.constvars, map(as_wide, Programs.constants(program)), strict=True))
+        given = Programs.constants(program)
+        wide = (self._tape.constant(as_wide(each), each) for each in given)
+        values: dict[Any, Any] = dict(zip(jaxpr.constvars, wide, strict=True))
         values.update(zip(jaxpr.invars, inputs, strict=True))
 
         scaled: dict[Any, Any] = {}
@@ -186,12 +206,14 @@ class Machine:
 
         for number, eqn in enumerate(jaxpr.eqns):
             self._path = (*outer, part, number)
-            backwards = is_backwards(eqn)
+            backwards, derived = is_backwards(eqn), is_derived(eqn)
             operands = [read(atom, backwards=backwards) for atom in eqn.invars]
             place = (place_of(eqn) or caller) if own else caller
             self._backwards += backwards
+            self._derived += derived
             results = yield from self._results(eqn, operands, place)
             self._backwards -= backwards
+            self._derived -= derived
             values.update(zip(eqn.outvars, results, strict=True))
             if backwards and self._factor != 1 and not self._backwards:
                 scaled.update(zip(eqn.outvars, map(self._scaled, results), strict=True))
@@ -234,8 +256,8 @@ class Machine:
         results = [value if is_key(value) else np.asarray(value).view() for value in results]
         if self._changed:
             results = [self._changed_to((*self._path, number), value) for number, value in enumerate(results)]
-        inside, backwards = self._inside > 0, self._backwards > 0
-        self._tape.add(Record(name, tuple(operands), tuple(results), eqn, place, inside, backwards, self._path))
+        flags = self._inside > 0, self._backwards > 0, self._path, self._derived > 0
+        self._tape.add(Record(name, tuple(operands), tuple(results), eqn, place, *flags))
         return results
 
     def _plain(self, eqn: JaxprEqn, operands: list[Any], place: Place | None) -> list[Any]:
@@ -334,8 +356,8 @@ class Machine:
         finally:
             tape.keeps = keeps
         results = [value if is_key(value) else np.asarray(value).view() for value in results]
-        backwards = self._backwards > 0
-        tape.add(Record(eqn.primitive.name, tuple(operands), tuple(results), eqn, place, True, backwards))
+        flags = True, self._backwards > 0, (), self._derived > 0
+        tape.add(Record(eqn.primitive.name, tuple(operands), tuple(results), eqn, place, *flags))
         return results
 
     def _turned(self, turns: int) -> None:
@@ -353,6 +375,11 @@ class Machine:
 def is_backwards(eqn: JaxprEqn) -> bool:
     """True if JAX has made an operation to differentiate."""
     return "transpose" in str(eqn.source_info.name_stack)
+
+
+def is_derived(eqn: JaxprEqn) -> bool:
+    """True if an operation belongs to what JAX differentiates, or to the derivative."""
+    return "jvp" in str(eqn.source_info.name_stack)
 
 
 def _constant(value: Any, dtype: Any) -> Any:

@@ -13,17 +13,19 @@ from typing import Any
 import numpy as np
 
 from jaxtribute._src.addons.verify.indexing import indexed_axes
-from jaxtribute._src.addons.verify.machine import Record, Tape
+from jaxtribute._src.addons.verify.machine import Key, Record, Tape
 from jaxtribute._src.addons.verify.operations import is_key
 from jaxtribute._src.addons.verify.relations import NONE, SKIPPED, Kind, Relation, relate
 from jaxtribute._src.addons.verify.rounding import rounding
 from jaxtribute._src.addons.verify.sources import innermost
 from jaxtribute._src.addons.verify.stage import Outcome
+from jaxtribute.nn import compute_average_loss
 
 SUMS = frozenset({"psum", "psum_invariant", "jd_sum", "pmean"})
 ADDS = frozenset({"add", "sub", "add_any"})
 HANDED = frozenset({"convert_element_type", "reshape", "transpose", "broadcast_in_dim", "squeeze"})
 _LINEAR = frozenset({*ADDS, *HANDED, "mul", "div", "neg", "select_n"})
+_AVERAGES = compute_average_loss.__code__.co_filename
 STEPS_BACK = 50
 """Operations that are asked for the line of a key, or whether a value is a gradient."""
 
@@ -53,6 +55,10 @@ class Runs:
         self._rounding = {
             number for number in rounding(self.tape) if all(pair.get(number) in theirs for pair, theirs in pairs)
         }
+
+    def other_inputs(self, key: Key) -> list[Any]:
+        """Returns what each replica's program was given in one place."""
+        return [tape.inputs.get(key) for tape in self._found.tapes]
 
     def record(self, number: int) -> Record:
         """The operation."""
@@ -271,6 +277,27 @@ class Runs:
             if not self.makers_of(leaf, place)
         )
 
+    def is_default_count(self, number: int) -> bool:
+        """True if an operation of `compute_average_loss` has a replica's rows, times the replicas, for the batch's."""
+        record = self.record(number)
+        if not _averages(record):
+            return False
+        counts = (
+            place
+            for place, one in enumerate(self.tape.records)
+            if one.name == "max" and one.place == record.place and _averages(one)
+        )
+        return any(map(self._is_rows_times_replicas, counts))
+
+    def _is_rows_times_replicas(self, count: int) -> bool:
+        """True for a number of which each replica has a multiple of its own rows, and other replicas another one."""
+        sizes, others = self.arrangement.sizes, self.others(count)
+        mine = float(self.record(count).operands[0])
+        theirs = [float(one.operands[0]) if one is not None else 0.0 for one in others]
+        wanted = self.arrangement.rows / self.arrangement.replicas
+        both = zip(theirs, sizes, strict=True)
+        return len(set(theirs)) > 1 and all(abs(one * wanted - mine * size) < 1e-6 * mine for one, size in both if size)
+
     def shares(self, leaf: int) -> tuple[float, list[float]] | None:
         """The number that an operation scales by, on one device and on each replica, if the program knows it."""
         record, others = self.record(leaf), self.others(leaf)
@@ -363,6 +390,11 @@ class Runs:
             if place is not None and place.line != record.place.line:
                 return maker
         return None
+
+
+def _averages(record: Record) -> bool:
+    """True for an operation that `jd.nn.compute_average_loss` makes."""
+    return record.eqn is not None and (innermost(record.eqn) or ("", 0))[0] == _AVERAGES
 
 
 def _scaled(one: Any, other: Any) -> list[int]:

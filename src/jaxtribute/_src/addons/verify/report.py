@@ -22,7 +22,6 @@ def text(verdict: Verdict) -> str:
 
 
 def _lines(verdict: Verdict) -> Iterator[str]:
-    count = len(verdict.tried)
     if verdict.findings:
         others = ""
         if verdict.asynchronous:
@@ -30,7 +29,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
         elif verdict.right:
             others = " for batches that replicas do not share evenly; for others as on one device"
         yield f"{verdict.name}: {len(verdict.findings)} difference(s) from one device{others}"
-    elif count and verdict.outputs:
+    elif verdict.compared and verdict.outputs:
         yield (
             f"{verdict.name}: as on one device, {verdict.outputs} variables and results "
             f"(rows on the replicas: {', '.join(one.short for one in verdict.tried)})"
@@ -67,7 +66,13 @@ def _hidden(verdict: Verdict) -> Iterator[str]:
             f"{names}: another value on each replica, which nothing reduces. A mistake if the next call is given it as "
             "its state"
         )
-    if verdict.still:
+    if verdict.still and verdict.unread is not None:
+        yield (
+            f"{verdict.unread}: {verdict.unread.text}: the loss reads none of the variables that it is differentiated "
+            "by: its gradient is 0, and nothing is trained. HINT: read them in the loss; what was read of them before "
+            "the step, as in params = model.value, is a constant"
+        )
+    elif verdict.still:
         yield "no step changes what is trained (a learning rate of 0?), so that a wrong gradient is not seen"
     if verdict.blank:
         yield f"{', '.join(verdict.blank[:_NAMES])}: NaN on one device, as on replicas, so that no difference is seen"

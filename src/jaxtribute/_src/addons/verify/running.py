@@ -44,14 +44,17 @@ class _Replica(TracedReplica):
 
     Args:
       lines: where it notes the lines that write variables.
+      losses: where it notes the lines that differentiate by variables.
       share: its weight in a mean; None if all count alike.
       args: those of a `TracedReplica`.
       options: likewise.
     """
 
-    def __init__(self, lines: dict[Variable, Place], share: float | None, *args: Any, **options: Any) -> None:
+    def __init__(
+        self, lines: dict[Variable, Place], losses: list[Place], share: float | None, *args: Any, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
-        self._lines, self._share = lines, share
+        self._lines, self._losses, self._share = lines, losses, share
 
     def all_reduce(self, values: list[Any], op: ReduceOp, summation: Foreign = None) -> list[Any]:
         """Returns each array reduced over the replicas."""
@@ -73,7 +76,9 @@ class _Replica(TracedReplica):
         super().set(variable, value)
 
     def queue_loss(self, loss: Leaf) -> None:
-        """Does nothing: losses travel alone."""
+        """Notes the line: losses travel alone."""
+        del loss
+        self._losses.append(calling_place())
 
     def constrain(self, value: Leaf, layout: Foreign, mesh: Foreign) -> Any:
         """Returns the value: a virtual replica has one device."""
@@ -107,7 +112,9 @@ class Run:
         if isinstance(leaf, PerReplica):
             parts = list(leaf.values)
             if len(parts) != self._count:
-                raise CannotVerify("a value of the replicas comes from around the step")
+                raise CannotVerify(
+                    "a value of the replicas comes from around the step. HINT: give it to the step as an argument"
+                )
             if all(map(Nests.is_number, parts)) and len(set(parts)) > 1:
                 parts = list(map(jnp.asarray, parts))
             return parts
@@ -136,15 +143,17 @@ class Run:
             if key not in known:
                 # Functions are kept, so that no other gets the identity of one.
                 known[key] = self._traced()
-            traces, lines = known[key]
+            traces, lines, losses = known[key]
         except TypeError:  # something that cannot be looked up
-            traces, lines = self._traced()
+            traces, lines, losses = self._traced()
         self._stage.found.lines.update(lines)
+        self._stage.found.losses += losses
         return traces
 
-    def _traced(self) -> tuple[list[_Traced], dict[Variable, Place]]:
+    def _traced(self) -> tuple[list[_Traced], dict[Variable, Place], list[Place]]:
         idle = self._stage.found.arrangement.idle
         lines: dict[Variable, Place] = {}
+        losses: list[Place] = []
         shapes = [
             tuple(np.shape(self._columns[place][number]) for place in self._arrays) for number in range(self._count)
         ]
@@ -160,6 +169,7 @@ class Run:
                 replica,
                 lambda: _Replica(
                     lines,
+                    losses,
                     self._share(replica),
                     self._mesh,
                     idle if uneven else (),
@@ -176,7 +186,7 @@ class Run:
         for other in traces[1:]:
             if other.places != first.places or other.tree != first.tree:
                 raise CannotVerify("the results of replicas of different rows differ in structure")
-        return traces, lines
+        return traces, lines, losses
 
     def _share(self, replica: int) -> float | None:
         """A replica's weight in means, where a strategy weighs them by rows."""

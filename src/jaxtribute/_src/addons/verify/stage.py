@@ -45,6 +45,7 @@ class Outcome:
       lost: what could not be followed, in words.
       shared: True if replicas were given values of their own, such as the rows of a batch.
       private: True if replicas have drawn, of keys of their own, as many numbers as one device.
+      losses: lines that differentiate a loss by variables.
       wholes: lines that give all replicas one array that is no state.
     """
 
@@ -60,6 +61,7 @@ class Outcome:
     lost: list[str] = field(default_factory=list)
     shared: bool = False
     private: bool = False
+    losses: list[Place] = field(default_factory=list)
     wholes: list[Place] = field(default_factory=list)
 
 

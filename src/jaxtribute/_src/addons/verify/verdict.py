@@ -44,10 +44,12 @@ class Verdict:
       tried: the arrangements that were compared.
       refused: the arrangements in which the step raises, with what.
       unverified: what could not be verified, in words.
+      varying: names of what depends on the number of replicas in a step that is given no batch, and may have to.
       outputs: how many variables and results were compared.
       pending: results that differ on each replica, and look like the state of the next call.
       untaken: conditions of which not all branches could be run.
       still: True if nothing that is trained has changed.
+      unread: the line that differentiates a loss that reads nothing that is trained, if nothing has changed.
       blank: what is trained, and is no number (NaN) after the step on one device: all replicas agree on that.
       seconds: how long it took.
       uneven: True if the program has batches that its replicas share unevenly.
@@ -61,10 +63,12 @@ class Verdict:
     tried: list[Arrangement] = field(default_factory=list)
     refused: list[tuple[Arrangement, str]] = field(default_factory=list)
     unverified: list[str] = field(default_factory=list)
+    varying: list[str] = field(default_factory=list)
     outputs: int = 0
     pending: list[str] = field(default_factory=list)
     untaken: list[Place] = field(default_factory=list)
     still: bool = False
+    unread: Place | None = None
     blank: list[str] = field(default_factory=list)
     seconds: float = 0.0
     uneven: bool = False
@@ -77,9 +81,14 @@ class Verdict:
         return self.asynchronous or all(one.conditional and not self.uneven for one in self.findings)
 
     @property
+    def compared(self) -> bool:
+        """True if the step was compared with one device, and what differs is told from what has to."""
+        return bool(self.tried) and (self.asynchronous or not self.varying)
+
+    @property
     def complete(self) -> bool:
         """True if the step was compared, and nothing hides what it trains."""
-        return bool(self.tried) and not self.pending and not self.still and not self.blank
+        return self.compared and not self.pending and not self.still and not self.blank
 
     def __str__(self) -> str:
         from jaxtribute._src.addons.verify.report import text  # which imports this module

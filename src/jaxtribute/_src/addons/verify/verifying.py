@@ -28,6 +28,7 @@ from jaxtribute._src.addons.verify.relations import relate
 from jaxtribute._src.addons.verify.sources import Place, raising
 from jaxtribute._src.addons.verify.stage import Outcome, Stage
 from jaxtribute._src.addons.verify.standing import standing_in
+from jaxtribute._src.addons.verify.unread import unread
 from jaxtribute._src.addons.verify.verdict import Finding, Verdict
 from jaxtribute.extending import Context, Nests
 from jaxtribute.typing import Function as Callee
@@ -246,6 +247,8 @@ class Verification:
                 break
             self._go_on(one)
         verdict.still = bool(trained) and not seen
+        if verdict.still:
+            verdict.unread = unread(self._run(alone, frozenset()), self._moment(alone)[0])
         return best
 
     def _changed(self, one: Outcome) -> tuple[set[Any], set[Any]]:
@@ -362,8 +365,7 @@ class Verification:
         # What differs in most arrangements first: a part of it may pass here and there, as Adam's first step does.
         ordered = sorted(groups.items(), key=lambda group: -len(group[0]))
         shown = ", ".join(list(failing)[:3])
-        if wrong and not self._given_data:
-            verdict.unverified.append(f"{shown} depend on the number of replicas, and no batch is given to the step")
+        if wrong and not self._is_shared() and self._judge_alone(wrong, verdict, list(failing)):
             return
         if wrong and all(one.idle for one, _ in wrong):
             verdict.unverified.append(
@@ -386,6 +388,42 @@ class Verification:
                 continue
             right = [other for other in verdict.tried if other not in where]
             verdict.findings.append(Finding(culprit, apart, arrangement, list(where), right))
+
+    def _is_shared(self) -> bool:
+        """True if the step was given rows of a batch, or arrays that may be one, for the replicas."""
+        return bool(self._split) or (self._given_data and any(found.shared for found in self._found.values()))
+
+    def _judge_alone(
+        self, wrong: list[tuple[Arrangement, list[Difference]]], verdict: Verdict, names: Sequence[str]
+    ) -> bool:
+        """Judges a step that no batch was distributed for; returns whether nothing else is to be said of it.
+
+        What its program closes over is the same for every number of replicas, as a batch is not. Whatever each replica
+        has for itself, such as data that it draws, may rightly be more on more replicas.
+        """
+        arrangement, apart = max(wrong, key=lambda pair: (pair[0].kind == wrong[0][0].kind, len(pair[1])))
+        suspects = Suspects(*self._kept(arrangement), apart)
+        shared = any(found.shared for found in self._found.values())
+        wholes = any(found.wholes for found in self._found.values())
+        if not shared and not suspects.is_own():
+            culprit = suspects.closed_over()
+            several = self._strategy.num_replicas_in_sync > 1
+            if culprit is not None and several and not wholes:
+                failing = [one for one, _ in wrong]
+                right = [one for one in verdict.tried if one not in failing]
+                verdict.findings.append(Finding(culprit, apart, arrangement, failing, right))
+                return True
+            if wholes:
+                return False
+        if self._given_data:
+            return False
+        verdict.varying += names
+        verdict.unverified.append(
+            f"{', '.join(names[:3])} depend on the number of replicas, and no batch is given to the step. HINT: pass "
+            "it as an argument that strategy.experimental_distribute_dataset has made; data that each replica draws "
+            "for itself cannot be compared"
+        )
+        return True
 
     def _key_of(self, drawn: Record, arrangement: Arrangement) -> Place | None:
         """The user's line that last made something of the key of a draw."""

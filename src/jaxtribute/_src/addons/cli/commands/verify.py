@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
             "smaller last batch, or on another number of devices, they are not: write what stands at INSTEAD, or have "
             "batches that divide by every number of devices that you use, with drop_remainder=True.\n"
         )
-    if not all(verdict.tried for verdict in verdicts):
+    if not all(verdict.compared for verdict in verdicts):
         return NOTHING
     return UNSEEN if unseen or any(verdict.still or verdict.blank for verdict in verdicts) else 0
 
