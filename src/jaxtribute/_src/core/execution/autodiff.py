@@ -166,14 +166,15 @@ def _differentiated(
 
         def loss(values: Sequence[Any]) -> Any:
             made = {leaf: make(value) for leaf, make, value in zip(leaves, makes, values, strict=True)}
-            return under(Overlay(executor, made))
+            result = under(overlay := Overlay(executor, made))
+            if not overlay.is_read:
+                told = "reads none of its variables: gradients of zero. HINT: read them in it, as model.value"
+                warnings.warn(f"{caller()}: a loss {told}; what was read before is a constant.", stacklevel=2)
+            return result
 
         def under(overlay: Overlay) -> Any:
             with entered(Context(context.strategy, context.replica, overlay)):
                 result = fn(*args, **kwargs)
-            if not (overlay.is_read or by_rows):
-                told = "reads none of its variables: gradients of zero. HINT: read them in it, as model.value"
-                warnings.warn(f"{caller()}: a loss {told}; what was read before is a constant.", stacklevel=2)
             written[:] = overlay.written
             value, aux = result if has_aux else (result, None)
             if as_arrays:  # a checkpointed function returns arrays only
