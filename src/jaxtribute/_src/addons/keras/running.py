@@ -31,7 +31,7 @@ from jaxtribute.typing import Array, Nest
 Ends = Callable[[Share, Any], Sequence[Any]]
 """A step, up to the new values of the model's variables that no optimizer updates."""
 _Added: TypeAlias = "Literal['', 'change', 'value'] | None"
-"""What of a variable is added up: nothing, as the mean is right, its change, or its new value; None if not known."""
+"""Part of a variable that is added up: none, as the mean is right, its change, or its new value; None if not known."""
 _SAME = frozenset("copy copy_p convert_element_type reshape squeeze".split())
 _PLUS = frozenset("add add_any sub".split())
 _ADDED_AT = frozenset({"scatter-add", "scatter_add"})
