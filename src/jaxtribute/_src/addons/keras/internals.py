@@ -225,9 +225,9 @@ def parts_of(model: KerasModel) -> list[Any]:
     return list(model._flatten_layers())
 
 
-def own_variables(part: Foreign) -> list[Any]:
-    """The variables of a layer without those of layers in it."""
-    return [*part._trainable_variables, *part._non_trainable_variables]
+def own_variables(part: Foreign, *, kept: bool) -> list[Any]:
+    """The weights of a layer without those of layers in it, and if `kept` also what else it keeps."""
+    return [*part._trainable_variables, *(part._non_trainable_variables if kept else ())]
 
 
 def has_instead(part: Foreign) -> bool:

@@ -65,15 +65,15 @@ class RunningSums:
 
     def __init__(self, model: KerasModel, variables: Sequence[Any], ends: Ends) -> None:
         self._model, self._ends = model, ends
-        keras_own: set[int] = set()
+        known: set[int] = set()
         for part in internals.parts_of(model):
-            # What Keras's own layers keep is known: moving averages, and states of generators.
-            keras_own.update(map(id, internals.own_variables(part)) if internals.is_keras(type(part)) else ())
+            # What Keras's own layers keep is known: moving averages, and states of generators. Frozen weights stay.
+            known.update(map(id, internals.own_variables(part, kept=internals.is_keras(type(part)))))
         self._places = {
             place: variable
             for place, variable in enumerate(variables)
             # With any aggregation the variable says itself how the replicas' values become one.
-            if variable.aggregation == "none" and variable.name != SEED and id(variable) not in keras_own
+            if variable.aggregation == "none" and variable.name != SEED and id(variable) not in known
         }
         self._known: dict[Any, Mapping[int, bool]] = {}
 
