@@ -85,6 +85,15 @@ def test_a_layer_keeps_its_losses_in_three_attributes() -> None:
         assert layer._loss_ids == {id(loss) for loss in scope.losses}
 
 
+def test_a_layer_keeps_its_own_variables_in_two_attributes() -> None:
+    outer = keras.layers.SpectralNormalization(keras.layers.Dense(2))
+    outer.build((None, 3))
+    assert [one.name for one in internals.own_variables(outer, kept=True)] == ["kernel", "vector_u"]
+    inner = outer.layer
+    inner.trainable = False
+    assert [one.name for one in internals.own_variables(inner, kept=False)] == ["kernel", "bias"]
+
+
 def test_variables_of_optimizers_are_made_in_their_scope_of_names() -> None:
     seen: list[bool] = []
 

@@ -34,7 +34,7 @@ def brought_together(four: jd.Strategy, variables: list[Any], values: list[Any],
             start = start_of_metrics(variables, start_of_layers(variables, values, share), share)
             ends = [change(one, context.replica_id_in_sync_group) for one in start]
             given = contributions(variables, start, ends, share)
-            return merged(variables, values, context.all_reduce("SUM", given))
+            return merged(variables, values, context.all_reduce("SUM", given), share)
 
         rows = four.experimental_distribute_values_from_function(
             lambda context: jnp.float32(ROWS[context.replica_id_in_sync_group])
@@ -70,7 +70,7 @@ def test_what_nobody_writes_stays(four: jd.Strategy) -> None:
     share = Share(jd.get_replica_context() or four, 1, 2)  # type: ignore[arg-type]
     given = contributions(kinds, values, [values[0], None], share)
     assert given == [None, None]
-    assert merged(kinds, values, given) == values
+    assert merged(kinds, values, given, share) == values
 
 
 def test_replicas_draw_different_numbers_and_the_first_those_of_one_device(four: jd.Strategy) -> None:

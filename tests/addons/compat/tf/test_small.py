@@ -1,6 +1,7 @@
 """Specs, nests, modules, types, devices, bytes, random numbers and the namespace itself."""
 
 import importlib
+import pickle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import pytest
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
 from jaxtribute._src.addons.compat.tf import summaries
+from jaxtribute.compat import v1
 from jaxtribute.errors import ArgumentError, JaxtributeError, OutOfRangeError, TraceError
 from processes import run_python
 
@@ -164,6 +166,41 @@ class TestDevices:
         devices = tf.config.list_logical_devices("CPU")
         assert [device.name[-5:] for device in devices] == [f"CPU:{i}" for i in range(8)]
         assert tf.config.list_logical_devices("TPU") == []
+
+    def test_a_logical_device_prints_itself_and_can_be_copied(self) -> None:
+        device = tf.config.list_logical_devices("CPU")[1]
+        assert repr(device) == str(device) == f"LogicalDevice(name={device.name!r}, device_type='CPU')"
+        again = pickle.loads(pickle.dumps(device))
+        assert (again, again.name, again.device_type) == (device, device.name, "CPU")
+
+    @pytest.mark.parametrize("given", ["the device", "its name"])
+    @pytest.mark.parametrize(
+        ("make", "last"),
+        [
+            (tf.distribute.MirroredStrategy, 3),
+            (lambda devices: tf.distribute.MirroredStrategy(devices=devices[:2]), 1),
+            (lambda devices: tf.distribute.OneDeviceStrategy(devices[2]), 2),
+            (lambda devices: tf.distribute.OneDeviceStrategy(device=devices[1]), 1),
+            (lambda devices: tf.distribute.experimental.CentralStorageStrategy(devices, devices[1]), 3),
+            (jd.FullyShardedStrategy, 3),
+            (v1.MirroredStrategy, 3),
+            (lambda devices: v1.OneDeviceStrategy(devices[1]), 1),
+            (lambda devices: v1.experimental.CentralStorageStrategy(devices, parameter_device=devices[0]), 3),
+        ],
+    )
+    def test_strategies_take_logical_devices(self, make: Any, last: int, given: str) -> None:
+        devices = tf.config.list_logical_devices("CPU")[:4]
+        strategy = make(devices if given == "the device" else [device.name for device in devices])
+        assert strategy.extended.worker_devices[-1] == devices[last].name
+        with strategy.scope():
+            variable = tf.Variable(1.0)
+        found = strategy.reduce("SUM", strategy.run(variable.read_value), axis=None)
+        assert float(found) == strategy.num_replicas_in_sync
+
+    def test_a_logical_device_is_one_for_a_block(self) -> None:
+        device = tf.config.list_logical_devices("CPU")[3]
+        with tf.device(device):
+            assert [str(one.id) for one in tf.constant(1.0).devices()] == ["3"]
 
     def test_all_cpus_are_one_physical_device(self) -> None:
         assert [device.device_type for device in tf.config.list_physical_devices("CPU")] == ["CPU"]

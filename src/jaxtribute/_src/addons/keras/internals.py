@@ -225,6 +225,11 @@ def parts_of(model: KerasModel) -> list[Any]:
     return list(model._flatten_layers())
 
 
+def own_variables(part: Foreign, *, kept: bool) -> list[Any]:
+    """The weights of a layer without those of layers in it, and if `kept` also what else it keeps."""
+    return [*part._trainable_variables, *(part._non_trainable_variables if kept else ())]
+
+
 def has_instead(part: Foreign) -> bool:
     """True if an object has methods of its own in place of those of its class, or losses that were added to it."""
     return not _METHODS.isdisjoint(vars(part)) or bool(getattr(part, "_losses", None))

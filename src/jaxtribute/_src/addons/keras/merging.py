@@ -15,6 +15,7 @@ from jax import lax
 
 from jaxtribute._src.addons.keras.internals import KerasVariable
 from jaxtribute._src.addons.keras.share import Share
+from jaxtribute.extending import Programs
 from jaxtribute.typing import Array
 
 State = list[Any]
@@ -22,6 +23,8 @@ State = list[Any]
 
 SEED = "seed_generator_state"
 """Name of the variable of a generator of random numbers."""
+state_p = Programs.identity("jd_state")
+"""Marks a layer's variable by its place, in a step that is only looked at."""
 _APART = np.uint32(0x9E3779B1)
 """Distance of the seeds of two replicas: odd, so that they differ for any number of replicas."""
 
@@ -41,8 +44,9 @@ def start_of_layers(variables: Sequence[Any], values: State, share: Share) -> St
     if share.alone and not share.sends:
         return values
     start: State = []
-    for variable, value in zip(variables, values, strict=True):
-        start.append(_apart(value, share) if variable.name == SEED else value)
+    for place, (variable, value) in enumerate(zip(variables, values, strict=True)):
+        given = _apart(value, share) if variable.name == SEED else value
+        start.append(state_p.bind(given, place=place) if place in share.marked else given)
     return start
 
 
@@ -61,11 +65,11 @@ def contributions(variables: Sequence[Any], start: State, end: State, share: Sha
     return found
 
 
-def merged(variables: Sequence[Any], values: State, totals: Sequence[Any]) -> State:
+def merged(variables: Sequence[Any], values: State, totals: Sequence[Any], share: Share) -> State:
     """The new values, from those before the step and the sums of all replicas' contributions."""
     found: State = []
     for variable, value, total in zip(variables, values, totals, strict=True):
-        found.append(value if total is None else _value(variable, value, total))
+        found.append(value if total is None else _value(variable, value, total, share))
     return found
 
 
@@ -92,6 +96,9 @@ def _contribution(variable: KerasVariable, old: Array, new: Array, share: Share)
         # One number for the batch, of which each replica has computed its own. Integers have no shares: they count.
         factor = share.weight**power if share.weight else 0.0
         return added * jnp.asarray(factor, added.dtype) if floats else jnp.where(is_first, added, 0 * added)
+    running = share.running.get(id(variable))
+    if running is not None:
+        return new - old if running else new
     # Moving averages: each replica's is weighted by its examples, so that one without any counts for nothing.
     if floats and variable.aggregation in ("none", "mean"):
         # By rows, padding included, of which all replicas have equally many: these weights add up to 1.
@@ -103,10 +110,11 @@ def _contribution(variable: KerasVariable, old: Array, new: Array, share: Share)
     return jnp.where(is_first, new, jnp.zeros_like(new))
 
 
-def _value(variable: KerasVariable, value: Array, total: Array) -> Any:
-    if variable.aggregation == "sum":
+def _value(variable: KerasVariable, value: Array, total: Array, share: Share) -> Any:
+    running = share.running.get(id(variable))
+    if variable.aggregation == "sum" or running:
         return value + total.astype(value.dtype)
-    if jnp.issubdtype(value.dtype, jnp.inexact) or value.dtype.itemsize != 4:
+    if running is not None or jnp.issubdtype(value.dtype, jnp.inexact) or value.dtype.itemsize != 4:
         return total.astype(value.dtype)
     high, low = total.astype(value.dtype)
     return (high << 16) | low

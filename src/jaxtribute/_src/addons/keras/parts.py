@@ -23,14 +23,12 @@ from jaxtribute import ReplicaContext
 from jaxtribute._src.addons.keras import internals, row_meetings
 from jaxtribute._src.addons.keras.internals import KerasModel
 from jaxtribute._src.addons.keras.meeting import entered, share_of
-from jaxtribute._src.addons.keras.rows import FACTOR, Kind, Part, Rows
+from jaxtribute._src.addons.keras.rows import FACTOR, ROWS, Kind, Part, Rows, batch_of
 from jaxtribute._src.addons.keras.share import EXACT, Share
 from jaxtribute.errors import InputError, VariableError
 from jaxtribute.extending import Context, Literal, Programs, ReplicaMesh, TracedReplica
-from jaxtribute.typing import DType, Leaf, Nest
+from jaxtribute.typing import Leaf, Nest
 
-_ROWS = 24
-"""A number of rows that has halves, thirds and quarters, of which user code may take some."""
 _OF_REPLICAS = frozenset({Kind.ALIKE, Kind.TOTAL, Kind.OTHER})
 """The kinds of logs that may be others on each replica."""
 _NEAR = 1e-6
@@ -39,8 +37,8 @@ _TOLD = 3
 """Number of lines that a warning lists."""
 _NO_NUMBERS = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 """Errors of JAX for Python that asks a traced value for a number."""
-Ends = tuple[Sequence[Any], Sequence[Any], dict[str, Any]]
-"""A step's metrics: what their variables start from, what they come to, and the logs."""
+Ends = tuple[Sequence[Any], Sequence[Any], dict[str, Any], Sequence[Any]]
+"""A step's metrics: what their variables start from, what they come to, and the logs; and the layers' new values."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +212,7 @@ class PartsOfSteps:
         replicas = share.context.num_replicas_in_sync
         outputs = self._analysed(share, batch, added, gradients=True)[1]
         means = any(known == {0} for known in _degrees_of_updates(outputs).values())
-        if means and not _divides_by(replicas, self._traced(share, batch, _ROWS, added, gradients=True).program):
+        if means and not _divides_by(replicas, self._traced(share, batch, ROWS, added, gradients=True).program):
             _say(
                 f"the step of {self._model.name!r} gives its optimizer gradients of a mean over each replica's rows, "
                 f"which are added up: they are {replicas} times those of one device. HINT: take "
@@ -247,7 +245,7 @@ class PartsOfSteps:
         self, share: Share, batch: Nest, added: frozenset[int], *, gradients: bool = False
     ) -> tuple[Rows, dict[Any, Part]]:
         """The analysis of the step, and the parts of what it computes by their names; see `_traced`."""
-        one, other = (self._traced(share, batch, _ROWS * factor, added, gradients=gradients) for factor in (1, FACTOR))
+        one, other = (self._traced(share, batch, ROWS * factor, added, gradients=gradients) for factor in (1, FACTOR))
         rows = Rows(AXIS)
         given = [Part(Kind.ROWS)] * len(jax.tree.leaves(batch))
         # What nobody uses, such as a row whose shape is looked at, says nothing.
@@ -292,7 +290,7 @@ class PartsOfSteps:
             part.added_sums = added
             replica = TracedReplica(mesh, (), outer, [], None, uneven=True)
             with Context.entered(Context(strategy, context, replica)):
-                start, ends, logs = self._ends(part, batch)
+                start, ends, logs, _ = self._ends(part, batch)
             found: dict[Any, Any] = {}
             for variable, old, new in zip(self._variables, start, ends, strict=True):
                 if new is not None and new is not old and variable.aggregation == "sum":
@@ -306,9 +304,8 @@ class PartsOfSteps:
             names.extend(found)
             return [jnp.asarray(value) for value in found.values()]
 
-        avals = jax.tree.map(lambda leaf: _aval((rows, *leaf.shape[1:]), leaf.dtype), batch)
         with mesh.within():
-            return _Traced(jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(avals), names)
+            return _Traced(jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(batch_of(rows, batch)), names)
 
     def _shared(self, outputs: dict[Any, Part]) -> Mapping[int, int]:
         """The powers by which a replica adds to variables."""
@@ -415,11 +412,6 @@ def _degrees_of_updates(outputs: dict[Any, Part]) -> dict[int, set[int]]:
 def _degree(part: Part) -> int | None:
     """1 for what adds up over the replicas, 0 for what is a mean by their examples, and so on; None if not known."""
     return None if part.kind in (Kind.ROWS, Kind.OTHER) else part.degree
-
-
-def _aval(shape: tuple[int, ...], dtype: DType) -> jax.ShapeDtypeStruct:
-    # Labels of the host may be int64, of which JAX makes int32.
-    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
 
 
 def _say(text: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from jaxtribute._src.addons.keras import adapting, backups, checks, internals, multi_worker, sending, trainer
+from jaxtribute._src.addons.keras import adapting, backups, checks, internals, multi_worker, results, sending, trainer
 
 # Not used here: Keras must know the operation in it when it loads a model that another process has saved.
 from jaxtribute._src.addons.keras import functions as functions
@@ -110,6 +110,7 @@ def patch() -> None:
         setattr(kind, "__jd_sender__", sending.Sender())  # noqa: B010
     internals.take_string_dtype()
     keep_losses_apart()
+    results.known_give_values()
     setattr(keras.Variable, "_value", PlainValue())  # noqa: B010 (an attribute that Keras sets on each object)
     setattr(keras.Variable, "__jd_variable__", property(joined))  # noqa: B010
     setattr(keras.Layer, "__jd_parameters__", property(by_path))  # noqa: B010
@@ -323,6 +324,7 @@ PATCHES = (
         initialized_now,
         "a model that is built in a traced function has values, not tracers",
     ),
+    Patch(keras.metrics.Metric, ("__init__",), results.made, "a metric's result is a value, and no variable"),
     Patch(JAXTrainer, ("__init__",), _remembered, "a model knows in whose scope it was made"),
     Patch(JAXTrainer, ("compile",), _in_scope, "metrics and optimizer are the strategy's", in_strategy=True),
     Patch(JAXTrainer, _CALLED, _called, "the model's strategy is in force, whoever calls"),

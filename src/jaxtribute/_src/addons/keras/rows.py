@@ -18,11 +18,14 @@ import numpy as np
 
 from jaxtribute._src.addons.keras import row_meetings
 from jaxtribute.extending import JaxprEqn, Literal, Programs, Tracer
+from jaxtribute.typing import Nest
 
 mean_p = Programs.identity("jd_mean")
 """Marks a replica's number as a mean: the replicas' numbers, weighted by their rows, add up to that of the batch."""
 FACTOR = 2
 """The second program has so many times the rows of the first."""
+ROWS = 24
+"""A number of rows that has halves, thirds and quarters, of which user code may take some."""
 
 
 class Kind(Enum):
@@ -63,6 +66,14 @@ class Part:
 
 class Different(Exception):  # noqa: N818
     """The two programs differ in more than the number of rows."""
+
+
+def batch_of(rows: int, batch: Nest) -> Any:
+    """Shapes and dtypes of a batch like another one, of so many rows."""
+    # Labels of the host may be int64, of which JAX makes int32.
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype)), batch
+    )
 
 
 OTHER = Part(Kind.OTHER)

@@ -66,6 +66,10 @@ class Share:
     """The numbers of those among them that are sums over the examples."""
     applied: list[list[Any]] = field(default_factory=list[list[Any]])
     """The gradients that optimizers have been given so far."""
+    marked: frozenset[int] = frozenset()
+    """The places of layers' variables that `state_p` is to mark, of a step that is only looked at."""
+    running: Mapping[int, bool] = field(default_factory=dict[int, bool])
+    """By the ids of layers' variables that are sums over the rows: True if a step adds to the sum of before."""
     of_tables: list[Any] = field(default_factory=list[Any])
     """The gradients by tables of the replica's examples."""
 

@@ -17,6 +17,7 @@ from jaxtribute._src.addons.keras.internals import KerasModel, KerasVariable
 from jaxtribute._src.addons.keras.meeting import entered, share_of
 from jaxtribute._src.addons.keras.merging import State, contributions, merged, start_of_layers, start_of_metrics
 from jaxtribute._src.addons.keras.parts import Ends, PartsOfSteps
+from jaxtribute._src.addons.keras.running import RunningSums
 from jaxtribute._src.addons.keras.share import EXACT, Share
 from jaxtribute._src.addons.keras.tables import Tables
 from jaxtribute.errors import ContextError
@@ -84,13 +85,15 @@ def train_step(model: KerasModel, lists: Lists) -> Step:
                 options = {"training": True, "optimizer_variables": optimizer}
                 return _standard_ends(model, share, batch, start, trainable, options)
             logs, state = model.train_step((trainable, start[0], optimizer, start[1]), batch)
-        return start[1], state[3], logs
+        return start[1], state[3], logs, _changed(start[0], state[1])
 
     parts = PartsOfSteps(model, lists.metrics, ends, weighs_later=own)
+    running = RunningSums(model, lists.layers, lambda share, batch: ends(share, batch)[3])
 
     def step(batch: Nest, total: int, count: Any = None) -> tuple[list[Any], Logs]:
         share, batch = _share(batch, total, lists, count, weighs_later=own)
         parts.tell(share, batch)
+        running.tell(share, batch)
         before = list(map(values_of, (lists.trainable, lists.layers, lists.optimizer, lists.metrics)))
         trainable, layers, optimizer, metrics = before
         start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
@@ -122,13 +125,15 @@ def test_step(model: KerasModel, lists: Lists) -> Step:
             if not internals.has_own_step(model, "test"):
                 return _standard_ends(model, share, batch, start, trainable, {"training": False})
             logs, state = model.test_step((trainable, *start), batch)
-        return start[1], state[2], logs
+        return start[1], state[2], logs, _changed(start[0], state[1])
 
     parts = PartsOfSteps(model, lists.metrics, ends)
+    running = RunningSums(model, lists.layers, lambda share, batch: ends(share, batch)[3])
 
     def step(batch: Nest, total: int, count: Any = None) -> tuple[list[Any], Logs]:
         share, batch = _share(batch, total, lists, count)
         parts.tell(share, batch)
+        running.tell(share, batch)
         trainable, layers, metrics = map(values_of, (lists.trainable, lists.layers, lists.metrics))
         start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
         with entered(share):
@@ -144,8 +149,17 @@ def test_step(model: KerasModel, lists: Lists) -> Step:
 def predict_step(model: KerasModel, lists: Lists) -> Step:
     """A replica's prediction; of variables it may change those that no optimizer updates, such as random states."""
 
+    def ends(share: Share, batch: Nest) -> State:
+        trainable, layers = map(values_of, (lists.trainable, lists.layers))
+        start = start_of_layers(lists.layers, layers, share)
+        with entered(share):
+            return _changed(start, model.predict_step((trainable, start), batch)[1])
+
+    running = RunningSums(model, lists.layers, ends)
+
     def step(batch: Nest, total: int) -> tuple[list[Any], Any]:
         share, batch = _share(batch, total, lists)
+        running.tell(share, batch)
         trainable, layers = map(values_of, (lists.trainable, lists.layers))
         start = start_of_layers(lists.layers, layers, share)
         with entered(share):
@@ -153,7 +167,7 @@ def predict_step(model: KerasModel, lists: Lists) -> Step:
             changed = _changed(start, ends)
             if not share.alone and any(new is not None for new in changed):
                 totals = share.sum(contributions(lists.layers, start, changed, share), EXACT)
-                changed = _changed(layers, merged(lists.layers, layers, totals))
+                changed = _changed(layers, merged(lists.layers, layers, totals, share))
         # A replica without examples computed made-up ones, of which no row may reach the outputs.
         outputs = jax.tree.map(lambda leaf: _own(leaf if share.rows else leaf[:0], share), outputs)
         rest = [None] * (len(lists.optimizer) + len(lists.metrics))
@@ -225,7 +239,7 @@ def _standard_ends(
     _, aux = model.compute_loss_and_updates(trainable, *start, x, y, sample_weight, **options)
     share.loss = aux[0]
     logs, after = internals.updated_metrics(model, aux[3], aux[0], x, y, aux[1], sample_weight)
-    return start[1], after, logs
+    return start[1], after, logs, _changed(start[0], aux[2])
 
 
 def _loss(
@@ -256,8 +270,8 @@ def _reduced(
         extra,
     )
     grads, (layer_totals, metric_totals, extra) = share.sum_with_gradients(list(grads), others)
-    layers = merged(lists.layers, before[1], layer_totals)
-    metrics = merged(lists.metrics, before[3], metric_totals)
+    layers = merged(lists.layers, before[1], layer_totals, share)
+    metrics = merged(lists.metrics, before[3], metric_totals, share)
     return grads, layers, metrics, _logged(logs, _results(model, lists, metrics, touched), extra)
 
 

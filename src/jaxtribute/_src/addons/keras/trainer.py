@@ -141,7 +141,7 @@ def _stateful(model: KerasModel, strategy: Strategy, method: Callable[[Any], Any
             logs = method(batch)
         share.applied += gradients
         named: dict[Any, Any] = {Number(place): number for place, number in enumerate(numbers)}
-        return (), (), {**(logs if isinstance(logs, dict) else {}), **named}
+        return (), (), {**(logs if isinstance(logs, dict) else {}), **named}, ()
 
     parts = PartsOfSteps(model, (), ends, writes=True)
 

@@ -20,12 +20,29 @@ class PhysicalDevice:
     device_type: str
 
 
-@dataclass(frozen=True, slots=True)
-class LogicalDevice:
-    """A device that programs see. Source: `tf.config.LogicalDevice`."""
+class LogicalDevice(str):
+    """A device that programs see. It is its name, so that it may be given wherever a device is asked for.
+
+    Source: `tf.config.LogicalDevice`.
+    """
 
     name: str
     device_type: str
+
+    def __new__(cls, name: str, device_type: str) -> LogicalDevice:
+        """A device of that name."""
+        made = super().__new__(cls, name)
+        made.name, made.device_type = name, device_type
+        return made
+
+    def __getnewargs__(self) -> tuple[str, str]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.name, self.device_type
+
+    def __repr__(self) -> str:
+        return f"LogicalDevice(name={self.name!r}, device_type={self.device_type!r})"
+
+    def __str__(self) -> str:
+        return repr(self)
 
 
 @dataclass(frozen=True, slots=True)

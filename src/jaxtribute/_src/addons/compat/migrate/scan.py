@@ -12,6 +12,7 @@ from jaxtribute._src.addons.compat.catalog import keras2, others
 from jaxtribute._src.addons.compat.catalog.keras import keras_problem
 from jaxtribute._src.addons.compat.catalog.lookup import Kind, entry_of
 from jaxtribute._src.addons.compat.migrate import (
+    arguments,
     environment,
     files,
     graphs,
@@ -92,6 +93,7 @@ def scan(text: str) -> Report:
             *keras2_steps.find(source),
             *environment.find(source),
             *older.find(source.tree, names),
+            *arguments.find(source, names),
             *unseen.find(source.tree, names),
             *_methods(source),
             *_uses(source, names),

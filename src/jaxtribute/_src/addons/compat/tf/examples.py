@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -261,7 +261,7 @@ def decode_image(
 class TFRecordOptions:
     """Compression of a file of records: `"GZIP"`, `"ZLIB"`, or none. Source: `tf.io.TFRecordOptions`."""
 
-    compression_type: str | None = None
+    compression_type: Literal["GZIP", "ZLIB", ""] | None = None
     compression_level: int | None = None
 
 

@@ -185,9 +185,19 @@ def cond(pred: ArrayLike, true_fn: Callable[[], Any], false_fn: Callable[[], Any
 
 
 def while_loop(
-    cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Sequence[Any], maximum_iterations: int | None = None
+    cond: Callable[..., Any],
+    body: Callable[..., Any],
+    loop_vars: Sequence[Any],
+    shape_invariants: Nest = None,
+    parallel_iterations: int = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    maximum_iterations: int | None = None,
+    name: str | None = None,
 ) -> list[Any]:
     """Calls `body` on the loop's variables while `cond` says so; their shapes and types must stay.
+
+    What tells TensorFlow how to run the loop is accepted, and changes nothing.
 
     Source: `tf.while_loop`.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ class ResizeMethod:
 def resize(
     images: TensorLike,
     size: ShapeLike,
-    method: str = "bilinear",
+    method: Literal["bilinear", "nearest", "bicubic", "lanczos3"] = "bilinear",
     preserve_aspect_ratio: bool = False,
     antialias: bool = False,
 ) -> jax.Array:

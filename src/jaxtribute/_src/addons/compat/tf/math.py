@@ -273,17 +273,29 @@ def matvec(
     a: TensorLike, b: TensorLike, transpose_a: bool = False, adjoint_a: bool = False, name: str | None = None
 ) -> Any:
     """Multiplies a matrix by a vector, or stacks of them. Source: `tf.linalg.matvec`."""
-    matrix = as_tensor(a)
-    matrix = jnp.swapaxes(matrix, -1, -2) if transpose_a or adjoint_a else matrix
-    return jnp.squeeze(jnp.matmul(jnp.conj(matrix) if adjoint_a else matrix, as_tensor(b)[..., None]), -1)
+    return jnp.squeeze(jnp.matmul(_turned(a, transpose_a, adjoint_a), as_tensor(b)[..., None]), -1)
 
 
 def matmul(
-    a: TensorLike, b: TensorLike, transpose_a: bool = False, transpose_b: bool = False, name: str | None = None
+    a: TensorLike,
+    b: TensorLike,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    adjoint_a: bool = False,
+    adjoint_b: bool = False,
+    a_is_sparse: bool = False,
+    b_is_sparse: bool = False,
+    *,
+    name: str | None = None,
 ) -> Any:
-    """Multiplies matrices, or stacks of them. Source: `tf.linalg.matmul`."""
-    a, b = as_tensor(a), as_tensor(b)
-    return jnp.matmul(jnp.swapaxes(a, -1, -2) if transpose_a else a, jnp.swapaxes(b, -1, -2) if transpose_b else b)
+    """Multiplies matrices, or stacks of them. That they are sparse changes nothing. Source: `tf.linalg.matmul`."""
+    return jnp.matmul(_turned(a, transpose_a, adjoint_a), _turned(b, transpose_b, adjoint_b))
+
+
+def _turned(matrix: TensorLike, transposed: bool, adjoint: bool) -> Any:
+    array = as_tensor(matrix)
+    array = jnp.swapaxes(array, -1, -2) if transposed or adjoint else array
+    return jnp.conj(array) if adjoint else array
 
 
 def tensordot(a: TensorLike, b: TensorLike, axes: Leaf, name: str | None = None) -> Any:

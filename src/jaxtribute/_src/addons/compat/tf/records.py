@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Sequence
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import grain
 import numpy as np
@@ -80,7 +80,7 @@ class _FileDataset(Dataset):
     def __init__(
         self,
         filenames: TensorLike,
-        compression_type: str | None = None,
+        compression_type: Literal["GZIP", "ZLIB", ""] | None = None,
         buffer_size: object = None,
         num_parallel_reads: object = None,
     ) -> None:

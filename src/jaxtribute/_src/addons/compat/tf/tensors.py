@@ -217,9 +217,16 @@ def fill(dims: ShapeLike, value: TensorLike, name: str | None = None) -> jax.Arr
     return jnp.full(as_shape(dims), as_tensor(value))
 
 
-def eye(num_rows: int, num_columns: int | None = None, dtype: DType = np.float32, name: str | None = None) -> jax.Array:
-    """Returns the unit matrix. Source: `tf.eye`."""
-    return jnp.eye(num_rows, num_columns, dtype=jax.dtypes.canonicalize_dtype(dtype))
+def eye(
+    num_rows: int,
+    num_columns: int | None = None,
+    batch_shape: ShapeLike | None = None,
+    dtype: DType = np.float32,
+    name: str | None = None,
+) -> jax.Array:
+    """Returns the unit matrix, or as many as `batch_shape` says. Source: `tf.eye`."""
+    one = jnp.eye(num_rows, num_columns, dtype=jax.dtypes.canonicalize_dtype(dtype))
+    return one if batch_shape is None else jnp.broadcast_to(one, (*as_shape(batch_shape), *one.shape))
 
 
 def range(
@@ -293,10 +300,12 @@ def squeeze(input: TensorLike, axis: Axis = None, name: str | None = None) -> An
     return _arrays(array).squeeze(array, tuple(axis) if isinstance(axis, list) else axis)
 
 
-def transpose(a: TensorLike, perm: Sequence[int] | None = None, name: str | None = None) -> Any:
+def transpose(
+    a: TensorLike, perm: Sequence[int] | None = None, conjugate: bool = False, name: str | None = None
+) -> Any:
     """Permutes the axes; reverses them by default. Source: `tf.transpose`."""
     array = as_tensor(a)
-    return _arrays(array).transpose(array, perm)
+    return _arrays(array).transpose(jnp.conj(array) if conjugate else array, perm)
 
 
 def stack(values: TensorLike, axis: int = 0, name: str | None = None) -> Any:
@@ -360,15 +369,44 @@ def pad(
     return jnp.pad(as_tensor(tensor), widths, mode=mode.lower())
 
 
-def gather(params: TensorLike, indices: TensorLike, axis: int = 0, name: str | None = None) -> Any:
-    """Picks slices along an axis by their numbers. Source: `tf.gather`."""
-    array = as_tensor(params)
-    return _arrays(array).take(array, as_tensor(indices), axis)
+def gather(
+    params: TensorLike,
+    indices: TensorLike,
+    validate_indices: bool | None = None,
+    axis: int | None = None,
+    batch_dims: int = 0,
+    name: str | None = None,
+) -> Any:
+    """Picks slices along an axis by their numbers; of each batch its own, over the first `batch_dims` axes.
+
+    Source: `tf.gather`.
+    """
+    array, numbers = as_tensor(params), as_tensor(indices)
+    batch = batch_dims + numbers.ndim if batch_dims < 0 else batch_dims
+    # A negative number of axes counts from the last one of `params` then, as in TensorFlow.
+    axis = batch_dims if axis is None else axis
+    along = axis + array.ndim if axis < 0 else axis
+    if not batch:
+        return _arrays(array).take(array, numbers, along)
+    moved = _arrays(array).moveaxis(array, along, batch)
+    found = moved[(*_batches(numbers.shape, batch), numbers)]
+    # The axes between the batch and the one that was picked from lie behind those of the numbers.
+    rest = np.arange(along - batch)
+    return _arrays(array).moveaxis(found, tuple(numbers.ndim + rest), tuple(batch + rest))
 
 
-def gather_nd(params: TensorLike, indices: TensorLike, name: str | None = None) -> Any:
-    """Picks elements or slices by their places, which the last axis of `indices` holds. Source: `tf.gather_nd`."""
-    return as_tensor(params)[_places(indices)]
+def gather_nd(params: TensorLike, indices: TensorLike, batch_dims: int = 0, name: str | None = None) -> Any:
+    """Picks elements or slices by their places, which the last axis of `indices` holds.
+
+    Source: `tf.gather_nd`.
+    """
+    places = _places(indices)
+    return as_tensor(params)[(*_batches(as_tensor(indices).shape[:-1], batch_dims), *places)]
+
+
+def _batches(shape: Sequence[int], axes: int) -> list[Any]:
+    """The numbers along each of the first axes of a shape, as arrays of as many axes as it has."""
+    return list(np.indices(shape, sparse=True)[:axes])
 
 
 def tensor_scatter_nd_update(
