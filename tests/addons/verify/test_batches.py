@@ -313,6 +313,7 @@ def in_layers(model: Any, before: Any, x: Any, y: Any) -> Any:
     return jax.lax.scan(lambda total, w: (total + part(w, x, y), None), jnp.float32(0), model.value["layers"])[0]
 
 
+@pytest.mark.filterwarnings("ignore:.*reads none of its variables")  # the library's own, while it traces
 @pytest.mark.parametrize("how", ["minimize", "value_and_grad", "grad"])
 def test_a_loss_that_reads_nothing_that_is_trained_is_named_with_its_line(how: str) -> None:
     found = verdict_on_losses(stale, optax.adamw(0.1, weight_decay=0.0), how)

@@ -66,7 +66,8 @@ def test_a_loss_that_reads_none_of_its_variables_is_told(how: str) -> None:
 
     def gradient(loss: Any, variables: Any) -> Any:
         call: Any = jd.value_and_grad(loss, variables)
-        return (jd.function(call) if how == "compiled" else call)()[1]
+        step: Any = jd.function(call) if how == "compiled" else call
+        return step()[1]
 
     with pytest.warns(UserWarning, match=r"test_autodiff.py:\d+: a loss reads none of its variables.*HINT"):
         assert list(map(float, gradient(lambda: before * 2.0, [v, w]))) == [0, 0]

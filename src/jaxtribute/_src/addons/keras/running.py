@@ -177,7 +177,7 @@ class _Traced:
 
 
 def _added(place: int, total: _Sum, part: Part) -> _Added:
-    """What of a variable the replicas are to add up; None if no known rule brings their values together."""
+    """The part of a variable that the replicas add up; None if no known rule brings their values together."""
     if part.kind in (Kind.ZERO, Kind.SAME) or (part.kind in (Kind.ALIKE, Kind.TOTAL) and part.degree == 0):
         return ""
     if place in total.by:

@@ -87,3 +87,11 @@ def unreduced(op: ReduceOp, relation: Relation, place: Place, one: Any, parts: S
     if relation.kind is Kind.SAME:
         name = "sum-of-means"
     return Culprit(CATALOGUE[name], place, None, "", one, list(parts))
+
+
+def same_mistake(one: Culprit, other: Culprit) -> bool:
+    """True if two culprits are one line, or if the second has none: it is what the first leads to."""
+    if other.place is None or one.mistake == other.mistake:
+        return True
+    mine, theirs = ([(place.file, place.line) for place in each.places] for each in (one, other))
+    return theirs[0] in mine or (one.pattern is other.pattern and bool(mine) and mine[0] in theirs)

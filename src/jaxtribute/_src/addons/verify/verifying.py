@@ -17,10 +17,10 @@ from jaxtribute._src.addons.verify.blame import Suspects
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE
 from jaxtribute._src.addons.verify.choices import Changes, ways
 from jaxtribute._src.addons.verify.comparing import Before, Difference, compared, differences
-from jaxtribute._src.addons.verify.culprit import Culprit, last_line, repeated_draw, unreduced
+from jaxtribute._src.addons.verify.culprit import Culprit, last_line, repeated_draw, same_mistake, unreduced
 from jaxtribute._src.addons.verify.deciding import decided
 from jaxtribute._src.addons.verify.feeding import paths_of, returned
-from jaxtribute._src.addons.verify.holding import snapshot, total_of
+from jaxtribute._src.addons.verify.holding import total_of
 from jaxtribute._src.addons.verify.machine import Branch, CannotVerify, Record
 from jaxtribute._src.addons.verify.meeting import Draws
 from jaxtribute._src.addons.verify.operations import as_wide, is_float, is_key
@@ -28,6 +28,7 @@ from jaxtribute._src.addons.verify.relations import relate
 from jaxtribute._src.addons.verify.sources import Place, raising
 from jaxtribute._src.addons.verify.stage import Outcome, Stage
 from jaxtribute._src.addons.verify.standing import standing_in
+from jaxtribute._src.addons.verify.states import blank, is_finite, is_trained, shaken
 from jaxtribute._src.addons.verify.unread import unread
 from jaxtribute._src.addons.verify.verdict import Finding, Verdict
 from jaxtribute.extending import Context, Nests
@@ -39,8 +40,6 @@ _AHEAD = 8
 """Steps that one device goes ahead until all that is trained has changed: a learning rate may begin with 0."""
 _BRANCHES = 4
 """Branches that are taken against their conditions."""
-_NOISE = 0.02
-"""Deviation of what is added to trained variables that are all zero: behind them gradients would be zero too."""
 
 
 class Verification:
@@ -85,7 +84,7 @@ class Verification:
         both = zip(leaves, wholes, strict=True)
         self._given_data = any(is_data(one) for leaf, one in both if not isinstance(leaf, Mirrored))
         self._split, self.batch = batches_of(leaves, wholes, drawn or {}, strategy)
-        state = {variable: _shaken(variable, number) for number, variable in enumerate(self._variables)}
+        state = {variable: shaken(variable, number) for number, variable in enumerate(self._variables)}
         self._moments: list[tuple[dict[Variable, Any], list[Any]]] = [(state, wholes)]
         """The variables and arguments of the call, and of those after it."""
         self._paths = paths_of((tuple(args), kwargs))
@@ -158,7 +157,7 @@ class Verification:
                 verdict.tried.append(arrangement)
                 self._found[arrangement] = found
                 missed = arrangement.branch is not None and not arrangement.branch.is_taken([*one.tapes, *found.tapes])
-                if missed or ((arrangement.branch is not None or arrangement.stretch != 1) and not _is_finite(one)):
+                if missed or ((arrangement.branch is not None or arrangement.stretch != 1) and not is_finite(one)):
                     # Of a state that does not ask for it, or is no state of the program.
                     del self._found[verdict.tried.pop()]
                     verdict.untaken += [arrangement.branch.place] if arrangement.branch is not None else []
@@ -238,7 +237,7 @@ class Verification:
         best = 0
         for ahead in range(_AHEAD + 1):
             one = self._run(replace(alone, ahead=ahead))
-            verdict.blank = verdict.blank or _blank(one, self._before(one))
+            verdict.blank = verdict.blank or blank(one, self._before(one))
             trained, changed = self._changed(one)
             if ahead and not changed <= seen:
                 best = ahead
@@ -292,7 +291,7 @@ class Verification:
         for place in self._returned(base).values():
             if not is_key(leaves[place]) and is_float(leaves[place].dtype):
                 leaves[place] = leaves[place] * factor
-        trained = {variable: value * factor for variable, value in state.items() if _is_trained(variable, value)}
+        trained = {variable: value * factor for variable, value in state.items() if is_trained(variable, value)}
         return {**state, **trained}, leaves
 
     def _before(self, one: Outcome) -> Before:
@@ -380,7 +379,7 @@ class Verification:
             # What a clip hides in this arrangement only seems to be right.
             others = [name for name in failing if name not in names]
             culprit = Suspects(*self._kept(arrangement), apart, others).culprit()
-            known = next((one for one in verdict.findings if _same_mistake(one.culprit, culprit)), None)
+            known = next((one for one in verdict.findings if same_mistake(one.culprit, culprit)), None)
             if known is not None:
                 known.differences += apart
                 known.failing = [other for other in verdict.tried if other in known.failing or other in where]
@@ -493,36 +492,3 @@ class Verification:
 def _is_enough(wrong: tuple[Arrangement, list[Difference]]) -> bool:
     """True if variables differ already where replicas share a batch evenly."""
     return wrong[0].kind == "divides" and any(one.state for one in wrong[1])
-
-
-def _same_mistake(one: Culprit, other: Culprit) -> bool:
-    """True if two culprits are one line, or if the second has none: it is what the first leads to."""
-    if other.place is None or one.mistake == other.mistake:
-        return True
-    mine, theirs = ([(place.file, place.line) for place in each.places] for each in (one, other))
-    return theirs[0] in mine or (one.pattern is other.pattern and bool(mine) and mine[0] in theirs)
-
-
-def _shaken(variable: Variable, number: int) -> Any:
-    """Copies a variable; a trained variable that is all zero gets some noise."""
-    value = snapshot(variable)
-    if not _is_trained(variable, value) or value.any():
-        return value
-    return np.random.default_rng(number).normal(scale=_NOISE, size=value.shape)
-
-
-def _blank(one: Outcome, before: Before) -> list[str]:
-    """Names what of the state has become NaN."""
-    values = {variable.name: value for variable, value in one.written.items() if variable.trainable}
-    values.update({f"the result{path}": one.outputs[path] for path in before.results})
-    return [name for name, value in values.items() if not is_key(value) and np.isnan(value).any()]
-
-
-def _is_trained(variable: Variable, value: Any) -> bool:
-    return variable.trainable and value.dtype == np.float64
-
-
-def _is_finite(one: Outcome) -> bool:
-    """False if a branch made of a state that does not ask for it what is no number."""
-    values = [value for value in (*one.written.values(), *one.outputs.values()) if not is_key(value)]
-    return all(np.isfinite(value).all() for value in values if np.asarray(value).dtype.kind == "f")
