@@ -6,6 +6,7 @@ traced of them; the variables that they read change in between. Compiled steps a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -207,7 +208,9 @@ class Arrays:
             return self.strategy.reduce("SUM", self.strategy.run(loss, given), axis=None)
 
         variable = self.variables[one.variable]
-        grads = jd.grad(around if isinstance(one, GradientAround) else loss, variable)()
+        with warnings.catch_warnings():  # it may be of another variable than those that the loss reads
+            warnings.filterwarnings("ignore", message=".*reads none of its variables")
+            grads = jd.grad(around if isinstance(one, GradientAround) else loss, variable)()
         return jnp.mod(x + grads, MODULUS)
 
     def inside(self, x: Any) -> Any:
