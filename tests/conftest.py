@@ -20,7 +20,7 @@ import jax
 import pytest
 
 from jaxtribute import config
-from jaxtribute._src.core.execution import threads
+from jaxtribute._src.core.execution import rendezvous
 from longest import dealt
 from namespaces import Machine, NoRightsError, two_machines
 from samples import ALL_CASES, is_chosen
@@ -47,7 +47,7 @@ jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 # A test that fails for a thread left behind waits for idle ones to end.
-threads.IDLE_SECONDS = 0.02
+rendezvous.IDLE_SECONDS = 0.02
 
 # The first example of a shape compiles, so a time limit for each example would only measure XLA. A commit passes or
 # fails each time alike; `--hypothesis-profile=explore` looks for examples that nobody has tried yet.

@@ -24,7 +24,7 @@ GUARDED = """
     core/checkpoint/checkpoint core/checkpoint/committing core/checkpoint/files core/checkpoint/leaves
     core/checkpoint/manager core/checkpoint/owner
     core/checkpoint/restoring core/cluster/runtime core/cluster/waiting core/execution/eager
-    core/execution/interrupts core/execution/rendezvous core/execution/threads core/folders core/values/stored
+    core/execution/interrupts core/execution/rendezvous core/folders core/values/stored
 """
 """Files whose functions hold locks, or leave something half done, in the main thread, where signals raise."""
 ELSEWHERE = {

@@ -24,7 +24,7 @@ import jaxtribute as jd
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.execution.interrupts import Deferral
 from jaxtribute._src.core.execution.program import Program
-from jaxtribute._src.core.execution.threads import Workers
+from jaxtribute._src.core.execution.rendezvous import Workers
 from jaxtribute._src.core.values.stored import release, updating
 from replicas import here, mirrored, one_device, variable
 from samples import ALL_CASES
@@ -445,7 +445,7 @@ def test_an_interrupted_lockstep_run_waits_for_nobody() -> None:
         return here().all_reduce("SUM", total)
 
     strategy.run(fn)
-    where = (OWN + "/_src/core/execution/rendezvous", OWN + "/_src/core/execution/threads")
+    where = (OWN + "/_src/core/execution/rendezvous", OWN + "/_src/core/execution/rendezvous")
     total = moments(where, lambda: strategy.run(fn))
     came = 0
     for at in range(total):

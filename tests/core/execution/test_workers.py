@@ -3,8 +3,8 @@ from collections.abc import Callable
 
 import pytest
 
-from jaxtribute._src.core.execution import threads
-from jaxtribute._src.core.execution.threads import Workers
+from jaxtribute._src.core.execution import rendezvous
+from jaxtribute._src.core.execution.rendezvous import Workers
 
 
 def run_and_wait(pool: Workers, job: Callable[[], None]) -> None:
@@ -37,14 +37,14 @@ def test_a_job_runs_in_another_named_daemon_thread() -> None:
 
 
 def test_an_idle_thread_takes_the_next_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "IDLE_SECONDS", 5.0)
+    monkeypatch.setattr(rendezvous, "IDLE_SECONDS", 5.0)
     pool = Workers("pool")
     seen: list[int] = []
     for _ in range(3):
         run_and_wait(pool, lambda: seen.append(threading.get_ident()))
         wait_until_idle(pool, 1)
     assert len(set(seen)) == 1
-    monkeypatch.setattr(threads, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(rendezvous, "IDLE_SECONDS", 0.0)
     run_and_wait(pool, lambda: None)
     wait_until_idle(pool, 0)
 
@@ -74,7 +74,7 @@ def test_threads_end_when_no_job_comes() -> None:
 
 
 def test_many_jobs_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "IDLE_SECONDS", 0.0005)
+    monkeypatch.setattr(rendezvous, "IDLE_SECONDS", 0.0005)
     pool = Workers("pool")
     done = threading.Semaphore(0)
     for _ in range(200):  # many arrive just as a thread is about to end

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
-from jaxtribute._src.core.execution import threads
+from jaxtribute._src.core.execution import rendezvous
 from jaxtribute._src.core.input import prefetch
 from jaxtribute._src.core.values.distributed import PerReplica
 from jaxtribute._src.core.values.mesh import ReplicaMesh
@@ -311,15 +311,15 @@ def test_threads_end_with_their_iterators() -> None:
 
 
 def test_a_thread_serves_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "IDLE_SECONDS", 60)
-    monkeypatch.setattr(prefetch, "_threads", pool := threads.Workers("jaxtribute-prefetch"))
+    monkeypatch.setattr(rendezvous, "IDLE_SECONDS", 60)
+    monkeypatch.setattr(prefetch, "_threads", pool := rendezvous.Workers("jaxtribute-prefetch"))
     dataset = distribute(make_numpy_dataset(np.arange(8)).batch(2))
     before, names = set(threading.enumerate()), set[int | None]()
     for _ in range(4):
         assert len(list(dataset)) == 4
         names |= {thread.ident for thread in set(threading.enumerate()) - before}
     assert len(names) == 1
-    monkeypatch.setattr(threads, "IDLE_SECONDS", 0)
+    monkeypatch.setattr(rendezvous, "IDLE_SECONDS", 0)
     pool.submit(lambda: None)
 
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxtribute._src.core.execution import threads
+from jaxtribute._src.core.execution import rendezvous
 from jaxtribute._src.core.input import prefetch
 from jaxtribute._src.core.input.prefetch import Prefetcher
 from jaxtribute.errors import InputError
@@ -169,13 +169,13 @@ def one_pass(how: str) -> threading.Thread:
 
 @pytest.mark.parametrize("how", ["ends", "fails", "is left"])
 def test_a_pass_that_was_closed_lends_its_thread_to_the_next(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "IDLE_SECONDS", 60)
-    pool = threads.Workers("jaxtribute-prefetch")
+    monkeypatch.setattr(rendezvous, "IDLE_SECONDS", 60)
+    pool = rendezvous.Workers("jaxtribute-prefetch")
     monkeypatch.setattr(pool, "_lock", SlowLock())
     monkeypatch.setattr(prefetch, "_threads", pool)
     first = one_pass(how)
     assert one_pass("ends") is first, "it is idle once a pass has been closed, however slow it is"
-    monkeypatch.setattr(threads, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(rendezvous, "IDLE_SECONDS", 0.01)
     assert one_pass(how) is first
     first.join(10)
     assert not first.is_alive(), "an idle thread ends"

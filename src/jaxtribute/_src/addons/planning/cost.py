@@ -85,7 +85,7 @@ class StepCost:
 
     def _held(self, rows: float) -> float:
         """Bytes for so many examples; between those that were compiled rather too many, as memory bends upwards."""
-        few = max(self.batch // self.replicas, 1)
+        few = self._seen
         if self.most is None or rows <= few:
             return self.memory.at(rows)
         many, high = self.most
@@ -95,7 +95,12 @@ class StepCost:
     @property
     def known_rows(self) -> int:
         """The examples on a device up to which memory is known; for more it is a guess."""
-        return self.most[0] if self.most is not None else max(self.batch // self.replicas, 1)
+        return self.most[0] if self.most is not None else self._seen
+
+    @property
+    def _seen(self) -> int:
+        """The examples on a device of the step that was seen."""
+        return max(self.batch // self.replicas, 1)
 
     @property
     def within(self) -> tuple[Collective, ...]:

@@ -19,7 +19,6 @@ from jaxtribute._src.core.context import Context, entered
 from jaxtribute._src.core.execution.budgets import Budget, asked_for, checked, within_budget
 from jaxtribute._src.core.execution.nests import flatten, is_array, opened
 from jaxtribute._src.core.execution.overlay import Overlay
-from jaxtribute._src.core.execution.regathering import regathering
 from jaxtribute._src.core.execution.row_gradients import RowsNeeded, differentiate_by_rows
 from jaxtribute._src.core.types import Function, K, Nest
 from jaxtribute._src.core.values.variable import Variable
@@ -181,7 +180,11 @@ def _differentiated(
                 aux, outline[:] = _arrays(aux)
             return value, (aux, list(overlay.written.values()))
 
-        gradients = partial(regathering, differentiate) if regathers else differentiate
+        gradients = differentiate
+        if regathers:
+            from jaxtribute._src.core.execution.regathering import regathering  # most programs never need it
+
+            gradients = partial(regathering, differentiate)
         within = (lambda loss: loss) if asked is None else partial(within_budget, memory=asked, gathers=regathers)
         try:
             if by_rows:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
-from jaxtribute._src.core.execution.threads import Workers
+from jaxtribute._src.core.execution.rendezvous import Workers
 from jaxtribute.errors import InputError
 
 T = TypeVar("T")
