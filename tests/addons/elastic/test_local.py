@@ -17,6 +17,7 @@ import pytest
 from tests.addons.elastic.test_strategy import Job, Killed, batches
 
 import jaxtribute as jd
+from jaxtribute._src.addons.elastic.local import LocalProgram
 from jaxtribute._src.addons.elastic.membership import Island
 from jaxtribute._src.addons.elastic.shares import bounds
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, VariableError
@@ -350,8 +351,20 @@ def outside(trained: Trained, number: int, read: list[float]) -> None:
 
 
 @pytest.mark.parametrize(("mortal", "compiled"), [(0, True), (1, False)], ids=["compiled", "eager"])
-def test_an_island_that_comes_back_gets_what_the_others_have(mortal: int, compiled: bool) -> None:
+def test_an_island_that_comes_back_gets_what_the_others_have(
+    mortal: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It dies in the second window and joins at a meeting: it is told the others' losses until then."""
+    rehearsed: list[Any] = []
+    rehearse = LocalProgram._rehearse  # pyright: ignore[reportPrivateUsage]
+
+    def noted(program: Any, *arguments: Any) -> None:
+        arrays = [variable.stored for variable in program.donated]
+        rehearse(program, *arguments)
+        assert all(variable.stored is array for variable, array in zip(program.donated, arrays, strict=True))
+        rehearsed.append((program.jitted, program.jitted._cache_size()))
+
+    monkeypatch.setattr(LocalProgram, "_rehearse", noted)
     data = batches([8, 7, 5, 4, 8, 6, 8, 3, 6, 8, 4, 8])
     job = LocalJob([1, 1], sync_every=3, outer_optimizer=OUTER)
     heard = threading.Event()
@@ -396,6 +409,9 @@ def test_an_island_that_comes_back_gets_what_the_others_have(mortal: int, compil
     assert joined.losses[:9] == other.losses[:9]
     assert read[0] == read[1]
     assert joined.losses[9:] != other.losses[9:]
+    if compiled:  # before the others waited for it, and not again
+        assert rehearsed[0][1] == 1
+        assert all(jitted._cache_size() == rehearsed[-1][1] for jitted, _ in rehearsed)
     assert int(joined.seen) == int(other.seen) == sum(len(x) for x, _ in data[7:])
     slots = [trained.strategy.outer_optimizer.variables for trained in (joined, other)]
     for mine, theirs in zip(*slots, strict=True):

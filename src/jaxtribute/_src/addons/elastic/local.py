@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,8 +21,11 @@ from jaxtribute._src.addons.elastic.steps import Step
 from jaxtribute._src.addons.elastic.variables import check_known
 from jaxtribute._src.addons.elastic.window import Window, given
 from jaxtribute.errors import ClusterError, VariableError
-from jaxtribute.extending import Capture, EagerStep, Program, Update
+from jaxtribute.extending import Capture, EagerStep, Program, Programs, Update
 from jaxtribute.typing import Device, HostArray, Nest
+
+R = TypeVar("R")
+_LOG = logging.getLogger(__name__)
 
 
 class LocalMesh(IslandMesh):
@@ -70,7 +74,12 @@ class LocalMesh(IslandMesh):
     # Calls of programs and of `run`.
 
     def call(
-        self, run: Callable[[], Any], arguments: Nest, counts: Callable[[], bool], written: Sequence[Variable] = ()
+        self,
+        run: Callable[[], Any],
+        arguments: Nest,
+        counts: Callable[[], bool],
+        written: Sequence[Variable] = (),
+        rehearse: Callable[[], None] = lambda: None,
     ) -> Any:
         """Returns what a call gives, or, while this island catches up, what another island's call gave.
 
@@ -79,24 +88,35 @@ class LocalMesh(IslandMesh):
           arguments: its arguments, for the number of examples.
           counts: whether it has updated parameters, once it is over.
           written: the variables that it writes besides those of the register, as far as that is known.
+          rehearse: compiles what the call runs, and keeps nothing.
         """
         if self._running or self._pinned is not None:
             return run()
+        if self.islands.newcomer is not None:  # nobody waits for it yet
+            self._within(rehearse)
         if self.islands.newcomer is not None and self._window.ahead is None:
             self._meet()
         if self._window.ahead is not None:
             return self._next_ahead()
         self._prepare()
         rows = self.rows.within(arguments)
-        self._running = True
-        try:
-            result, counted = (run(), counts()) if rows != 0 else self._undone(run, counts, written)
-        finally:
-            self._running = False
+
+        def counting() -> tuple[Any, bool]:
+            return (run(), counts()) if rows != 0 else self._undone(run, counts, written)
+
+        result, counted = self._within(counting)
         self._window.note(result, (1 if rows is None else rows) if counted else None)
         if self._window.steps == self._every:
             self._meet()
         return result
+
+    def _within(self, call: Callable[[], R]) -> R:
+        """Makes a call as a part of a step."""
+        self._running = True
+        try:
+            return call()
+        finally:
+            self._running = False
 
     def _prepare(self) -> None:
         """Takes note of what all islands have, before what follows changes it."""
@@ -291,6 +311,8 @@ class LocalProgram(Program):
             if isinstance(variable, Variable) and not variable.derived:
                 check_known(variable)
         self._islands, self._has_run = mesh, False
+        self._rehearsed: set[Any] = set()
+        """The shapes of arguments for which it has been compiled while others trained."""
         super().__init__(first, retrace, home, donated_leaves)
 
     def __call__(self, leaves: Sequence[Any], within: EagerStep | None = None, given: Any = None) -> Any:
@@ -302,7 +324,28 @@ class LocalProgram(Program):
             self._has_run = True
             return super(LocalProgram, self).__call__(leaves, within, given)
 
-        return self._islands.call(run, leaves, self._updates, self.donated)
+        def rehearse() -> None:
+            self._rehearse(leaves, given)
+
+        return self._islands.call(run, leaves, self._updates, self.donated, rehearse)
+
+    def _rehearse(self, leaves: Sequence[Any], given: Any) -> None:
+        """Compiles the program by a call on zeros, of which nothing is kept."""
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if shapes in self._rehearsed or Programs.opened(self._step.closed).effects:  # which would be seen twice
+            return
+        self._rehearsed.add(shapes)
+        before = [(variable, variable.stored) for variable in (*self.donated, *self.kept)]
+        own = [leaf.copy() if place in self.donated_leaves else leaf for place, leaf in enumerate(leaves)]
+        try:
+            for variable, _ in before:
+                variable.bind(variable.policy.place(np.zeros(variable.shape, variable.dtype)))
+            self._step.once(own, given, None)
+        except Exception as error:  # noqa: BLE001  # its own call will say so
+            _LOG.debug("%s cannot be compiled ahead: %s: %s", self.name, type(error).__name__, error)
+        finally:
+            for variable, array in before:
+                variable.bind(array)
 
     @property
     def view(self) -> View:
