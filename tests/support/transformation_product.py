@@ -321,9 +321,9 @@ def _by_servers(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kinds", nargs="*", default=list(KINDS))
-    parser.add_argument("--where", nargs="*", default=list(STRATEGIES))
-    parser.add_argument("--names", nargs="*", default=list(CASES))
+    parser.add_argument("--kinds", nargs="*", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--where", nargs="*", choices=list(STRATEGIES), default=list(STRATEGIES))
+    parser.add_argument("--names", nargs="*", choices=list(CASES), default=list(CASES))
     parser.add_argument("--modes", nargs="*", default=["compiled", "eager"])
     parser.add_argument("--workers", nargs=2, type=int, help="a cluster: workers, and devices of each")
     parser.add_argument("--servers", type=int, help="parameter servers")
