@@ -56,8 +56,9 @@ def compute_average_loss(
         raise ArgumentError(
             f"per_example_loss has dtype {loss.dtype}. HINT: pass floating losses, loss.astype('float32')."
         )
+    at_least_one = _at_least_one
     if global_batch_size is None:
-        global_batch_size = loss.shape[0] * _replicas("compute_average_loss")
+        global_batch_size, at_least_one = loss.shape[0] * _replicas("compute_average_loss"), _default_count
     given = operand(global_batch_size)
     count = jnp.asarray(given)
     whole = jnp.issubdtype(count.dtype, jnp.integer) or jnp.issubdtype(count.dtype, jnp.floating)
@@ -84,8 +85,17 @@ def compute_average_loss(
         loss = loss * weight
     # Divided by 1 in place of 0, and dropped afterwards: of a division by 0 `where` drops the value, but the
     # gradient would be NaN.
-    mean = loss.sum() / jnp.maximum(count, jnp.ones_like(count)).astype(loss.dtype)
+    mean = loss.sum() / at_least_one(count).astype(loss.dtype)
     return jnp.where(count == 0, jnp.zeros_like(mean), mean)
+
+
+def _at_least_one(count: jax.Array) -> jax.Array:
+    return jnp.maximum(count, jnp.ones_like(count))
+
+
+def _default_count(count: jax.Array) -> jax.Array:
+    """The divisor if no number of examples is given: a warning of uneven batches knows it by this name."""
+    return _at_least_one(count)
 
 
 def _look_at(examples: int, count: float) -> None:

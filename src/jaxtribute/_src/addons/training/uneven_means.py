@@ -9,8 +9,6 @@ divided by another one.
 
 from __future__ import annotations
 
-import ast
-import linecache
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -102,42 +100,25 @@ def _warn(total: JaxprEqn, told: str, had: str) -> None:
 
 def _default_counts(programs: Sequence[Jaxpr]) -> list[str]:
     """The lines that have `compute_average_loss` divide by other numbers in each program, and give it none."""
-    found: dict[Any, list[set[float]]] = {}
+    found: dict[str, list[set[float]]] = {}
     for number, jaxpr in enumerate(programs):
         for eqn in _of_averages(jaxpr):
             frame = next((one for one in Programs.user_frames(eqn) if not one.file_name.startswith(_LIBRARY)), None)
             if frame is not None:
-                key = frame.file_name, frame.start_line, frame.start_column, frame.end_line, frame.end_column
-                found.setdefault(key, [set() for _ in programs])[number].update(_plain(eqn.invars[:1]))
-    differing = [key for key, numbers in found.items() if any(one != numbers[0] for one in numbers)]
-    return [f"{file}:{line}" for file, line, *rest in differing if not _gives_size(file, line, *rest)]
+                found.setdefault(f"{frame.file_name}:{frame.start_line}", [set() for _ in programs])[number].update(
+                    _plain(eqn.invars[:1])
+                )
+    return [line for line, numbers in found.items() if any(one != numbers[0] for one in numbers)]
 
 
 def _of_averages(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """The operations of `compute_average_loss` that are given what it divides by, also in programs inside."""
+    """The operations of `compute_average_loss` on its own number of examples, also in programs inside."""
     for eqn in jaxpr.eqns:
-        frame = next(iter(Programs.user_frames(eqn)), None)
-        if eqn.primitive.name == "max" and frame is not None and frame.file_name == _AVERAGES:
+        frames = (one for one in Programs.user_frames(eqn) if one.file_name == _AVERAGES)
+        if eqn.primitive.name == "max" and any(one.function_name == "_default_count" for one in frames):
             yield eqn
         for program in Programs.programs_in(eqn):
             yield from _of_averages(Programs.opened(program))
-
-
-def _gives_size(file: str, line: int, start: int, last: int, end: int) -> bool:
-    """True if a call in the source seems to give a `global_batch_size`."""
-    lines = [text.encode() for text in linecache.getlines(file)[line - 1 : last]]
-    if lines:
-        # Columns count bytes.
-        lines[-1] = lines[-1][:end]
-        lines[0] = lines[0][start:]
-    try:
-        call = ast.parse(f"({b''.join(lines).decode()})", mode="eval").body
-    except (SyntaxError, UnicodeDecodeError):
-        return False
-    if not isinstance(call, ast.Call):
-        return False
-    given = any(keyword.arg in (None, "global_batch_size") for keyword in call.keywords)
-    return given or len(call.args) > 2 or any(isinstance(one, ast.Starred) for one in call.args)
 
 
 def _inner_means(eqn: JaxprEqn, replicas: int) -> Iterator[JaxprEqn]:

@@ -16,7 +16,7 @@ from jaxtribute._src.addons.verify.culprit import UNREDUCED, Culprit
 from jaxtribute._src.addons.verify.machine import RANDOM
 from jaxtribute._src.addons.verify.operations import is_key
 from jaxtribute._src.addons.verify.pairing import ADDS, HANDED, SUMS, Runs
-from jaxtribute._src.addons.verify.relations import Kind
+from jaxtribute._src.addons.verify.relations import Kind, is_fraction
 from jaxtribute._src.addons.verify.sources import Place
 from jaxtribute._src.addons.verify.stage import Outcome
 from jaxtribute._src.addons.verify.trail import Trail
@@ -450,7 +450,7 @@ class Suspects:
         outside = [number for number in numbers if self._runs.record(number).name.startswith("strategy.")]
         if not outside or self._wrong or one.shape != other.shape:
             return None
-        alike = [number for number in outside if _is_fraction(one, self._runs.record(number).results[0])]
+        alike = [number for number in outside if is_fraction(one, self._runs.record(number).results[0])]
         replicas = self._runs.arrangement.replicas
         scaled = any(np.allclose(one * factor, other, rtol=1e-4) for factor in (replicas, 1 / replicas))
         return self._named("scaled-by-replicas" if alike and scaled else "unknown", (alike or outside)[-1])
@@ -481,18 +481,6 @@ class Suspects:
             record.backwards,
             part_of(self._runs, pattern, number, elsewhere),
         )
-
-
-def _is_fraction(value: Any, reduced: Any) -> bool:
-    """True if a value is another one times, or divided by, a whole number."""
-    if is_key(reduced) or np.shape(value) != np.shape(reduced) or not np.size(reduced) or value.dtype.kind not in "fiu":
-        return False
-    largest = np.unravel_index(int(np.argmax(np.abs(reduced))), np.shape(reduced))
-    if not reduced[largest] or not value[largest]:
-        return False
-    ratio = float(value[largest] / reduced[largest])
-    whole = max(abs(ratio), 1 / abs(ratio))
-    return abs(whole - round(whole)) < 1e-4 * whole and np.allclose(value, reduced * ratio, rtol=1e-4)
 
 
 def _value_of(one: Outcome, difference: Difference) -> Any:

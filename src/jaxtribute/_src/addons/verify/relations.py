@@ -163,3 +163,15 @@ def _scaled_rows(one: Any, joined: Any, parts: list[Any], allowed: float) -> Rel
     if not factors or max(factors) <= 0:
         return NONE
     return Relation(Kind.SCALED, factors[0])
+
+
+def is_fraction(value: Any, reduced: Any) -> bool:
+    """True if a value is another one times, or divided by, a whole number."""
+    if is_key(reduced) or np.shape(value) != np.shape(reduced) or not np.size(reduced) or value.dtype.kind not in "fiu":
+        return False
+    largest = np.unravel_index(int(np.argmax(np.abs(reduced))), np.shape(reduced))
+    if not reduced[largest] or not value[largest]:
+        return False
+    ratio = float(value[largest] / reduced[largest])
+    whole = max(abs(ratio), 1 / abs(ratio))
+    return abs(whole - round(whole)) < 1e-4 * whole and np.allclose(value, reduced * ratio, rtol=1e-4)
