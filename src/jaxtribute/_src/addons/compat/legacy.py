@@ -276,7 +276,8 @@ class LegacyExtended:
             return self.strategy.extended.update(
                 colocate_with, lambda _, *a, **k: fn(*a, **k), args, kwargs, group=group
             )
-        result = fn(*args, **(kwargs or {}))
+        with self.strategy.scope():
+            result = fn(*args, **(kwargs or {}))
         return result if group else self.strategy.experimental_local_results(result)
 
 

@@ -35,7 +35,7 @@ def check_axes(axis: int | tuple[int, ...] | None, rank: int) -> Axes:
     """
     if axis is None:
         return None
-    axes = axis if isinstance(axis, tuple) else (axis,)
+    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
     for number in axes:
         # True and False are ints of Python's; an axis of such a name is a slip, such as `keepdims` in the wrong place.
         if not isinstance(number, int) or isinstance(number, bool):

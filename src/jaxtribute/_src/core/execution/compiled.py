@@ -281,7 +281,7 @@ def _trace(
         except Exception as error:
             if executor.guesses:
                 raise NotSplittable("an array gathered from replicas of different shapes") from error
-            add_hint(error)
+            add_hint(error, in_replica=True)
             raise
         reveal(result, (jax.Array,))
         leaves, tree = flatten(result)

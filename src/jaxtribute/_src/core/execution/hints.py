@@ -16,12 +16,17 @@ _HINTS = {
         "place of a variable or a distributed value from around the function."
     ),
     **dict.fromkeys(("should match the mesh", "incompatible devices", "DeviceAssignmentMismatch"), _ELSEWHERE),
-    **dict.fromkeys(("by zero", "zero-size", "empty sequence", "cannot reshape", "shapes for broadcasting"), _ROWS),
 }
+_OF_ROWS = dict.fromkeys(("by zero", "zero-size", "empty sequence", "cannot reshape", "shapes for broadcasting"), _ROWS)
 
 
-def add_hint(error: Exception) -> None:
-    """Adds to an error, or to a failure of JAX at its words, what to write instead, once, if that is known."""
-    for part, hint in _HINTS.items():
+def add_hint(error: Exception, *, in_replica: bool = False) -> None:
+    """Adds to an error, or to a failure of JAX at its words, what to write instead, once, if that is known.
+
+    Args:
+      error: the error.
+      in_replica: True if a replica's function has raised it, which is given a part of a batch.
+    """
+    for part, hint in (_HINTS | _OF_ROWS if in_replica else _HINTS).items():
         if part in f"{error}{error.__context__!r}" and hint not in getattr(error, "__notes__", ()):
             error.add_note(hint)

@@ -154,7 +154,8 @@ class LockstepReplica(Executor):
 
         def call(values: list[Any]) -> list[Any]:
             _check_eager(name, values)
-            return run.meet(index, name, values, merge)
+            # The literals that JAX hands to a function that is differentiated are Python's numbers to everybody else.
+            return run.meet(index, name, [_as_array(value) for value in values], merge)
 
         return call
 
@@ -210,7 +211,7 @@ class LockstepRun:
                 try:
                     result = fn(*args, **kwargs)
                 except Exception as error:
-                    add_hint(error)
+                    add_hint(error, in_replica=True)
                     raise
                 for check in self.endings:
                     check()
@@ -339,7 +340,7 @@ def _reduced(values: list[Any], call: Callable[[list[Any]], list[Any]], op: Redu
 
     Nothing comes back for what an idle replica did not contribute.
     """
-    arrays = [value if isinstance(value, jax.Array) else jnp.asarray(value) for value in values]
+    arrays = list(map(_as_array, values))
     if not any(map(_is_tracer, arrays)):
         return call(arrays)
     places = _inexact(arrays)
@@ -358,6 +359,10 @@ def _reduced(values: list[Any], call: Callable[[list[Any]], list[Any]], op: Redu
     reduce = jax.custom_vjp(call)
     reduce.defvjp(forward, backward)
     return reduce(arrays)
+
+
+def _as_array(value: Any) -> Any:
+    return value if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
 def _gathered(values: list[Any], gather: Callable[..., list[Any]], scatter: Callable[..., list[Any]], axis: int) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from jaxtribute._src.core.execution.cutting import makes_collectives
 from jaxtribute._src.core.jaxprs.core import (
     Jaxpr,
     JaxprEqn,
@@ -27,6 +28,10 @@ Number = int
 
 _HIGHEST_ORDER = 3
 """Up to which derivative `custom_jvp` functions are compared; no program takes higher ones of such functions."""
+
+
+_BACKWARD = "fwd_jaxpr_thunk", "bwd", "out_trees"
+"""Parameters of `custom_vjp_call` that say how to differentiate it."""
 
 
 class Numbering:
@@ -58,6 +63,10 @@ class Numbering:
 
     def _params(self, eqn: JaxprEqn) -> Any:
         params = dict(eqn.params)
+        if "bwd" in params and makes_collectives(eqn):
+            # A sum within a condition: elsewhere `inlined` has written it out, and is done with its rules too.
+            for name in _BACKWARD:
+                params.pop(name, None)
         rule = params.pop("jvp_jaxpr_fun", None)
         key = tuple((name, self._value(params[name])) for name in sorted(params))
         if rule is None or self._order == _HIGHEST_ORDER:

@@ -167,10 +167,15 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
         """Updater of variables that other processes hold, with its slots; None if `Optimizer` updates them."""
 
     def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Nest = None) -> Any:
-        """Calls `fn` on each replica; what `Strategy.run` does once its checks are passed.
+        """Calls `fn` on each replica; what `Strategy.run` does once its arguments are checked.
+
+        Raises:
+          ContextError: called inside a replica function.
+          StrategyMixError: called inside another strategy's scope, or with another strategy's values.
 
         Source: `tf.distribute.StrategyExtended.call_for_each_replica`.
         """
+        contexts.require_cross_replica(self.strategy, "extended.call_for_each_replica")
         kwargs = dict(kwargs or {})
         executor = contexts.current().executor
         fn = executor.running(fn, self.home)

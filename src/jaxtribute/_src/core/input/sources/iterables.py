@@ -141,4 +141,8 @@ class CountingStream:
             close()
 
 
-register_source("any iterable of batches", lambda dataset: isinstance(dataset, Iterable), IterableSource, rank=100)
+def _accepts(dataset: object) -> bool:
+    return isinstance(dataset, Iterable) and not isinstance(dataset, (str, bytes))  # whose letters are no batches
+
+
+register_source("any iterable of batches", _accepts, IterableSource, rank=100)
