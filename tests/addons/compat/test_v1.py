@@ -271,6 +271,10 @@ class TestExtended:
     def test_update_non_slot_ungrouped_gives_components(self, strategy: v1.MirroredStrategy) -> None:
         assert strategy.extended.update_non_slot((), lambda: 5, group=False) == (5,)
 
+    def test_update_non_slot_in_the_scope_of_another_strategy(self, strategy: v1.MirroredStrategy) -> None:
+        with jd.OneDeviceStrategy("CPU:0").scope(), pytest.raises(RuntimeError, match=r"mixing .*HINT"):
+            strategy.extended.update_non_slot((), lambda: 5)
+
 
 def test_an_input_function_may_return_a_function_that_gives_elements(strategy: v1.MirroredStrategy) -> None:
     """Called for each replica of each step, as in TensorFlow, until it says that there is no more."""

@@ -142,6 +142,20 @@ def test_python_numbers_of_replicas_are_reduced() -> None:
         strategy.reduce("SUM", per_replica(strategy, ["a", "b"]), axis=None)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("parts", [[np.ones(2), np.ones((2, 2))], [np.ones(2), np.ones(2, np.int32)]])
+def test_parts_of_different_ranks_or_dtypes_are_named(parts: list[Any], *, compiled: bool) -> None:
+    strategy = mirrored(2)
+    for call in (
+        lambda x: strategy.gather(x, axis=0),
+        lambda x: strategy.reduce("SUM", x, axis=None),
+        lambda x: strategy.reduce("MEAN", x, axis=0),
+        lambda x: strategy.extended.reduce_to("SUM", x, "CPU:0"),
+    ):
+        with pytest.raises(ArgumentTypeError, match=r"\['float32\[2\]', '.*cannot be combined.*HINT"):
+            (jd.function(call) if compiled else call)(per_replica(strategy, list(map(jnp.asarray, parts))))
+
+
 @pytest.mark.parametrize("axis", [1, -2, 7])
 def test_an_axis_out_of_range(axis: int) -> None:
     strategy = mirrored(2)
@@ -157,7 +171,7 @@ def test_an_axis_on_scalars() -> None:
             strategy.reduce("MEAN", value, axis=0)
 
 
-@pytest.mark.parametrize("axis", [[0], "0", 0.0, True, (0, None)])
+@pytest.mark.parametrize("axis", [["0"], "0", 0.0, True, (0, None)])
 def test_an_axis_of_a_wrong_type(axis: Any) -> None:
     with pytest.raises(ArgumentTypeError, match=r"axis must be an int, a tuple of ints or None.*HINT"):
         check_axes(axis, 2)
@@ -167,6 +181,7 @@ def test_check_axes() -> None:
     assert check_axes(None, 0) is None
     assert check_axes(-1, 3) == (2,)
     assert check_axes((1, -1, 0), 2) == (0, 1)
+    assert check_axes([1], 2) == (1,)
 
 
 def test_shapes_that_cannot_be_added() -> None:
@@ -174,7 +189,7 @@ def test_shapes_that_cannot_be_added() -> None:
     value = per_replica(strategy, [jnp.ones(1), jnp.ones(2)])
     with pytest.raises(ShapeError, match=r"shapes \[\(1,\), \(2,\)\] and cannot be added up.*HINT: reduce along"):
         strategy.reduce("SUM", value, axis=None)
-    with pytest.raises(ShapeError, match=r"all_reduce needs equal arrays.*\[\(1,\), \(2,\)\].*HINT"):
+    with pytest.raises(ShapeError, match=r"all_reduce needs equal arrays.*\['float32\[1\]', 'float32\[2\]'\].*HINT"):
         reduce_many([value], ReduceOp.SUM)
 
 

@@ -134,6 +134,12 @@ def test_what_replicas_of_fewer_rows_or_none_cannot_compute_is_explained(
     assert any("a part of the batch's rows, or none" in note for note in failure.value.__notes__)
 
 
+def test_a_mistake_of_shapes_outside_of_replicas_has_no_hint_at_rows() -> None:
+    with pytest.raises(TypeError) as failure:
+        jd.function(lambda x: x + jnp.zeros((2, 5)))(jnp.zeros((4, 3)))
+    assert not any("rows" in note for note in getattr(failure.value, "__notes__", ()))
+
+
 def test_different_collectives_name_the_lines() -> None:
     def fn() -> Any:
         if int(ident()) == 0:

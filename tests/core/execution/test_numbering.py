@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxtribute as jd
 from jaxtribute._src.core.execution.numbering import Numbering
 
 X = jnp.ones(3)
@@ -15,7 +16,7 @@ X = jnp.ones(3)
 
 def outcomes(numbering: Numbering, fn: Callable[..., Any], *args: Any) -> list[int]:
     """The numbers of `fn`'s results, its arguments being the values 0, 1, ... of every program."""
-    closed = jax.make_jaxpr(fn)(*args)
+    closed = jax.make_jaxpr(fn, axis_env=[(jd.REPLICA_AXIS, 2)])(*args)
     numbers: dict[Any, int] = {var: numbering.of(("argument", i)) for i, var in enumerate(closed.jaxpr.invars)}
     for var, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
         numbers[var] = numbering.constant(const)
@@ -187,3 +188,19 @@ def test_unhashable_parameters_are_kept_alive() -> None:
     assert numbering.constant({"a": [1, 2.0]}) == numbering.constant({"a": [1, 2.0]})
     assert numbering.constant([1]) != numbering.constant([True])
     assert numbering.constant((0.0,)) != numbering.constant((-0.0,))
+
+
+def summed(own: float) -> Callable[[Any], Any]:
+    """A sum over the replicas in a condition, with a rule of its own, as workers make it."""
+
+    @jax.custom_vjp
+    def total(x: Any) -> Any:
+        return jax.lax.psum(x * own, jd.REPLICA_AXIS)
+
+    total.defvjp(lambda x: (total(x), None), lambda _, cotangent: (cotangent,))
+    return lambda x: jax.lax.cond(x[0] > 0, total, lambda x: x, x)
+
+
+def test_sums_in_conditions_are_equal_whichever_trace_made_their_rules() -> None:
+    assert equal(summed(1.0), summed(1.0))
+    assert not equal(summed(1.0), summed(2.0))

@@ -262,3 +262,50 @@ def test_ids_work_in_random_keys() -> None:
     lockstep, compiled = (components(execute(e, mirrored(2), draw)) for e in ("lockstep", "compiled"))
     assert lockstep == compiled
     assert lockstep[0] != lockstep[1]
+
+
+@each_executor
+@pytest.mark.parametrize("strategy", [one_device(1), mirrored(1), jd.get_strategy(), mirrored(2)])
+@pytest.mark.parametrize(
+    ("value", "op", "dtype", "each"),
+    [
+        (np.uint8(200), "MEAN", "float32", 200.0),
+        (np.array([True, False]), "SUM", "int32", [1, 0]),
+        (np.int32(2**31 - 1), "MEAN", "float32", 2.0**31),
+        (3, "MEAN", "float32", 3.0),
+        (2.5, "SUM", "float32", 2.5),
+        (np.float64(1.5), "SUM", "float32", 1.5),
+        (jnp.bfloat16(1.5), "MEAN", "bfloat16", 1.5),
+    ],
+)
+def test_one_replica_reduces_to_the_dtype_that_several_give(
+    executor: str, strategy: jd.Strategy, value: Any, op: str, dtype: str, each: Any
+) -> None:
+    result = execute(executor, strategy, lambda: here().all_reduce(op, value))
+    array = result.values[0] if isinstance(result, jd.DistributedValues) else result
+    count = strategy.num_replicas_in_sync if op == "SUM" else 1
+    assert isinstance(array, jax.Array)
+    assert array.dtype == dtype
+    np.testing.assert_array_equal(np.asarray(array, np.float64), np.asarray(each) * count)
+
+
+@each_executor
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+@pytest.mark.parametrize("at", [3.0, np.float32(3), np.ones(2), jnp.ones(2), {"a": 1.0, "b": np.ones(1)}], ids=str)
+def test_a_sum_is_differentiated_by_numbers_of_all_kinds(executor: str, replicas: int, op: str, at: Any) -> None:
+    def fn() -> Any:
+        weight = jnp.asarray(1 + 2 * ident(), jnp.float32)
+        return jax.grad(lambda x: weight * sum(jnp.sum(y) for y in jax.tree.leaves(here().all_reduce(op, x))))(at)
+
+    expected = sum(1 + 2 * replica for replica in range(replicas)) / (1 if op == "SUM" else replicas)
+    for leaf in jax.tree.leaves(execute(executor, mirrored(replicas), fn)):
+        for part in components(leaf):
+            np.testing.assert_allclose(part, np.full(np.shape(part), expected))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("call", [lambda x: here().all_reduce("SUM", x), lambda x: here().all_gather(x, 0)])
+def test_a_collective_of_a_string_is_refused(replicas: int, call: Any) -> None:
+    with pytest.raises(TypeError, match=r"'x' is no number or array\. HINT"):
+        mirrored(replicas).run(lambda: call("x"))

@@ -246,9 +246,10 @@ def test_empty_datasets_from_a_function() -> None:
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_dataset() -> None:
-    with pytest.raises(ArgumentTypeError, match=r"builtins\.int cannot be distributed.*grain\.MapDataset"):
-        distribute(5)
+@pytest.mark.parametrize("dataset", [5, "abc", b"abc", None])
+def test_what_is_no_dataset(dataset: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"\w cannot be distributed.*grain\.MapDataset"):
+        distribute(dataset)
 
 
 def test_per_replica_is_for_functions() -> None:

@@ -117,6 +117,13 @@ def test_run_inside_jax_jit_reads_variables_as_they_are(make: Callable[[], jd.St
 
 
 @each_of_several
+def test_calls_of_replicas_in_the_scope_of_another_strategy_are_refused(make: Callable[[], jd.Strategy]) -> None:
+    strategy = make()
+    with mirrored(3).scope(), pytest.raises(jd.errors.StrategyMixError, match=r"call_for_each_replica.*HINT"):
+        strategy.extended.call_for_each_replica(lambda: 1)
+
+
+@each_of_several
 @each_executor
 def test_variables_of_a_strategy_on_other_devices_are_refused(make: Callable[[], jd.Strategy], executor: str) -> None:
     strategy = make()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from replicas import components, each_executor, each_strategy, variable
+from replicas import components, each_executor, each_strategy, execute, variable
 
 IDS = [-5, -1, 0, 3, 4, 99]
 SCATTERED = {
@@ -51,6 +51,15 @@ def test_writes_of_rows_in_compiled_code(make: Callable[[], jd.Strategy], how: s
 
     step(np.array(IDS, np.int32))
     np.testing.assert_array_equal(table, SCATTERED[how])
+
+
+@each_strategy
+@each_executor
+def test_ids_in_a_list_are_read(make: Callable[[], jd.Strategy], executor: str) -> None:
+    strategy = make()
+    table = variable(strategy, np.arange(4, dtype=np.float32))
+    for part in components(execute(executor, strategy, lambda: table.sparse_read([3, 1]))):
+        np.testing.assert_array_equal(part, [3.0, 1.0])
 
 
 @each_strategy

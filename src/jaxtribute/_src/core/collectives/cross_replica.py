@@ -111,7 +111,7 @@ def reduce_many(values: Sequence[PerReplica], op: ReduceOp, summation: Summation
         if value.is_ragged:
             raise ShapeError(
                 f"all_reduce needs equal arrays from all replicas, which gave "
-                f"{[getattr(part, 'shape', part) for part in value.values]}. HINT: reduce to equal shapes first."
+                f"{list(map(_kind, value.values))}. HINT: reduce to one shape and dtype first."
             )
     scalars = tuple(value.scalar for value in values)
     arrays = [value.data for value in values]
@@ -187,7 +187,9 @@ def as_array(value: PerReplica) -> PerReplica:
     """
     if not value.is_tuple:
         return value
-    whole = PerReplica.from_parts(list(map(np.asarray, value.values)), value.mesh)
+    # Traced ones would be one array if they fitted.
+    apart = any(isinstance(part, Tracer) for part in value.values)
+    whole = value if apart else PerReplica.from_parts(list(map(np.asarray, value.values)), value.mesh)
     if whole.is_tuple:
         raise ArgumentTypeError(
             f"the replicas' values {list(map(_kind, value.values))} cannot be combined. HINT: return arrays of one "

@@ -65,6 +65,15 @@ def all_reduce(
     return [finish(total, count, jnp.result_type(value)) for total, value in zip(totals, values, strict=True)]
 
 
+def alone(values: Sequence[Any], op: ReduceOp) -> list[Any]:
+    """Returns what each array comes to with one replica: of the dtype that several would give it."""
+    reduction, arrays = reduction_of(op), list(map(jnp.asarray, values))
+    return [
+        array if jnp.issubdtype(array.dtype, jnp.inexact) else reduction.finish(reduction.prepared(array), 1)
+        for array in arrays
+    ]
+
+
 def _added(
     values: Sequence[Any], op: ReduceOp, replicas: int, summation: Summation | None, idle: tuple[int, ...]
 ) -> tuple[list[Any], int]:

@@ -23,6 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.callers import caller
@@ -127,12 +128,12 @@ class Executor(ABC):
     def all_reduce(self, values: list[Array], op: ReduceOp, summation: Summation | None = None) -> list[Array]:
         """Returns each array reduced over the replicas, added up by `summation`."""
         check_alone()
-        return values
+        return in_replica.alone(values, op)
 
     def all_gather(self, values: list[Array], axis: int) -> list[Array]:
         """Returns each array concatenated over the replicas along `axis`."""
         check_alone()
-        return values
+        return list(map(jnp.asarray, values))
 
     def select(self, value: Array, replica: int) -> Array:
         """Returns the array of one replica."""

@@ -211,7 +211,7 @@ def row_ids(ids: Numeric, rows: int, what: str) -> Any:
             f"there is no row {wrong.reshape(-1)[0]} in {what}, which has {rows}. "
             "HINT: ids are counted from 0, and none is negative."
         )
-    return ids
+    return host if isinstance(ids, (list, tuple)) else ids
 
 
 def _host(value: Numeric) -> Host:

@@ -19,7 +19,13 @@ def is_sparse(value: object) -> bool:
 
 
 def dense_operand(value: object) -> Any:
-    """The array that `value` stands for, if it stands for one: a dense one for a sparse array."""
+    """The array that `value` stands for, if it stands for one: a dense one for a sparse array.
+
+    Raises:
+      ArgumentTypeError: a string.
+    """
+    if isinstance(value, (str, bytes)):
+        raise ArgumentTypeError(f"{value!r} is no number or array. HINT: collectives take nests of arrays.")
     return value.todense() if is_sparse(value) else operand(value)  # pyright: ignore[reportAttributeAccessIssue]
 
 
