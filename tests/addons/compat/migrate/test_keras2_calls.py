@@ -22,6 +22,9 @@ from jaxtribute._src.addons.compat.migrate.scan import scan
             "model.compile('sgd', 'mse', metrics=['mae'], loss_weights=[1.0])",
         ),
         ("o.get_scaled_loss(loss)", "loss"),
+        ("print(optimizer.lr.numpy())", "print(np.asarray(optimizer.learning_rate))"),
+        ("model.optimizer.lr = 0.1", "model.optimizer.learning_rate = 0.1"),
+        ("model.optimizer.lr.assign(args.lr)", "model.optimizer.learning_rate.assign(args.lr)"),
     ],
 )
 def test_a_call_is_rewritten_and_nothing_is_left(before: str, after: str) -> None:

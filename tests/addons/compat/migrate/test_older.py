@@ -38,7 +38,7 @@ def left(code: str, imports: str = TF) -> dict[str, str]:
         ("model.predict_classes(x)", ".predict_classes"),
         ("self.compiled_loss(y, p)", ".compiled_loss"),
         ("optimizer.minimize(loss, variables)", ".minimize of an optimizer"),
-        ("o = tf.keras.optimizers.SGD()\no.lr", ".lr of an optimizer"),
+        ("o = tf.keras.optimizers.SGD()\no.weights", ".weights of an optimizer"),
         ("self.optimizer.get_weights()", ".get_weights of an optimizer"),
         ("dataset.make_one_shot_iterator()", ".make_one_shot_iterator"),
         ("from tensorflow.keras import backend as K\nK.mean(x)", "tf.keras.backend.mean"),

@@ -35,7 +35,6 @@ ATTRIBUTES: dict[str, str] = {
 """Attributes of models that nothing here has."""
 
 OPTIMIZERS: dict[str, str] = {
-    "lr": "write learning_rate",
     "weights": "write variables",
     "get_weights": "write [v.numpy() for v in optimizer.variables]",
     "get_slot": "find it among optimizer.variables",

@@ -9,6 +9,7 @@ from jaxtribute._src.addons.compat.catalog.lookup import Kind, in_keras
 from jaxtribute._src.addons.compat.migrate.findings import Edit, Finding, Source, nodes
 from jaxtribute._src.addons.compat.migrate.keras2_steps import methods
 from jaxtribute._src.addons.compat.migrate.naming import Names
+from jaxtribute._src.addons.compat.migrate.older import is_optimizer
 
 _BACKEND = "tf.keras.backend."
 _SAME = frozenset(
@@ -51,7 +52,7 @@ def _backend(source: Source, names: Names) -> Iterator[Finding]:
 
 
 def _rates(source: Source, names: Names) -> Iterator[Finding]:
-    """`Adam(lr=0.1)`, which is `Adam(learning_rate=0.1)`."""
+    """`Adam(lr=0.1)`, which is `Adam(learning_rate=0.1)`, and `optimizer.lr`: assigned, it would have no effect."""
     for call in nodes(source.tree, ast.Call):
         name = in_keras(names.called_by(call) or "")
         for given in call.keywords if name.startswith("tf.keras.optimizers.") else ():
@@ -60,6 +61,12 @@ def _rates(source: Source, names: Names) -> Iterator[Finding]:
                 edit = Edit(start, start + len("lr"), "learning_rate")
                 place = (given.lineno, given.col_offset + 1, f"{name}(lr=)")
                 yield Finding(*place, Kind.RENAMED, "write learning_rate=", (edit,))
+    for node in nodes(source.tree, ast.Attribute):
+        if node.attr == "lr" and names.of(node) is None and is_optimizer(node.value, names):
+            end = source.place(node.end_lineno or 0, node.end_col_offset or 0)
+            edit = Edit(end - len("lr"), end, "learning_rate")
+            place = (node.end_lineno or 0, (node.end_col_offset or 0) - 1, ".lr of an optimizer")
+            yield Finding(*place, Kind.RENAMED, "write learning_rate", (edit,))
 
 
 def _places(source: Source, names: Names) -> Iterator[Finding]:

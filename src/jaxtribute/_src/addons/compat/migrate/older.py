@@ -20,12 +20,12 @@ def find(tree: ast.Module, names: Names) -> Iterator[Finding]:
         yield from _arguments(call, names)
         yield from _methods(call, names)
     for node in nodes(tree, ast.Attribute):
-        # A name of TensorFlow's own, such as `tf.keras.optimizers.lr`, is looked up with all others.
+        # A name of TensorFlow's own, such as `tf.keras.optimizers.weights`, is looked up with all others.
         if names.of(node) is not None or not isinstance(node.ctx, ast.Load):
             continue
         if node.attr in keras2.ATTRIBUTES:
             yield _finding(node, f".{node.attr}", keras2.ATTRIBUTES[node.attr])
-        elif node.attr in keras2.OPTIMIZERS and _is_optimizer(node.value, names):
+        elif node.attr in keras2.OPTIMIZERS and is_optimizer(node.value, names):
             yield _finding(node, f".{node.attr} of an optimizer", keras2.OPTIMIZERS[node.attr])
 
 
@@ -87,7 +87,7 @@ def _argument(given: ast.keyword, name: str, advice: str) -> Finding:
     return Finding(given.lineno, given.col_offset + 1, name, Kind.ABSENT, advice)
 
 
-def _is_optimizer(node: ast.expr, names: Names) -> bool:
+def is_optimizer(node: ast.expr, names: Names) -> bool:
     """True if an expression is an optimizer by what it was assigned, or by its name."""
     if names.made_by(node).startswith(("tf.keras.optimizers.", "tf.compat.v1.train.")):
         return True
