@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
@@ -267,7 +268,9 @@ def connect(address: str | None, folder: str, patience_s: float) -> None:
     options: dict[str, Any] = {"num_cpus": 1, "object_store_memory": _STORE_BYTES, "include_dashboard": False, **QUIET}
     for tried in range(1, _TRIES + 1):
         try:
-            with _on_loopback():
+            with _on_loopback(), warnings.catch_warnings():
+                # JAX warns of forks, and Ray's programs begin with one: they compute nothing before they are executed.
+                warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
                 ray.init(_temp_dir=f"{folder}/ray", **options)
         except Exception as error:  # Ray raises a bare one
             ray.shutdown()
