@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import optax
 import pytest
 
 import jaxtribute as jd
+import jaxtribute.compat.tf as tf
 from jaxtribute._src.core.checkpoint.collecting import Contents, collect
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
@@ -123,3 +125,26 @@ def test_kinds_of_numbers_stay_what_they_are() -> None:
         if isinstance(old, jax.Array):
             assert old.sharding == new.sharding
             assert old.committed == new.committed
+
+
+@pytest.mark.parametrize("kind", [jd.Checkpoint, tf.train.Checkpoint])
+def test_a_checkpoint_within_a_checkpoint(kind: Any, tmp_path: Path) -> None:
+    class Model:
+        def __init__(self) -> None:
+            self.first, self.last = jd.Variable(1.0), jd.Variable(2.0)
+
+    model, other = Model(), Model()
+    path = jd.Checkpoint(net=model).save(tmp_path / "whole", block=True)
+    other.first.assign(0.0)
+    other.last.assign(0.0)
+    status = kind(net=kind(first=other.first)).restore(path, strict=False)
+    assert (float(other.first), float(other.last)) == (1.0, 0.0)
+    status.assert_existing_objects_matched()
+    with pytest.raises(ValueError, match=r"net\.last"):
+        status.assert_consumed()
+    part = kind(net=kind(first=other.first, rate=0.5))
+    path = part.save(tmp_path / "part", block=True)
+    part.net.rate = 0.1
+    other.first.assign(9.0)
+    part.restore(path)
+    assert (float(other.first), float(part.net.rate)) == (1.0, 0.5)

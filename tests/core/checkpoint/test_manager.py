@@ -72,6 +72,84 @@ def test_numbers_and_names_of_ones_own(tmp_path: Path) -> None:
     assert jd.latest_checkpoint(tmp_path / "nowhere") is None
 
 
+@pytest.mark.parametrize("manager", [jd.CheckpointManager, tf.train.CheckpointManager])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_counting_passes_over_numbers_that_were_asked_for(manager: Any, restarted: bool, tmp_path: Path) -> None:
+    """Each save counts, and none takes the place of another: what it was asked to save is there in the end."""
+    value = jd.Variable(0)
+
+    def made() -> Any:
+        return manager(jd.Checkpoint(v=value), tmp_path, max_to_keep=None, block=True)
+
+    checkpoints = made()
+    saved: dict[str, int] = {}
+    for step, number in enumerate([1, None, 5, 3, None, None, None, 20, None]):
+        value.assign(step)
+        path = checkpoints.save(checkpoint_number=number)
+        assert path not in saved, f"{path} was that of step {saved[path]}"
+        saved[path] = step
+        if restarted:
+            checkpoints.close()
+            checkpoints = made()
+            assert checkpoints.restore_or_initialize() == path
+    assert checkpoints.checkpoint.save_counter >= len(saved)
+    for path, step in saved.items():
+        jd.Checkpoint(v=value).restore(path)
+        assert int(value) == step
+
+
+def test_saves_with_numbers_count(tmp_path: Path) -> None:
+    checkpoint = jd.Checkpoint(v=jd.Variable(0))
+    with jd.CheckpointManager(checkpoint, tmp_path) as checkpoints:
+        for number in range(0, 10, 2):
+            checkpoints.save(checkpoint_number=number)
+    assert checkpoint.save_counter == 5
+
+
+def test_checkpoints_of_another_name_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    value = jd.Variable(3)
+    other = jd.Checkpoint(v=value).save(tmp_path / "ck", block=True)
+    value.assign(0)
+    checkpoints = jd.CheckpointManager(jd.Checkpoint(v=value), tmp_path, init_fn=lambda: value.assign(7), block=True)
+    assert checkpoints.latest_checkpoint is None
+    assert checkpoints.restore_or_initialize() is None
+    assert int(value) == 7
+    assert f"begins anew beside {other}" in caplog.text
+    assert "HINT" in caplog.text
+    checkpoints.save()
+    caplog.clear()
+    assert checkpoints.restore_or_initialize() == str(tmp_path / "ckpt-1")
+    assert not caplog.text
+
+
+def test_tensorflows_manager_goes_on_from_a_checkpoint_of_another_name(tmp_path: Path) -> None:
+    value = jd.Variable(3)
+    checkpoint = tf.train.Checkpoint(v=value)
+    paths = [checkpoint.save(tmp_path / "ck") for _ in range(2)]
+    value.assign(0)
+    checkpoints = tf.train.CheckpointManager(tf.train.Checkpoint(v=value), tmp_path, max_to_keep=1)
+    assert checkpoints.latest_checkpoint == paths[1]
+    assert checkpoints.restore_or_initialize() == paths[1]
+    assert int(value) == 3
+    assert [Path(checkpoints.save() or "").name for _ in range(2)] == ["ckpt-3", "ckpt-4"]
+    assert names(checkpoints.checkpoints) == ["ckpt-4"]
+    assert all(Path(path).is_dir() for path in paths)  # not its own
+    assert checkpoints.restore_or_initialize() == str(tmp_path / "ckpt-4")
+
+
+@pytest.mark.parametrize("manager", [jd.CheckpointManager, tf.train.CheckpointManager])
+def test_an_interval_counts_from_the_last_checkpoint_that_is_named(manager: Any, tmp_path: Path) -> None:
+    step = jd.Variable(11)
+    checkpoints = manager(
+        jd.Checkpoint(step=step), tmp_path, 3, step_counter=step, checkpoint_interval=4, last_checkpoint_step=10
+    )
+    assert checkpoints.save() is None
+    step.assign(14)
+    assert checkpoints.save() is not None
+    with pytest.raises(ArgumentError, match=r"last_checkpoint_step.*-1"):
+        manager(jd.Checkpoint(step=step), tmp_path, 3, last_checkpoint_step=-1)
+
+
 def test_a_save_only_every_so_many_steps(tmp_path: Path) -> None:
     step = jd.Variable(0, name="step")
     options: dict[str, Any] = {"step_counter": step, "checkpoint_interval": 10, "block": True}

@@ -12,7 +12,7 @@ from typing import Any
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.checkpoint import arrays, committing
 from jaxtribute._src.core.checkpoint.background import Background, settle_all
-from jaxtribute._src.core.checkpoint.collecting import Contents, cell, collect
+from jaxtribute._src.core.checkpoint.collecting import Contents, Named, cell, collect
 from jaxtribute._src.core.checkpoint.committing import STATE, Save, SaveChannel
 from jaxtribute._src.core.checkpoint.description import Description, Differences
 from jaxtribute._src.core.checkpoint.files import FILE, check_name, check_path, check_prefix, check_text, stem
@@ -68,13 +68,14 @@ class RestoreStatus:
         return f"<restored {self._path}{', but' if self.differences else ''}\n{self.differences}>".replace("\n>", ">")
 
 
-class Checkpoint:
+class Checkpoint(Named):
     """The state of a training program: saved while the training goes on, restored under any strategy.
 
     Args:
       trackables: what belongs to the state, by name: `jd.Variable`s, `jd.Optimizer`s (their slots), distributed
         iterators (their positions), models of Flax NNX and Keras, nests (of these, of arrays, random keys and
-        numbers), objects with variables among their attributes. Each is an attribute of the checkpoint by its name.
+        numbers), objects with variables among their attributes, further checkpoints, whose names go on below their own.
+        Each is an attribute of the checkpoint by its name.
         Variables are restored in place; plain arrays and numbers cannot change, so a nest that has some is replaced:
         read it from the attribute after a restore, and assign it there before a save.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -23,6 +24,12 @@ from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _NUMBERS = (bool, int, float)
+
+
+class Named:
+    """An object that keeps others by name, as a checkpoint does; within a checkpoint the names go on below its own."""
+
+    _trackables: dict[str, Any]
 
 
 @dataclass
@@ -70,7 +77,7 @@ def collect(trackables: dict[str, Any], replace: Callable[[str, Any], None]) -> 
     walk = _Walk()
     for name, value in trackables.items():
         before = walk.count
-        walk.trackable(name, value, replace)
+        walk.trackable((name,), value, partial(replace, name))
         if walk.count == before:
             raise ArgumentTypeError(
                 f"{name}={value!r} of type {type(value).__name__} holds nothing that a checkpoint could keep. HINT: "
@@ -88,16 +95,16 @@ class _Walk:
         self.count = 0
         self._seen: dict[int, Any] = {}
 
-    def trackable(self, name: str, value: Nest, replace: Callable[[str, Any], None]) -> None:
+    def trackable(self, named: Key, value: Nest, replace: Callable[[Any], None]) -> None:
         """A named value; of nests the plain arrays count, too."""
-        if self._stateful((name,), value):
+        if self._stateful(named, value):
             return
         # JAX would take a variable apart into its array, and lose that it is one.
         leaves, tree = jax.tree.flatten_with_path(value, is_leaf=self._whole)
         cells: list[Any] = [leaf for _, leaf in leaves]
         plain = 0
         for place, (path, leaf) in enumerate(leaves):
-            key = (name, *map(_part, path))
+            key = (*named, *map(_part, path))
             if _is_array(leaf):
                 plain += 1
                 self._add(key, cell(cells, place))
@@ -106,20 +113,31 @@ class _Walk:
         if plain:
             # Arrays and numbers cannot change in place, so the whole nest is built again around the restored ones.
             def rebuild() -> Callable[[], None]:
-                replace(name, tree.unflatten(cells))
-                return lambda: replace(name, value)
+                replace(tree.unflatten(cells))
+                return lambda: replace(value)
 
             self.found.rebuilds.append(rebuild)
+
+    def _slots(self, key: Key, optimizer: Optimizer) -> None:
+        for slot in optimizer.variables:
+            self._add((*key, *slot_key(slot.name)), VariableLeaf(slot))
+
+    def _named(self, key: Key, value: Named) -> None:
+        inside = value._trackables  # pyright: ignore[reportPrivateUsage]
+        for name, each in inside.items():
+            self.trackable((*key, name), each, partial(inside.__setitem__, name))
 
     def _stateful(self, key: Key, value: Nest) -> bool:
         """Takes a value that is known to have state; returns whether it is one."""
         if isinstance(value, Variable):
             if self._first_time(value):
                 self._add(key, VariableLeaf(value))
+        elif isinstance(value, Named):
+            if self._first_time(value):
+                self._named(key, value)
         elif isinstance(value, Optimizer):
             if self._first_time(value):
-                for slot in value.variables:
-                    self._add((*key, *slot_key(slot.name)), VariableLeaf(slot))
+                self._slots(key, value)
         elif callable(getattr(value, "get_state", None)) and callable(getattr(value, "set_state", None)):
             if self._first_time(value):
                 self._check(".".join(key))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, SupportsInt
@@ -12,8 +12,16 @@ from typing import Any, SupportsInt
 from jaxtribute._src.core import settings
 from jaxtribute._src.core.checkpoint import committing
 from jaxtribute._src.core.checkpoint.checkpoint import Checkpoint
-from jaxtribute._src.core.checkpoint.files import check_folder, check_name, check_path, present, standing
-from jaxtribute._src.core.checkpoint.folder import latest_of, leave_out, nothing_whole, paths_of
+from jaxtribute._src.core.checkpoint.files import (
+    check_folder,
+    check_name,
+    check_path,
+    number_of,
+    present,
+    standing,
+    stem,
+)
+from jaxtribute._src.core.checkpoint.folder import latest_of, latest_of_any_name, leave_out, nothing_whole, paths_of
 from jaxtribute._src.core.checkpoint.owner import Owner
 from jaxtribute._src.core.checkpoint.retention import Retention
 from jaxtribute._src.core.checkpoint.series import Series
@@ -47,6 +55,7 @@ class CheckpointManager:
         needed for `checkpoint_interval`.
       checkpoint_interval: steps that must have passed since the last checkpoint for `save` to save.
       init_fn: called by `restore_or_initialize` if there is no checkpoint.
+      last_checkpoint_step: the step of the last checkpoint before this object was made, from which the interval counts.
       block: whether `save` returns only once the checkpoint is complete.
       timeout_s: how long workers wait for each other; by default as long as for a step, at most ten minutes.
 
@@ -71,6 +80,9 @@ class CheckpointManager:
     Source: `tf.train.CheckpointManager`.
     """
 
+    _takes_any_name = False
+    """Whether one that was saved by another name is restored if there is none by this manager's."""
+
     def __init__(
         self,
         checkpoint: Checkpoint,
@@ -81,6 +93,7 @@ class CheckpointManager:
         step_counter: SupportsInt | Callable[[], SupportsInt] | None = None,
         checkpoint_interval: int | None = None,
         init_fn: Callable[[], Any] | None = None,
+        last_checkpoint_step: int | None = None,
         *,
         block: bool = False,
         timeout_s: float | None = None,
@@ -88,6 +101,7 @@ class CheckpointManager:
         settings.amount("keep_checkpoint_every_n_hours", keep_checkpoint_every_n_hours, above=True, optional=True)
         settings.whole("max_to_keep", max_to_keep, 1, optional=True)
         settings.whole("checkpoint_interval", checkpoint_interval, 1, optional=True)
+        settings.whole("last_checkpoint_step", last_checkpoint_step, 0, optional=True)
         settings.amount("timeout_s", timeout_s, above=True, optional=True)
         settings.flag("block", block)
         settings.function("init_fn", init_fn, optional=True)
@@ -101,6 +115,7 @@ class CheckpointManager:
         self._directory = check_path(directory, "directory")
         self._name = check_name(checkpoint_name, "checkpoint_name")
         self._interval = _Interval(checkpoint_interval, step_counter)
+        self._interval.last = last_checkpoint_step
         self._init_fn, self._block, self._timeout_s = init_fn, block, timeout_s
         check_folder(self._directory)
         self._owner = Owner(self._directory, self._name, checkpoint)
@@ -109,6 +124,8 @@ class CheckpointManager:
         past = checkpoint._past  # pyright: ignore[reportPrivateUsage]
         self._retention = Retention(self._directory, self._name, self._series, past, max_to_keep, every_s)
         self._unread = False
+        self._taken: set[int] = set()
+        """Numbers that were asked for, which counting up must not come to."""
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -141,13 +158,15 @@ class CheckpointManager:
           CheckpointUnreadableError: the system cannot read it now.
           CheckpointError: an earlier version did not note which one was the last.
         """
-        return latest_of(self._series, self._directory, self._retention.known)
+        own = latest_of(self._series, self._directory, self._retention.known)
+        return latest_of_any_name(self._directory) if own is None and self._takes_any_name else own
 
     def save(self, checkpoint_number: SupportsInt | None = None, check_interval: bool = True) -> str | None:
         """Saves a checkpoint, in the background unless `block` was given.
 
         Args:
-          checkpoint_number: its number, an int, a variable or an array of one; by default `save_counter`, counted up.
+          checkpoint_number: its number, an int, a variable or an array of one; by default `save_counter`, which each
+            save counts up, past numbers that this training has asked for.
           check_interval: whether to leave it out where `checkpoint_interval` steps have not passed.
 
         Returns:
@@ -166,7 +185,7 @@ class CheckpointManager:
         with self._checkpoint._alone:  # pyright: ignore[reportPrivateUsage]  # no other thread counts meanwhile
             self._checkpoint.wait()
             # Counted only now: where the save before has failed, no number is used up.
-            number = self._checkpoint.count() if checkpoint_number is None else _number(checkpoint_number)
+            number = self._next_number(checkpoint_number)
             target = self._directory / f"{self._name}-{number}"
             self._check_unread(target)
             path = self._checkpoint.write(
@@ -211,6 +230,7 @@ class CheckpointManager:
                 self._unread = True
                 raise
             self._retention.note_whole(path)
+            self._taken.update(self._ahead(line))
             self._unread = False
             self._interval.last = self._interval.step()
             return str(path)
@@ -219,6 +239,16 @@ class CheckpointManager:
         if self._init_fn is not None:
             self._init_fn()
         return None
+
+    def _next_number(self, asked: SupportsInt | None) -> int:
+        own = None if asked is None else _number(asked)
+        number = self._checkpoint.count()
+        if own is not None:
+            self._taken.add(own)
+            return own
+        while number in self._taken:
+            number = self._checkpoint.count()
+        return number
 
     def wait(self) -> None:
         """Waits until the save that is under way is complete; raises what went wrong with it."""
@@ -238,6 +268,13 @@ class CheckpointManager:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _ahead(self, line: Sequence[Path]) -> Iterator[int]:
+        """The numbers that the counter has still to come to, of saves with numbers of the user's own."""
+        for path in line:
+            number = number_of(path)
+            if number is not None and stem(path) == self._name and number > self._checkpoint.save_counter:
+                yield number
 
     def _check_unread(self, target: Path) -> None:
         """Checks that a save does not take the place of what could not be read, and may be whole."""
@@ -278,8 +315,19 @@ class CheckpointManager:
             except OSError as error:  # a folder to read from only
                 _LOG.warning("nothing can be saved in %s: %s", self._directory, str(error))
             line, others = self._series.line()
+            stranger = None if line or others else latest_of_any_name(self._directory)
         except CheckpointError as problem:
             return type(problem).__name__, str(problem), [], []
+        if stranger is not None and self._takes_any_name:
+            return "", "", [stranger], []
+        if stranger is not None:
+            _LOG.warning(
+                "%s has no checkpoint by the name %s, and training begins anew beside %s. HINT: pass its name as "
+                "checkpoint_name=, or restore it by its path, checkpoint.restore(path).",
+                self._directory,
+                self._name,
+                stranger,
+            )
         return "", "", paths_of(line)[:99], paths_of(others)[:99]
 
 

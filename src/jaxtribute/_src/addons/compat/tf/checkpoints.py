@@ -92,7 +92,15 @@ class Checkpoint(jd.Checkpoint):
 
 
 class CheckpointManager(jd.CheckpointManager):
-    """`jd.CheckpointManager` that saves before it returns. Source: `tf.train.CheckpointManager`."""
+    """`jd.CheckpointManager` that saves before it returns.
+
+    If there is no checkpoint by its name, it takes the one that was saved last into its folder by another, as
+    `Checkpoint.save` does, and never deletes that.
+
+    Source: `tf.train.CheckpointManager`.
+    """
+
+    _takes_any_name = True
 
     def __init__(
         self,
@@ -104,6 +112,7 @@ class CheckpointManager(jd.CheckpointManager):
         step_counter: Leaf = None,
         checkpoint_interval: int | None = None,
         init_fn: Callable[[], Any] | None = None,
+        last_checkpoint_step: int | None = None,
         *,
         block: bool = True,
         timeout_s: float | None = None,
@@ -117,6 +126,7 @@ class CheckpointManager(jd.CheckpointManager):
             step_counter,
             checkpoint_interval,
             init_fn,
+            last_checkpoint_step,
             block=block,
             timeout_s=timeout_s,
         )
