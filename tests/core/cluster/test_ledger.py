@@ -11,7 +11,7 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.core.cluster import ledger
-from jaxtribute.errors import ClusterError
+from jaxtribute.errors import ClusterError, ConfigError
 
 NAMES = ("worker 0 (a:1)", "worker 1 (b:1)")
 
@@ -77,7 +77,7 @@ def test_different_calls() -> None:
 def test_how_it_is_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ledger.DEBUG, raising=False)
     assert not ledger.enabled()
-    monkeypatch.setenv(ledger.DEBUG, "other,collectives")
+    monkeypatch.setenv(ledger.DEBUG, " collectives,")
     assert not ledger.enabled()  # a step does not look into the environment each time
     ledger._by_environment.cache_clear()  # pyright: ignore[reportPrivateUsage]
     assert ledger.enabled()
@@ -85,3 +85,10 @@ def test_how_it_is_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not ledger.enabled()
     jd.config.debug_collectives(True)
     assert ledger.enabled()
+
+
+def test_a_word_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ledger.DEBUG, "collective")
+    ledger._by_environment.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(ConfigError, match=r"JAXTRIBUTE_DEBUG='collective' is not known\. HINT: set it to collectives"):
+        ledger.enabled()

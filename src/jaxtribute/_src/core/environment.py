@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import warnings
 from typing import TYPE_CHECKING
 
 from jaxtribute.errors import ConfigError
@@ -14,9 +15,48 @@ if TYPE_CHECKING:
 
 CPU_DEVICES = "JAXTRIBUTE_CPU_DEVICES"
 """Number of logical devices that `import jaxtribute` makes of the CPU."""
+_PREFIX = "JAXTRIBUTE_"
+SETTINGS = frozenset(
+    _PREFIX + name
+    for name in (
+        "BIND_ADDRESS CPU_DEVICES DEBUG FAULTS INCARNATION LAUNCHER LOCAL_CLUSTER MEMORY PJRT_NPROC PREEMPTION_REPORT "
+        "RAY_TASK RESTART RUN RUN_TASK SEARCHING SILENCE_S SLURM_GPUS SPARE STRAGGLERS_S TIMEOUT_S TRACK TUNE_ALLOCATOR"
+    ).split()
+)
+"""All that are read, those too that the library sets for its own processes."""
 DIGITS = 18
 """Of a number that counts anything; Python refuses to read very long ones."""
 _LONGEST = 300
+
+
+def check_names() -> None:
+    """Warns of environment variables whose names are nearly those of settings."""
+    for name in os.environ.keys() - SETTINGS:
+        if name.startswith(_PREFIX):
+            import difflib  # few programs have one
+
+            own = [setting.removeprefix(_PREFIX) for setting in SETTINGS]
+            for near in difflib.get_close_matches(name.removeprefix(_PREFIX), own, 1, 0.8):
+                warnings.warn(f"{name} is not read. HINT: set {_PREFIX}{near}, if that is meant.", stacklevel=2)
+
+
+def words(variable: str, known: frozenset[str]) -> frozenset[str]:
+    """The words, with commas between them, that an environment variable holds.
+
+    Args:
+      variable: its name.
+      known: those that mean something.
+
+    Raises:
+      ConfigError: it holds another one.
+    """
+    found = frozenset(word for word in map(str.strip, os.environ.get(variable, "").split(",")) if word)
+    if found - known:
+        raise ConfigError(
+            f"{variable}={shown(os.environ[variable])} is not known. HINT: set it to {' or '.join(sorted(known))}, or "
+            "unset it."
+        )
+    return found
 
 
 def whole_number(text: str) -> int | None:

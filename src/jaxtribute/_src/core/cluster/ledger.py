@@ -9,19 +9,20 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from jaxtribute._src.core import settings
 from jaxtribute._src.core.callers import caller
+from jaxtribute._src.core.environment import words
 from jaxtribute.errors import ClusterError
 
 if TYPE_CHECKING:
     from jaxtribute._src.core.cluster.runtime import Cluster
 
 DEBUG = "JAXTRIBUTE_DEBUG"
+_WORDS = frozenset({"collectives"})
 
 _chosen: bool | None = None
 """Last argument of `debug_collectives`; None if the environment decides."""
@@ -51,7 +52,7 @@ def enabled() -> bool:
 @functools.cache
 def _by_environment() -> bool:
     """Read once: that costs more than all else of a ledger that is off."""
-    return "collectives" in os.environ.get(DEBUG, "").split(",")
+    return "collectives" in words(DEBUG, _WORDS)
 
 
 def compare(cluster: Cluster, name: str, collectives: Sequence[str]) -> None:
