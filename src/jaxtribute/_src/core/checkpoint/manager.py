@@ -81,7 +81,7 @@ class CheckpointManager:
     """
 
     _takes_any_name = False
-    """Whether one that was saved by another name is restored if there is none by this manager's."""
+    """True if one that was saved by another name is restored, as there is none by this manager's own."""
 
     def __init__(
         self,
