@@ -80,6 +80,11 @@ class Suspects:
             first = next((leaf for leaf in others if not self._is_numbering(leaf)), first)
         return self._judged(first)
 
+    def behind(self) -> frozenset[str]:
+        """The lines behind what differs: all, if code around the replicas has computed it of what they gave."""
+        numbers = self._runs.upstream(self._wrong) if self._wrong else range(len(self._runs.tape.records))
+        return frozenset(str(self._runs.record(number).place) for number in numbers)
+
     def is_own(self) -> bool:
         """True if each replica has something for itself in what differs."""
         return is_own(self._runs, self._wrong)
@@ -462,8 +467,8 @@ class Suspects:
 
     def _unknown(self) -> Culprit:
         if self._apart and np.shape(self._apart[0].alone) == np.shape(self._apart[0].others):
-            return Culprit(CATALOGUE["one-replica"], self._written())
-        return Culprit(CATALOGUE["unknown"], None)
+            return Culprit(CATALOGUE["one-replica"], self._written(), guess=True)
+        return Culprit(CATALOGUE["unknown"], None, guess=True)
 
     def _named(self, pattern: str, number: int, elsewhere: int | None = None) -> Culprit:
         record = self._runs.record(number)

@@ -51,6 +51,11 @@ class Difference:
     own: bool = False
     state: bool = False
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """Tells it from others: two variables may have one name, as those of a model and their averages."""
+        return self.name, id(self.variable)
+
 
 @dataclass(slots=True)
 class Before:

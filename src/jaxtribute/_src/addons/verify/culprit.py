@@ -35,6 +35,7 @@ class Culprit:
       others: its value on each replica.
       backwards: True if the operation belongs to the derivative of the line.
       part: the user's expression that the advice is about, if it is known.
+      guess: True if no operation was found that makes something wrong of what is right.
     """
 
     pattern: Pattern
@@ -45,6 +46,7 @@ class Culprit:
     others: list[Any] = field(default_factory=list)
     backwards: bool = False
     part: str = ""
+    guess: bool = False
 
     def advice(self, *, in_fit: bool = False) -> str:
         """The code to write instead, which in a step of Keras's `fit` may be something else."""

@@ -26,6 +26,8 @@ ADDS = frozenset({"add", "sub", "add_any"})
 HANDED = frozenset({"convert_element_type", "reshape", "transpose", "broadcast_in_dim", "squeeze"})
 _LINEAR = frozenset({*ADDS, *HANDED, "mul", "div", "neg", "select_n"})
 _AVERAGES = compute_average_loss.__code__.co_filename
+_CLOSE, _CLOSE_IF_ROUNDED = 1e-7, 1e-4
+"""Relative differences that count as none: of what was computed in 64 bits, and behind code that computed in 32."""
 STEPS_BACK = 50
 """Operations that are asked for the line of a key, or whether a value is a gradient."""
 
@@ -47,7 +49,8 @@ class Runs:
     def __init__(self, one: Outcome, found: Outcome) -> None:
         self.arrangement = found.arrangement
         self.tape = one.tapes[0]
-        self._close = 1e-4 if one.rounded or found.rounded else 1e-7
+        # What code around the replicas rounds is behind what they have computed before.
+        self._exact = min((each.exact for each in (one, found) if each.exact is not None), default=None)
         self._pairs = [_paired(self.tape, tape) for tape in found.tapes]
         self._found = found
         self._known: dict[int, Relation] = {}
@@ -173,7 +176,7 @@ class Runs:
         worst = SKIPPED
         for place, value in enumerate(record.results):
             parts = [other.results[place] for other in others if other is not None and place < len(other.results)]
-            relation = relate(value, parts, self.arrangement, _scale(record), self._close)
+            relation = relate(value, parts, self.arrangement, _scale(record), self._close(number))
             if worst is SKIPPED or not relation.good:
                 worst = relation
         by_chance = worst.alike and not self.is_sum(number)
@@ -196,11 +199,15 @@ class Runs:
             [other.operands[place] for other in others if other is not None],
             self.arrangement,
             self._scale_before(makers),
-            self._close,
+            self._close(number),
         )
         if relation.alike and makers and not self.is_between(number, place):
             return replace(relation, alike=self.relation(makers[0]).alike)
         return relation
+
+    def _close(self, number: int) -> float:
+        """The relative difference that counts as none, of an operation's results and operands."""
+        return _CLOSE if self._exact is None or number < self._exact else _CLOSE_IF_ROUNDED
 
     def _scale_before(self, makers: Sequence[int]) -> float:
         return max((_scale(self.record(maker)) for maker in makers[:1]), default=0.0)

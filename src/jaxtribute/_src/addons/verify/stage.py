@@ -39,6 +39,7 @@ class Outcome:
       tapes: what each replica has computed, if it was kept.
       repeated: records of draws that gave all replicas the same numbers for different rows.
       rounded: True if code around the replicas computed in 32 bits.
+      exact: how many operations each replica had computed before; None if it did not.
       ran: True if replicas ran.
       lines: by variable the line of the last write within a replica.
       inner: by variable what that write has left.
@@ -55,6 +56,7 @@ class Outcome:
     tapes: list[Tape] = field(default_factory=list)
     repeated: list[Record] = field(default_factory=list)
     rounded: bool = False
+    exact: int | None = None
     ran: bool = False
     lines: dict[Variable, Place] = field(default_factory=dict)
     inner: dict[Variable, Any] = field(default_factory=dict)
@@ -116,7 +118,9 @@ class Stage(Executor):
         if known is None:
             known = as_wide(value)
             # What is no operand of the user's was computed of something in 32 bits.
-            self.found.rounded = self.found.rounded or getattr(known, "dtype", None) == np.float64
+            if not self.found.rounded and getattr(known, "dtype", None) == np.float64:
+                self.found.rounded = True
+                self.found.exact = min(len(tape.records) for tape in self.found.tapes)
         return known
 
     def note(self, values: Nest) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxtribute._src.addons.verify.pairing import Runs
-from jaxtribute._src.addons.verify.relations import Relation
+from jaxtribute._src.addons.verify.pairing import ADDS, HANDED, Runs
+from jaxtribute._src.addons.verify.relations import Kind, Relation
+
+_MIXES = frozenset({*ADDS, *HANDED, "mul"})
+"""Operations of which a small change of a large value is made, such as a step of an optimizer, or an average."""
 
 
 class Trail:
@@ -24,6 +27,7 @@ class Trail:
     def __init__(self, runs: Runs, wrong: Sequence[int]) -> None:
         self._runs, self._wrong = runs, wrong
         self.between: dict[int, tuple[int, Relation]] = {}
+        self._inputs = set(map(id, runs.tape.inputs.values()))
         self.leaves, self.chain = self._leaves()
 
     def _leaves(self) -> tuple[list[int], set[int]]:
@@ -31,7 +35,7 @@ class Trail:
         chain: set[int] = set()
         leaves: list[int] = []
         # What has been reduced is to be the same on all replicas; what is still to be may be a part of a sum.
-        todo = [(number, True) for number in self._wrong] or self._last()
+        todo = [*((number, True) for number in self._wrong), *self._faint(chain)] or self._last()
         seen: set[tuple[int, bool]] = set()
         while todo:
             number, whole = todo.pop()
@@ -47,10 +51,48 @@ class Trail:
                 for place, of_whole in self._wrong_operands(number, whole=inner)
                 for maker in self._runs.makers_of(number, place)
             ]
+            wrong = wrong or self._given(number)
             todo.extend(wrong)
             if not wrong:
                 leaves.append(number)
         return sorted(set(leaves)), chain
+
+    def _given(self, number: int) -> list[tuple[int, bool]]:
+        """The wrong reductions before an operation whose operand code around the replicas has made, wrongly too."""
+        operands = enumerate(self._runs.record(number).operands)
+        wrong = any(
+            id(value) in self._inputs and not self._is_right(self._runs.operand(number, place), whole=True)
+            for place, value in operands
+        )
+        return [
+            (before, True)
+            for before in range(number if wrong else 0)
+            if self._runs.record(before).name.startswith("strategy.")
+            and not self._is_right(self._runs.relation(before), whole=True)
+        ]
+
+    def _faint(self, chain: set[int]) -> list[tuple[int, bool]]:
+        """The wrong values behind what differs by so little that its own numbers are taken for the same.
+
+        Args:
+          chain: gets the operations that they go through.
+        """
+        found: list[tuple[int, bool]] = []
+        seen: set[int] = set()
+        todo = list(self._wrong)
+        while todo:
+            number = todo.pop()
+            if number in seen or self._runs.relation(number).kind is not Kind.SAME:
+                continue
+            seen.add(number)
+            if self._runs.record(number).name not in _MIXES:
+                continue
+            wrong = self._wrong_operands(number, whole=True)
+            if wrong:
+                chain.add(number)
+            found += [(maker, whole) for place, whole in wrong for maker in self._runs.makers_of(number, place)]
+            todo += self._runs.all_makers(number)
+        return found
 
     @staticmethod
     def _is_right(relation: Relation, whole: bool) -> bool:

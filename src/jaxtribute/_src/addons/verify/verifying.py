@@ -17,9 +17,10 @@ from jaxtribute._src.addons.verify.blame import Suspects
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE
 from jaxtribute._src.addons.verify.choices import Changes, ways
 from jaxtribute._src.addons.verify.comparing import Before, Difference, compared, differences
-from jaxtribute._src.addons.verify.culprit import Culprit, last_line, repeated_draw, same_mistake, unreduced
+from jaxtribute._src.addons.verify.culprit import Culprit, last_line, repeated_draw, unreduced
 from jaxtribute._src.addons.verify.deciding import decided
 from jaxtribute._src.addons.verify.feeding import paths_of, returned
+from jaxtribute._src.addons.verify.grouping import Judged, add_findings, grouped
 from jaxtribute._src.addons.verify.holding import total_of
 from jaxtribute._src.addons.verify.machine import Branch, CannotVerify, Record
 from jaxtribute._src.addons.verify.meeting import Draws
@@ -34,8 +35,6 @@ from jaxtribute._src.addons.verify.verdict import Finding, Verdict
 from jaxtribute.extending import Context, Nests
 from jaxtribute.typing import Function as Callee
 
-_GROUPS = 4
-"""Groups of values that are looked into."""
 _AHEAD = 8
 """Steps that one device goes ahead until all that is trained has changed: a learning rate may begin with 0."""
 _BRANCHES = 4
@@ -354,39 +353,23 @@ class Verification:
 
     def _judge(self, wrong: list[tuple[Arrangement, list[Difference]]], verdict: Verdict) -> None:
         """Adds a finding for each group of values that differ in the same arrangements."""
-        failing: dict[str, list[Arrangement]] = {}
-        for arrangement, apart in wrong:
-            for difference in apart:
-                failing.setdefault(difference.name, []).append(arrangement)
-        groups: dict[tuple[Arrangement, ...], list[str]] = {}
-        for name, where in failing.items():
-            groups.setdefault(tuple(where), []).append(name)
-        # What differs in most arrangements first: a part of it may pass here and there, as Adam's first step does.
-        ordered = sorted(groups.items(), key=lambda group: -len(group[0]))
-        shown = ", ".join(list(failing)[:3])
-        if wrong and not self._is_shared() and self._judge_alone(wrong, verdict, list(failing)):
+        names = list(dict.fromkeys(difference.name for _, apart in wrong for difference in apart))
+        shown = ", ".join(names[:3])
+        if wrong and not self._is_shared() and self._judge_alone(wrong, verdict, names):
             return
         if wrong and all(one.idle for one, _ in wrong):
             verdict.unverified.append(
                 f"{shown} differ where replicas have no rows ({wrong[0][0]}): see that nothing divides by their number"
             )
             return
-        for where, names in ordered[:_GROUPS]:
-            # Where all replicas have as many rows, fewer things can be the reason; fewer replicas are easier to read.
-            alike = [pair for pair in wrong if pair[0] in where and pair[0].kind == where[0].kind]
-            arrangement, everything = max(alike, key=lambda pair: len(pair[1]))
-            apart = [difference for difference in everything if difference.name in names]
-            # What a clip hides in this arrangement only seems to be right.
-            others = [name for name in failing if name not in names]
-            culprit = Suspects(*self._kept(arrangement), apart, others).culprit()
-            known = next((one for one in verdict.findings if same_mistake(one.culprit, culprit)), None)
-            if known is not None:
-                known.differences += apart
-                known.failing = [other for other in verdict.tried if other in known.failing or other in where]
-                known.right = [other for other in verdict.tried if other not in known.failing]
-                continue
-            right = [other for other in verdict.tried if other not in where]
-            verdict.findings.append(Finding(culprit, apart, arrangement, list(where), right))
+        add_findings(verdict, self._judged(wrong))
+
+    def _judged(self, wrong: list[tuple[Arrangement, list[Difference]]]) -> Iterator[Judged]:
+        """Gives each group of values that differ in the same arrangements, with its mistake."""
+        for group in grouped(wrong):
+            suspects = Suspects(*self._kept(group.arrangement), group.apart, group.others)
+            culprit = suspects.culprit()
+            yield Judged(group, culprit, suspects.behind() if culprit.guess else frozenset())
 
     def _is_shared(self) -> bool:
         """True if the step was given rows of a batch, or arrays that may be one, for the replicas."""
