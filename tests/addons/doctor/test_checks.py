@@ -109,13 +109,18 @@ def test_gpus_that_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("environ", "fix"), [({"JAX_PLATFORMS": "tpu"}, "unset JAX_PLATFORMS='tpu'"), ({}, "install JAX")]
 )
-def test_jax_that_does_not_start(environ: dict[str, str], fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "text"), [(RuntimeError("no backend"), "no backend"), (AssertionError(), "it finds no device")]
+)
+def test_jax_that_does_not_start(
+    error: Exception, text: str, environ: dict[str, str], fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail() -> None:
-        raise RuntimeError("no backend")
+        raise error
 
     monkeypatch.setattr(jax, "local_devices", fail)
     (found,) = checks.check_devices(look(environ))
-    assert (found.level, found.text) == (Level.ERROR, "JAX does not start: no backend")
+    assert (found.level, found.text) == (Level.ERROR, f"JAX does not start: {text}")
     assert found.fix.startswith(fix)
 
 

@@ -18,7 +18,15 @@ import jaxtribute as jd
 from jaxtribute._src.addons.preemption import agreement
 from jaxtribute._src.addons.preemption import handler as handlers
 from jaxtribute._src.addons.preemption.agreement import NoticeListener
-from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterError, ContextError, DeadlineError
+from jaxtribute._src.core.checkpoint.owner import Owner
+from jaxtribute.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CheckpointError,
+    ClusterError,
+    ContextError,
+    DeadlineError,
+)
 
 Handler = jd.experimental.PreemptionCheckpointHandler
 Config = jd.experimental.TerminationConfig
@@ -142,6 +150,19 @@ def test_a_platform_that_says_it_by_other_means(
     await_notice(handler)
     with pytest.raises(SystemExit):
         handler.run(lambda: None)
+
+
+def test_a_folder_to_read_from_only_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def claim(_: Owner) -> None:
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(Owner, "claim", claim)
+    manager = jd.CheckpointManager(jd.Checkpoint(v=jd.Variable(1)), tmp_path)
+    assert manager.read_only == ""
+    assert manager.restore_or_initialize() is None  # enough for who only reads
+    assert "Permission denied" in manager.read_only
+    with pytest.raises(CheckpointError, match=r"nothing can be saved in .* lost at a preemption: .*denied.*HINT"):
+        Handler(None, manager)
 
 
 def test_what_makes_no_sense(tmp_path: Path) -> None:

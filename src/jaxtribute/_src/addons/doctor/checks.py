@@ -173,11 +173,11 @@ def check_devices(situation: Situation) -> Iterator[Finding]:
     """Starts JAX and counts."""
     try:
         devices = jax.local_devices()
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # the latter, without a word, for a platform that found no device
         yield Finding(
             Level.ERROR,
             "devices",
-            f"JAX does not start: {error}",
+            f"JAX does not start: {str(error) or 'it finds no device'}",
             f"unset {_PLATFORMS}={situation.environ[_PLATFORMS]!r}, or install JAX for that platform."
             if situation.environ.get(_PLATFORMS)
             else "install JAX for this machine's accelerators: https://docs.jax.dev/en/latest/installation.html",

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from jaxtribute import Checkpoint, CheckpointManager
 from jaxtribute._src.addons.preemption.agreement import NoticeListener, Rounds, read_notice
-from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeadlineError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, CheckpointError, DeadlineError
 from jaxtribute.extending import Cluster, ExitCode, points, saving_cluster, settings
 
 
@@ -85,6 +85,7 @@ class PreemptionCheckpointHandler:
       ArgumentTypeError: neither of both.
       ContextError: not in the main thread.
       CheckpointMismatchError: the newest checkpoint does not fit.
+      CheckpointError: nothing can be saved in the folder.
       NotImplementedError: under `ElasticStrategy`.
 
     Source: `tf.distribute.experimental.PreemptionCheckpointHandler`.
@@ -113,7 +114,16 @@ class PreemptionCheckpointHandler:
         self._saved = False
         # Before the restore: a signal that comes while it runs would otherwise end the program without a word.
         self._notice = NoticeListener(cluster, self._config.termination_watcher_fn, self._heard)
-        self._restored = self._manager.restore_or_initialize()
+        try:
+            self._restored = self._manager.restore_or_initialize()
+            if self._manager.read_only:
+                raise CheckpointError(
+                    f"nothing can be saved in {self._manager.directory}, and all would be lost at a preemption: "
+                    f"{self._manager.read_only}. HINT: let this user write there, or name another folder."
+                )
+        except BaseException:
+            self._notice.close()  # who has no handler hears signals as before
+            raise
         self._report("start", self._restored)
 
     @property

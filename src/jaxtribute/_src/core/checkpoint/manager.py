@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, SupportsInt
+from typing import Any, NamedTuple, SupportsInt
 
 from jaxtribute._src.core import settings
 from jaxtribute._src.core.checkpoint import committing
@@ -124,6 +124,7 @@ class CheckpointManager:
         past = checkpoint._past  # pyright: ignore[reportPrivateUsage]
         self._retention = Retention(self._directory, self._name, self._series, past, max_to_keep, every_s)
         self._unread = False
+        self._read_only = ""
         self._taken: set[int] = set()
         """Numbers that were asked for, which counting up must not come to."""
 
@@ -141,6 +142,11 @@ class CheckpointManager:
     def checkpoint_interval(self) -> int | None:
         """Steps between checkpoints."""
         return self._interval.steps
+
+    @property
+    def read_only(self) -> str:
+        """The reason why nothing can be saved in the folder, as `restore_or_initialize` has found; empty otherwise."""
+        return self._read_only
 
     @property
     def checkpoints(self) -> list[str]:
@@ -293,33 +299,35 @@ class CheckpointManager:
         cluster, group = committing.saving_cluster(), committing.together()
         # The first worker alone owns and lists the folder, so that all try the same checkpoints in the same order.
         is_first = group is None and (cluster is None or cluster.rank == 0)
-        kind, error, line, others = self._listed() if is_first else ("", "", [], [])
+        listed = self._listed() if is_first else _Listed()
         if group is not None:
             told = group.first(f"the checkpoints in {self._directory}", lambda: json.dumps(self._listed()))
-            kind, error, line, others = json.loads(told)
+            listed = _Listed(*json.loads(told))
         if cluster is not None:
             key = f"jaxtribute/latest/{cluster.number('latest')}"
             if cluster.rank == 0:
-                cluster.set(key, json.dumps([kind, error, line, others]))
-            kind, error, line, others = json.loads(cluster.get(key, cluster.patience(self._timeout_s), of=0))
-        if error:
-            self._unread = kind == CheckpointUnreadableError.__name__
-            raise (CheckpointUnreadableError if self._unread else CheckpointError)(error)
-        return [Path(path) for path in line], others
+                cluster.set(key, json.dumps(listed))
+            listed = _Listed(*json.loads(cluster.get(key, cluster.patience(self._timeout_s), of=0)))
+        self._read_only = listed.read_only
+        if listed.error:
+            self._unread = listed.kind == CheckpointUnreadableError.__name__
+            raise (CheckpointUnreadableError if self._unread else CheckpointError)(listed.error)
+        return [Path(path) for path in listed.line], list(listed.others)
 
-    def _listed(self) -> tuple[str, str, list[str], list[str]]:
-        """The kind and the text of an error, the checkpoints that may be restored, and the others."""
+    def _listed(self) -> _Listed:
+        read_only = ""
         try:
             try:
                 self._owner.claim()
             except OSError as error:  # a folder to read from only
-                _LOG.warning("nothing can be saved in %s: %s", self._directory, str(error))
+                read_only = str(error)
+                _LOG.warning("nothing can be saved in %s: %s", self._directory, read_only)
             line, others = self._series.line()
             stranger = None if line or others else latest_of_any_name(self._directory)
         except CheckpointError as problem:
-            return type(problem).__name__, str(problem), [], []
+            return _Listed(type(problem).__name__, str(problem))
         if stranger is not None and self._takes_any_name:
-            return "", "", [stranger], []
+            return _Listed(line=[stranger], read_only=read_only)
         if stranger is not None:
             _LOG.warning(
                 "%s has no checkpoint by the name %s, and training begins anew beside %s. HINT: pass its name as "
@@ -328,7 +336,25 @@ class CheckpointManager:
                 self._name,
                 stranger,
             )
-        return "", "", paths_of(line)[:99], paths_of(others)[:99]
+        return _Listed("", "", paths_of(line)[:99], paths_of(others)[:99], read_only)
+
+
+class _Listed(NamedTuple):
+    """What the first worker finds in the folder.
+
+    Attributes:
+      kind: the class of an error.
+      error: its text; empty if there is none.
+      line: the checkpoints that may be restored, the last first.
+      others: all others.
+      read_only: the reason why nothing can be saved there; empty if it can.
+    """
+
+    kind: str = ""
+    error: str = ""
+    line: Sequence[str] = ()
+    others: Sequence[str] = ()
+    read_only: str = ""
 
 
 class _Interval:
