@@ -48,6 +48,8 @@ class Folder(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp()) / "run"
         self.saves: list[Saved] = []
         self.values = 0
+        self.asked: set[int] = set()
+        """Numbers that saves were given, of all that happened."""
         self.start()
 
     def start(self) -> None:
@@ -55,6 +57,8 @@ class Folder(RuleBasedStateMachine):
         self.manager = jd.CheckpointManager(self.checkpoint, self.folder, KEPT, block=True)
         self.line: tuple[int, ...] = ()
         self.counter = 0
+        self.taken: set[int] = set()
+        """Those among them that the present manager must not count up to."""
         self.found_damaged: list[Saved] = []
 
     def teardown(self) -> None:
@@ -79,8 +83,14 @@ class Folder(RuleBasedStateMachine):
         self.values += 1
         self.checkpoint.value = self.values
         path = self.manager.save(number)
+        before, self.counter = self.counter, self.checkpoint.save_counter
         if number is None:
-            self.counter += 1
+            assert self.counter not in self.taken
+            assert self.asked.issuperset(range(before + 1, self.counter))
+        else:
+            assert self.counter == before + 1
+            self.asked.add(number)
+            self.taken.add(number)
         new = Saved(self.counter if number is None else number, (*self.line, self.values))
         assert path == str(self.path(new))
         self.saves = [one for one in self.saves if one.number != new.number]
@@ -117,6 +127,8 @@ class Folder(RuleBasedStateMachine):
                 return
             assert self.manager.restore_or_initialize() == str(self.path(saved))
         self.take(saved, self.checkpoint.save_counter)
+        ahead = [one for one in self.saves if one.value in saved.line and not one.damaged and one.number > self.counter]
+        self.taken = {one.number for one in ahead}
         newer = self.saves[self.saves.index(saved) + 1 :]
         self.found_damaged = [one for one in newer if one.value in self.saves[-1].line]
 

@@ -225,7 +225,7 @@ class CheckpointManager:
         self._checkpoint.wait()
         skipped: list[str] = []
         line, others = self._agreed()
-        for path in line:
+        for place, path in enumerate(line):
             try:
                 self._checkpoint.restore(path)
             except CheckpointDamagedError as error:
@@ -236,7 +236,7 @@ class CheckpointManager:
                 self._unread = True
                 raise
             self._retention.note_whole(path)
-            self._taken.update(self._ahead(line))
+            self._taken.update(self._ahead(line[place:]))
             self._unread = False
             self._interval.last = self._interval.step()
             return str(path)
