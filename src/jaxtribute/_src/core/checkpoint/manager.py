@@ -340,7 +340,7 @@ class CheckpointManager:
 
 
 class _Listed(NamedTuple):
-    """What the first worker finds in the folder.
+    """Contents of the folder, as the first worker finds them.
 
     Attributes:
       kind: the class of an error.
