@@ -15,6 +15,7 @@ from jaxtribute._src.addons.elastic.common import Common, Kind
 from jaxtribute._src.addons.elastic.exchange import Islands
 from jaxtribute._src.addons.elastic.journal import CannotKeep, Entry, described, packed, rebuilt, unpacked
 from jaxtribute._src.addons.elastic.membership import View
+from jaxtribute._src.addons.elastic.program import shapes_of
 from jaxtribute._src.addons.elastic.runtime import IslandMesh
 from jaxtribute._src.addons.elastic.shares import Rows, bounds
 from jaxtribute._src.addons.elastic.steps import Step
@@ -324,14 +325,11 @@ class LocalProgram(Program):
             self._has_run = True
             return super(LocalProgram, self).__call__(leaves, within, given)
 
-        def rehearse() -> None:
-            self._rehearse(leaves, given)
-
-        return self._islands.call(run, leaves, self._updates, self.donated, rehearse)
+        return self._islands.call(run, leaves, self._updates, self.donated, partial(self._rehearse, leaves, given))
 
     def _rehearse(self, leaves: Sequence[Any], given: Any) -> None:
         """Compiles the program by a call on zeros, of which nothing is kept."""
-        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        shapes = shapes_of(leaves)
         if shapes in self._rehearsed or Programs.opened(self._step.closed).effects:  # which would be seen twice
             return
         self._rehearsed.add(shapes)

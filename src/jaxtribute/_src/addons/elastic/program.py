@@ -112,7 +112,7 @@ class IslandProgram:
 
     def compiled_for(self, leaves: Sequence[Any], view: View) -> Any:
         """The program for arguments of such shapes in a view of such a size, or for the replica at hand."""
-        shapes, count, place = _shapes(leaves), self._mesh.count_in(view), self._mesh.place_in(view)
+        shapes, count, place = shapes_of(leaves), self._mesh.count_in(view), self._mesh.place_in(view)
         compiled = self._compiled.get((shapes, count, place))
         if compiled is not None:
             return compiled
@@ -136,7 +136,7 @@ class IslandProgram:
 
     def signature(self, leaves: Sequence[Any]) -> str:
         """Says what step it is, with arguments of such shapes."""
-        shapes = _shapes(leaves)
+        shapes = shapes_of(leaves)
         found = self._signatures.get(shapes)
         if found is None:
             kinds = " ".join(f"{dtype}{list(shape)}" for shape, dtype in shapes)
@@ -144,7 +144,8 @@ class IslandProgram:
         return found
 
 
-def _shapes(leaves: Sequence[Any]) -> tuple[Any, ...]:
+def shapes_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """The shapes and dtypes of arguments, by which their programs are told apart."""
     return tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
 
 
