@@ -122,6 +122,14 @@ def test_checkpoints_of_another_name_are_told(tmp_path: Path, caplog: pytest.Log
     assert not caplog.text
 
 
+def test_a_damaged_checkpoint_of_another_name_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    value = jd.Variable(3)
+    other = jd.Checkpoint(v=value).save(tmp_path / "ck", block=True)
+    (Path(other) / "jaxtribute.json").write_text("")
+    assert jd.CheckpointManager(jd.Checkpoint(v=value), tmp_path).restore_or_initialize() is None
+    assert f"begins anew beside {other}" in caplog.text
+
+
 def test_tensorflows_manager_goes_on_from_a_checkpoint_of_another_name(tmp_path: Path) -> None:
     value = jd.Variable(3)
     checkpoint = tf.train.Checkpoint(v=value)

@@ -72,14 +72,18 @@ def latest_of_any_name(directory: str | PathLike[str]) -> str | None:
     folder = check_path(directory, "checkpoint_dir")
     check_folder(folder)
     settle_all(folder)
-    # The name ends in the number of the save; other folders with a hyphen may lie beside it.
-    paths = [path for path in folder.glob("*-*") if number_of(path) is not None]
-    names = {stem(path) for path in paths if present(path / FILE) or present(path / STATE)}
-    lines = [Series(folder, name).line() for name in names]
+    lines = [Series(folder, name).line() for name in names_in(folder)]
     # Within a name the order of the saves is known; between names only the clock tells.
     merged = heapq.merge(*(line for line, _ in lines), key=lambda entry: -entry.written_at)
     others = [path for _, given_up in lines for path in paths_of(given_up)]
     return newest_whole([entry.path for entry in merged], folder, {}, others)
+
+
+def names_in(folder: Path) -> dict[str, Path]:
+    """The names that the checkpoints of a folder start with, each with the path of the highest number; reads none."""
+    # The name ends in the number of the save; other folders with a hyphen may lie beside it.
+    paths = [(number, path) for path in folder.glob("*-*") if (number := number_of(path)) is not None]
+    return {stem(path): path for _, path in sorted(paths) if present(path / FILE) or present(path / STATE)}
 
 
 def saves_in(directory: str | PathLike[str], checkpoint_name: str = "ckpt") -> list[tuple[Path, Identity | None]]:

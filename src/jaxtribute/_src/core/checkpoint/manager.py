@@ -21,7 +21,14 @@ from jaxtribute._src.core.checkpoint.files import (
     standing,
     stem,
 )
-from jaxtribute._src.core.checkpoint.folder import latest_of, latest_of_any_name, leave_out, nothing_whole, paths_of
+from jaxtribute._src.core.checkpoint.folder import (
+    latest_of,
+    latest_of_any_name,
+    leave_out,
+    names_in,
+    nothing_whole,
+    paths_of,
+)
 from jaxtribute._src.core.checkpoint.owner import Owner
 from jaxtribute._src.core.checkpoint.retention import Retention
 from jaxtribute._src.core.checkpoint.series import Series
@@ -323,18 +330,18 @@ class CheckpointManager:
                 read_only = str(error)
                 _LOG.warning("nothing can be saved in %s: %s", self._directory, read_only)
             line, others = self._series.line()
-            stranger = None if line or others else latest_of_any_name(self._directory)
+            alone = not (line or others)
+            if alone and self._takes_any_name and (stranger := latest_of_any_name(self._directory)) is not None:
+                return _Listed(line=[stranger], read_only=read_only)
         except CheckpointError as problem:
             return _Listed(type(problem).__name__, str(problem))
-        if stranger is not None and self._takes_any_name:
-            return _Listed(line=[stranger], read_only=read_only)
-        if stranger is not None:
+        if strangers := names_in(self._directory) if alone else {}:
             _LOG.warning(
                 "%s has no checkpoint by the name %s, and training begins anew beside %s. HINT: pass its name as "
                 "checkpoint_name=, or restore it by its path, checkpoint.restore(path).",
                 self._directory,
                 self._name,
-                stranger,
+                ", ".join(map(str, strangers.values())),
             )
         return _Listed("", "", paths_of(line)[:99], paths_of(others)[:99], read_only)
 
