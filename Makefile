@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=3 --dist=worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help check fence format test test-core test-all byte-code docs demo demo-ps bench soak package lowest tpu-compiler compilers clean
+.PHONY: help check fence format test test-accelerator test-core test-all byte-code docs demo demo-ps bench soak package lowest tpu-compiler compilers clean
 
 help:  ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -40,6 +40,10 @@ test-core: $(READY)  ## the core's tests that start no process
 
 test-addon-%: $(READY)
 	$(PYTEST) -m "not slow" tests/addons/$*
+
+# Not in .venv, whose JAX has no accelerators: PYTHON is one that has, and what the tests need.
+test-accelerator:  ## the tests of one accelerator, where there is one: make test-accelerator PYTHON=python3
+	JAX_PLATFORMS= XLA_PYTHON_CLIENT_PREALLOCATE=false $(PYTHON) -m pytest -m "slow or not slow" tests/test_accelerator.py
 
 fence: $(READY)  ## without each add-on in turn: import, the demo and the core's tests (hours); ADDONS="keras rpc" for some
 	$(BIN)/python tests/support/without_addons.py $(ADDONS)

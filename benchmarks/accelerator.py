@@ -1,6 +1,6 @@
 """Steps on one accelerator, by the library and by hand, beside what `jaxtribute plan --topology` predicts for it.
 
-    python -m benchmarks.accelerator [--quick] [--topology h100:1x1] [--json FILE]
+    python -m benchmarks.accelerator [--quick] [--gpt] [--topology h100:1x1] [--json FILE]
 
 Needs an accelerator, and its compiler for what is predicted. The steps of a problem take turns in one process;
 those of the GPT, of 125 million parameters, are of one process each, whose memory is told. `--quick` runs small ones,
@@ -101,11 +101,12 @@ def gpt_row(size: str, topology: str | None, rounds: int) -> dict[str, Any]:
 
 def shown(rows: list[dict[str, Any]]) -> Table:
     """All rows for people."""
-    table = Table(
-        "step", "by hand", "jaxtribute", "ratio", f"{CALL} a call", "predicted", "its memory", "peak", "by hand"
-    )
+    table = Table("step", "by hand", "jaxtribute", "ratio", f"{CALL} a call", "predicted")
+    for name in ("its memory", "peak", "by hand"):
+        table.add_column(name)
     for row in rows:
-        times = [f"{row[key] * 1e3:.3g} ms" if row[key] else "" for key in ("hand", "jaxtribute", "calls", "predicted")]
+        kinds = ("hand", "jaxtribute", "calls", "predicted")
+        times = [f"{row[key] * 1e3:.3g} ms" if row.get(key) else "" for key in kinds]
         memory = [row.get(key) for key in ("predicted_memory", "jaxtribute_memory", "hand_memory")]
         told = [f"{each / 1e9:.3g} GB" if each and not math.isnan(each) else "" for each in memory]
         table.add_row(row["problem"], *times[:2], f"{row['ratio']:.3f}", *times[2:], *told)
@@ -119,6 +120,7 @@ def main() -> None:
     parser.add_argument(
         "--topology", help="what the accelerator is called, such as h100:1x1; without it nothing is predicted"
     )
+    parser.add_argument("--gpt", action="store_true", help="the steps of the GPT alone")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     asked = parser.parse_args()
     os.environ.update(WITHOUT_ALL_MEMORY)
@@ -135,7 +137,7 @@ def main() -> None:
         if asked.json:
             asked.json.write_text(json.dumps({"device": kind, "jax": jax.__version__, "rows": rows}, indent=1) + "\n")
 
-    for one in PROBLEMS[: 1 if asked.quick else None]:
+    for one in () if asked.gpt else PROBLEMS[: 1 if asked.quick else None]:
         add(problem_row(*one, asked.topology, rounds))
     add(gpt_row("small" if asked.quick else "125m", asked.topology, rounds))
     Console(width=150).print(f"{kind}, jax {jax.__version__}", shown(rows))

@@ -1,6 +1,6 @@
 """Memory and time of training steps, whole and within half of what their backward passes keep.
 
-    python -m benchmarks.budget [--quick] [--json FILE]
+    python -m benchmarks.budget [--quick] [--accelerator] [--json FILE]
 
 `scratch` is what the compiled program takes for values within a step, on each device, beside state and arguments.
 """
@@ -28,6 +28,7 @@ WIDTH, HEADS, LENGTH = 128, 4, 128
 STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
     "one device": lambda: jd.OneDeviceStrategy("cpu:0"),
     "mirrored on 2": lambda: jd.MirroredStrategy(["cpu:0", "cpu:1"]),
+    "one accelerator": lambda: jd.OneDeviceStrategy(jax.devices()[0]),
 }
 Weights = dict[str, Any]
 Shape = tuple[int, ...]
@@ -101,9 +102,10 @@ MODELS: dict[str, Model] = {
 """Models: their layers, shapes of the weights of each, how many there are, and the shape of a batch."""
 
 
-def made(name: str, strategy: jd.Strategy, memory: int) -> tuple[Callable[[], Any], Looking]:
+def made(name: str, strategy: jd.Strategy, memory: int, times: int) -> tuple[Callable[[], Any], Looking]:
     """A step, its first call made, and what was seen of it."""
-    apply, shapes, layers, batch = MODELS[name]
+    apply, shapes, layers, (examples, *rest) = MODELS[name]
+    batch = (times * examples, *rest)
     random = np.random.default_rng(0)
     looking = Looking()
     with strategy.scope():
@@ -135,17 +137,18 @@ def made(name: str, strategy: jd.Strategy, memory: int) -> tuple[Callable[[], An
 
 def compared(name: str, place: str, steps: int) -> dict[str, Any]:
     """Figures of both steps, which take turns."""
-    strategy = STRATEGIES[place]()
-    whole, seen = made(name, strategy, 1 << 50)
-    half, less = made(name, strategy, seen.choice.everything // 2)
+    on_cpu = place != "one accelerator"
+    strategy, larger, clock = STRATEGIES[place](), 1 if on_cpu else 32, time.process_time if on_cpu else time.monotonic
+    whole, seen = made(name, strategy, 1 << 50, larger)
+    half, less = made(name, strategy, seen.choice.everything // 2, larger)
     times: tuple[list[float], list[float]] = ([], [])
     worst = 0.0
     for _ in range(steps):
         losses: list[float] = []
         for step, taken in zip((whole, half), times, strict=True):
-            start = time.process_time()
+            start = clock()
             losses.append(float(step()))
-            taken.append(time.process_time() - start)
+            taken.append(clock() - start)
         worst = max(worst, abs(losses[0] - losses[1]) / abs(losses[0]))
     predicted = seen.choice.peak - less.choice.peak
     return {
@@ -165,10 +168,12 @@ def main() -> None:
     """Prints the figures, and writes them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few steps of one model")
+    parser.add_argument("--accelerator", action="store_true", help="on the accelerator, with 32 times the examples")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     options = parser.parse_args()
     jd.config.set_logical_cpu_devices(2)
-    cases = [(name, place) for name in MODELS for place in STRATEGIES]
+    places = [place for place in STRATEGIES if (place == "one accelerator") == options.accelerator]
+    cases = [(name, place) for name in MODELS for place in places]
     rows: list[dict[str, Any]] = []
     for name, place in cases[:1] if options.quick else cases:
         rows.append(compared(name, place, 2 if options.quick else 50))

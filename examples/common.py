@@ -75,8 +75,9 @@ def main(description: str | None, make: Callable[[jd.Strategy], Training]) -> in
     parser.add_argument("--epochs", type=int, default=5, metavar="N", help="passes over the training images (5)")
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="save each epoch there, and go on from there")
     options = parser.parse_args()
+    count = 1 if options.strategy == ["one-device"] else options.devices
     # The devices of a cluster's workers are what the cluster says.
-    devices = [] if "multi-worker" in options.strategy else pick_devices(options.devices)
+    devices = [] if "multi-worker" in options.strategy else pick_devices(count)
     console = Console()
     losses = [train(name, STRATEGIES[name](devices), make, options, console) for name in options.strategy]
     apart = max(losses) - min(losses)

@@ -195,7 +195,9 @@ def main() -> int:
 
     console = Console()
     names = [options.strategy] if options.strategy else ["one-device", "mirrored"]
-    results = [train(name, options.devices, options.epochs, console) for name in names]
+    # To be compared, one device is of the kind of the many.
+    devices = 1 if names == ["one-device"] else options.devices
+    results = [train(name, devices, options.epochs, console) for name in names]
 
     table = Table(title="\nOn the test images", title_justify="left", box=None, padding=(0, 2))
     for title in ("strategy", "loss", "accuracy", "images/s in training (median)"):

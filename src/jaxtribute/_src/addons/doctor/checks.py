@@ -1,47 +1,25 @@
-"""The checks: versions, the cluster as it was understood, ways between the workers, and devices."""
+"""The checks: the cluster as it was understood, ways between the workers, and devices."""
 
 from __future__ import annotations
 
 import os
-import platform
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
 
 import jax
 
 from jaxtribute._src.addons.doctor.report import Finding, Level, Situation
+from jaxtribute._src.addons.doctor.versions import check_versions
 from jaxtribute._src.addons.messaging.certificates import CERTIFICATE, problem_of
 from jaxtribute.cluster_resolver import known
 from jaxtribute.extending import Address, visible_gpus, whole_number
 
-_NEEDED = ("jaxtribute", "jax", "jaxlib", "numpy", "optax", "grain", "orbax-checkpoint")
-_OPTIONAL = ("jax-cuda12-plugin", "jax-cuda13-plugin", "libtpu", "keras", "flax", "ray", "cloudpickle", "kubernetes")
 _SHOWN = 8
 _VISIBLE, _POOL, _BIND = "CUDA_VISIBLE_DEVICES", "PJRT_NPROC", "JAXTRIBUTE_BIND_ADDRESS"
 TIMEOUT_S = 3.0
 _PLATFORMS = "JAX_PLATFORMS"
-
-
-def check_versions(_: Situation) -> Iterator[Finding]:
-    """Lists them."""
-    system = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    yield Finding(Level.FACT, "system", system)
-    found: list[str] = []
-    for name in (*_NEEDED, *_OPTIONAL):
-        number = _version(name)
-        if number:
-            found.append(f"{name} {number}")
-    yield Finding(Level.FACT, "versions", ", ".join(found))
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
 
 
 def check_cluster(situation: Situation) -> Iterator[Finding]:

@@ -26,7 +26,9 @@ _AGAIN_S = 0.5
 """Seconds after which an island that does not answer is asked again: what it has said may be lost with a connection."""
 _JOIN_S = 0.2
 _START_S = 30.0
-"""Seconds in which islands that were started at the same time as this one may begin to listen."""
+"""Seconds in which islands of other hosts, that may have been started with this one, may begin to listen."""
+_NEAR_START_S = 1.0
+"""The same for those of this host: whoever trains there has listened since long before this one was started."""
 ASKS, ANSWERS, REFUSES, STATE = range(4)
 """Kinds of messages between a newcomer and the others: the third number of its head."""
 
@@ -247,7 +249,7 @@ class Newcomer:
 
     def unreached(self, rank: int, *, listens: bool) -> None:
         """Takes note that an island could not be asked; if nobody listens there, it has ended, or has yet to begin."""
-        grace_s = min(_START_S, self._islands.timeout_s / 2)
+        grace_s = min(_START_S if self._islands.far else _NEAR_START_S, self._islands.timeout_s / 2)
         has_ended = not listens and (rank in self._has_met or time.monotonic() - self._began > grace_s)
         self.refused(rank, f"island {rank} has ended" if has_ended else "")
 
