@@ -17,7 +17,7 @@ from jaxtribute._src.core import settings
 from jaxtribute._src.core.callers import caller
 from jaxtribute._src.core.context import Context, entered
 from jaxtribute._src.core.execution.budgets import Budget, asked_for, checked, within_budget
-from jaxtribute._src.core.execution.nests import flatten, is_array, opened
+from jaxtribute._src.core.execution.nests import flatten, is_array, variables_in
 from jaxtribute._src.core.execution.overlay import Overlay, RowsNeeded
 from jaxtribute._src.core.types import Function, K, Nest
 from jaxtribute._src.core.values.variable import Variable
@@ -251,10 +251,9 @@ def grad(fn: Function, variables: Any, *, has_aux: bool = False, memory: Budget 
     return gradients
 
 
-def _checked(variables: Any) -> tuple[list[Variable], Any]:
+def _checked(variables: Any) -> tuple[Sequence[Variable], Any]:
     """The variables of a nest, and its structure."""
-    contexts.announce()
-    leaves, tree = jax.tree.flatten(opened(variables), is_leaf=lambda leaf: isinstance(leaf, Variable))
+    leaves, tree = variables_in(variables)
     if not leaves:
         raise ArgumentError(
             f"variables is {variables!r}, which holds none. HINT: a Keras model has none before it is built: begin it "
