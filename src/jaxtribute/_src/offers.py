@@ -20,5 +20,6 @@ def offer_all() -> None:
         (points.BUDGETS, ("addons.memory.budgeting",)),
         (points.WIRES, ("addons.wires.summing",)),
         (points.UNEVEN, ("addons.training.uneven_means",)),
+        (points.RUNS, ("addons.training.replaced_arrays",)),
     ):
         point.offer(*(f"{_HOME}.{module}" for module in modules))

@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.core.points import Point
+from jaxtribute._src.core.strategies import extended
 from jaxtribute._src.core.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.core.values.policies.on_read import OnReadPolicy
 from jaxtribute._src.core.values.policies.plain import PlainPolicy
@@ -131,3 +133,32 @@ def test_a_strategy_is_collected_with_the_functions_that_used_it() -> None:
     del strategy, each, step
     gc.collect()
     assert alive() is None
+
+
+@each_executor
+def test_addons_look_at_what_replicas_run_before_and_after(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: Point[Any] = Point("to look")
+    monkeypatch.setattr(extended, "RUNS", runs)
+    seen: list[Any] = []
+
+    def look(fn: Any, nest: Any, replicas: int) -> Any:
+        seen.append((fn, replicas))
+        return lambda: seen.append("again")
+
+    def fn(x: Any) -> Any:
+        seen.append("run")
+        return x
+
+    def broken(x: Any) -> Any:
+        raise ValueError("broken")
+
+    runs.register(look)
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])  # a new one: each asks once
+    execute(executor, strategy, fn, jnp.ones(2))
+    assert seen[0] == (fn, 2)
+    assert seen[-1] == "again"
+    assert set(seen[1:-1]) == {"run"}
+    seen.clear()
+    with pytest.raises(ValueError, match="broken"):
+        execute(executor, strategy, broken, jnp.ones(2))
+    assert seen == [(broken, 2)], "nothing to look at again: the replicas have not run"

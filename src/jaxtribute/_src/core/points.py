@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jaxtribute._src.core.input.sources import Adapter
     from jaxtribute._src.core.libraries import Library
     from jaxtribute._src.core.strategies.groups import ProgramLayout
-    from jaxtribute._src.core.types import Function
+    from jaxtribute._src.core.types import Function, Nest
 
 T = TypeVar("T")
 
@@ -127,3 +127,6 @@ TOGETHER: Point[Callable[[], Together | None]] = Point("to save once for several
 """Functions that return the processes that train together with this one, if there are any."""
 UNEVEN: Point[Callable[[Sequence[ReplicaClass], Sequence[int]], Sequence[str]]] = Point("to warn of uneven means")
 """Functions of the programs of replicas with different shapes, and of their rows: what `PerReplica.wrong_mean` says."""
+RUNS: Point[Callable[[Function, Nest, int], Callable[[], None]]] = Point("to watch what replica functions replace")
+"""Functions that look at a replica function, its arguments and the number of replicas before they run; what each
+returns is called when all have run."""

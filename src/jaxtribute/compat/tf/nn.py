@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxtribute import nn
+from jaxtribute._src.addons.compat.tf.conversion import TensorLike, as_tensor
 from jaxtribute._src.addons.compat.tf.symbolic import allow_in_models as _allow_in_models
-from jaxtribute._src.addons.compat.tf.tensors import TensorLike, as_tensor
 from jaxtribute.compat.tf.math import l2_normalize as l2_normalize
 from jaxtribute.compat.tf.math import sigmoid as sigmoid
 from jaxtribute.compat.tf.math import softplus as softplus

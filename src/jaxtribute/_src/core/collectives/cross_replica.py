@@ -252,13 +252,6 @@ class _Layout(NamedTuple):
                 count += elements_along(shape, axes)
         return count
 
-    def drop_idle(self, stacked: Leaf, op: ReduceOp) -> Any:
-        """Leaves out what idle replicas, which have run on padding, do not contribute."""
-        if not self.idle:
-            return stacked
-        rows = np.isin(np.arange(stacked.shape[0]), self.idle).reshape(-1, *[1] * (stacked.ndim - 1))
-        return reduction_of(op).kept(stacked, jnp.broadcast_to(jnp.asarray(rows), stacked.shape))
-
 
 def _call(kernel: Any, data: Leaf, *args: Nest) -> Any:
     """Runs a jitted kernel; outside a trace, bounds what is in flight on the mesh (its last argument)."""
@@ -309,7 +302,8 @@ def _component(part: Numeric, scalar: bool) -> Any:
 @partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def _reduce_split(data: Leaf, layout: _Layout, op: ReduceOp, axes: Axes, mesh: ReplicaMesh) -> Any:
     reduction = reduction_of(op)
-    stacked = layout.drop_idle(layout.stack(reduction.prepared(data), mesh.size), op)
+    # Idle replicas have run on padding.
+    stacked = reduction.kept_rows(layout.stack(reduction.prepared(data), mesh.size), layout.idle)
     # No collective is written here: axis 0 lies over the devices, and XLA makes the sum along it an all-reduce.
     total = summed(stacked, (0, *(axis + 1 for axis in axes or ())))
     count = layout.divisor(stacked.shape[1:], axes or (), mesh.size)

@@ -17,9 +17,8 @@ from jaxtribute._src.core import settings
 from jaxtribute._src.core.callers import caller
 from jaxtribute._src.core.context import Context, entered
 from jaxtribute._src.core.execution.budgets import Budget, asked_for, checked, within_budget
-from jaxtribute._src.core.execution.nests import flatten, is_array, opened
-from jaxtribute._src.core.execution.overlay import Overlay
-from jaxtribute._src.core.execution.row_gradients import RowsNeeded, differentiate_by_rows
+from jaxtribute._src.core.execution.nests import flatten, is_array, variables_in
+from jaxtribute._src.core.execution.overlay import Overlay, RowsNeeded
 from jaxtribute._src.core.types import Function, K, Nest
 from jaxtribute._src.core.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
@@ -191,8 +190,11 @@ def _differentiated(
                 raise RowsNeeded
             (value, (aux, writes)), grads = gradients(within(loss), list(values))
         except RowsNeeded:
-            rows = differentiate_by_rows(lambda loss, at: gradients(within(loss), at), under, executor, derivable)
-            (value, (aux, writes)), grads = rows
+            from jaxtribute._src.core.execution.row_gradients import differentiate_by_rows
+
+            (value, (aux, writes)), grads = differentiate_by_rows(
+                lambda loss, at: gradients(within(loss), at), under, executor, derivable
+            )
         for variable, new in zip(written, writes, strict=True):
             executor.set(variable, new)
         results: list[Any] = []
@@ -249,10 +251,9 @@ def grad(fn: Function, variables: Any, *, has_aux: bool = False, memory: Budget 
     return gradients
 
 
-def _checked(variables: Any) -> tuple[list[Variable], Any]:
+def _checked(variables: Any) -> tuple[Sequence[Variable], Any]:
     """The variables of a nest, and its structure."""
-    contexts.announce()
-    leaves, tree = jax.tree.flatten(opened(variables), is_leaf=lambda leaf: isinstance(leaf, Variable))
+    leaves, tree = variables_in(variables)
     if not leaves:
         raise ArgumentError(
             f"variables is {variables!r}, which holds none. HINT: a Keras model has none before it is built: begin it "

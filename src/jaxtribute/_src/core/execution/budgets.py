@@ -15,14 +15,8 @@ Budget: TypeAlias = int | str | None
 MEMORY = "JAXTRIBUTE_MEMORY"
 
 
-class _Default:
-    """The budget of losses that name none."""
-
-    def __init__(self) -> None:
-        self.asked: Budget = None
-
-
-_default = _Default()
+_default: Budget = None
+"""The budget of losses that name none."""
 
 
 def set_memory_budget(memory: Budget) -> None:
@@ -44,7 +38,8 @@ def set_memory_budget(memory: Budget) -> None:
 
     Source: jaxtribute.
     """
-    _default.asked = checked(memory)
+    global _default
+    _default = checked(memory)
 
 
 def checked(memory: Budget) -> Budget:
@@ -63,7 +58,7 @@ def asked_for(memory: Budget) -> Budget:
     """The budget that holds for a loss: its own, or the default."""
     if memory is not None:
         return memory
-    return _default.asked if _default.asked is not None else checked(os.environ.get(MEMORY) or None)
+    return _default if _default is not None else checked(os.environ.get(MEMORY) or None)
 
 
 def within_budget(loss: Function, memory: Budget = None, *, gathers: bool = False) -> Function:

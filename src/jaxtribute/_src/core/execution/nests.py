@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.tree_util import default_registry
 
+from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.core.values.distributed import PerReplica, ReplicaValues
 from jaxtribute._src.core.values.operators import operand
@@ -60,8 +61,11 @@ def step_of(key: Leaf) -> Leaf:
     return str(key)
 
 
-def opened(nest: Nest) -> Any:
-    """A nest of variables: with those of each model in it in the model's place, and Keras's as what they stand for."""
+def variables_in(nest: Nest) -> tuple[tuple[Any, ...], Any]:
+    """The leaves of a nest of variables, and its structure; other libraries' models are taught about strategies first.
+
+    Parameters of a model stand in the model's place, and a variable of Keras's is what it stands for.
+    """
 
     def parameters(leaf: Leaf) -> Any:
         return getattr(leaf, "__jd_parameters__", leaf)
@@ -69,8 +73,10 @@ def opened(nest: Nest) -> Any:
     def variable(leaf: Leaf) -> Any:
         return getattr(leaf, "__jd_variable__", leaf)
 
+    contexts.announce()
     whole = jax.tree.map(parameters, nest, is_leaf=_is_variable)
-    return jax.tree.map(variable, whole, is_leaf=_is_variable)
+    leaves, tree = jax.tree.flatten(jax.tree.map(variable, whole, is_leaf=_is_variable), is_leaf=_is_variable)
+    return tuple(leaves), tree
 
 
 def _is_variable(leaf: Leaf) -> bool:

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from jaxtribute._src.core.values.mesh import Layout, ReplicaMesh
 
 
+class RowsNeeded(Exception):  # noqa: N818
+    """A function that is being differentiated looks up rows of a variable that it is differentiated by."""
+
+
 class Overlay(InTrace):
     """Gives some variables other values while a function is differentiated, and keeps what it writes.
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxtribute._src.core.execution.nests import at
-from jaxtribute._src.core.execution.overlay import Overlay
+from jaxtribute._src.core.execution.overlay import Overlay, RowsNeeded
 from jaxtribute._src.core.types import Numeric
 from jaxtribute._src.core.values.scatter import IndexedSlices
 from jaxtribute._src.core.values.variable import Variable
@@ -23,10 +23,6 @@ from jaxtribute._src.core.values.variable import Variable
 if TYPE_CHECKING:
     from jaxtribute._src.core.execution.executor import Executor
     from jaxtribute._src.core.execution.standpoints import Derivable
-
-
-class RowsNeeded(Exception):  # noqa: N818
-    """A function that is being differentiated looks up rows of a variable that it is differentiated by."""
 
 
 class Lookups:

@@ -51,9 +51,8 @@ def as_array(leaf: Leaf) -> Any:
         )
     if isinstance(leaf, (jax.Array, np.ndarray)):
         return leaf
-    if is_sparse(leaf):  # its own arrays are as long as there are entries, and cannot be cut by rows
-        return np.asarray(leaf.todense())
-    return np.asarray(leaf)
+    # A sparse matrix's own arrays are as long as there are entries, and cannot be cut by rows.
+    return np.asarray(leaf.todense() if is_sparse(leaf) else leaf)
 
 
 def as_batch(element: Nest) -> Batch:

@@ -160,10 +160,7 @@ class _ForAll(_Adding):
         reduction = reduction_of(self.op or ReduceOp.SUM)
         # Each replica's gradient goes to its own row, so nothing is sent until the cycle ends.
         shape = () if grad.scalar else (grad.data.shape[0] // mesh.size, *grad.data.shape[1:])
-        rows = grad.data.reshape(mesh.size, *shape)
-        if grad.idle:
-            mine = np.isin(np.arange(mesh.size), grad.idle).reshape(-1, *[1] * (rows.ndim - 1))
-            rows = reduction.kept(rows, jnp.broadcast_to(mine, rows.shape))
+        rows = reduction.kept_rows(grad.data.reshape(mesh.size, *shape), grad.idle)
         return reduction.finish(rows, mesh.size - len(grad.idle))
 
     def gradient(self, entry: Sum, array: Numeric) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jax import lax
 
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core import settings
-from jaxtribute._src.core.execution.nests import opened
+from jaxtribute._src.core.execution.nests import variables_in
 from jaxtribute._src.core.execution.worker_programs import compared
 from jaxtribute._src.core.optimizer.accumulation import Accumulation, make_accumulation
 from jaxtribute._src.core.optimizer.call import Call
@@ -109,11 +109,11 @@ class Optimizer:
     ) -> None:
         _check_transform(transform)
         self._transform = transform
-        self._variables, tree = _taken_apart(variables)
+        self._variables, tree = variables_in(variables)
         _check_variables(self._variables)
         self._parameters = Parameters.of(self._variables, tree)
         of_gradients = variables if wrt is None else wrt
-        differentiated, gradients = _taken_apart(of_gradients)
+        differentiated, gradients = variables_in(of_gradients)
         _check_wrt(differentiated, self._variables)
         self._targets = Targets(differentiated, gradients, listed(of_gradients))
         self._strategy: Strategy = self._variables[0].distribute_strategy
@@ -390,13 +390,6 @@ class Optimizer:
             if call.compiled_once:
                 return self._eager_update(grads[: len(wrt)], values, params, call.named(grads, others))
             return jax.jit(update)(grads, values, params)
-
-
-def _taken_apart(variables: Any) -> tuple[tuple[Variable, ...], Any]:
-    """The variables of a nest, and its structure."""
-    contexts.announce()
-    leaves, tree = jax.tree.flatten(opened(variables), is_leaf=lambda leaf: isinstance(leaf, Variable))
-    return tuple(cast("list[Variable]", leaves)), tree
 
 
 def _check_wrt(wrt: Sequence[Any], variables: Sequence[Variable]) -> None:

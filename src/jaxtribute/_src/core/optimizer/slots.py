@@ -51,7 +51,10 @@ class Slots:
 
     def state(self, values: Sequence[Any]) -> Any:
         """The state as Optax has it, of the variables' values."""
-        return self.tree.unflatten([_from_data(*pair) for pair in zip(values, self.keys, strict=True)])
+        leaves: list[Any] = []
+        for value, kind in zip(values, self.keys, strict=True):
+            leaves.append(value if kind is None else jax.random.wrap_key_data(value, impl=kind))
+        return self.tree.unflatten(leaves)
 
     def values_in(self, state: Any) -> list[Any]:
         """The leaves of a state of this structure; of random keys their data.
@@ -73,11 +76,6 @@ class Slots:
 def _data(leaf: Leaf) -> Any:
     """A leaf as a variable can hold it: a random key has no dtype of NumPy's, its data have."""
     return leaf if _key_kind(leaf) is None else jax.random.key_data(leaf)
-
-
-def _from_data(value: Leaf, kind: Any) -> Any:
-    """A leaf again of what a variable holds: the inverse of `_data`."""
-    return value if kind is None else jax.random.wrap_key_data(value, impl=kind)
 
 
 def _key_kind(leaf: Leaf) -> Any:
@@ -118,7 +116,7 @@ def make_slots(
 
     stored = [variable.stored for variable in variables]
     # Traced and not run: how each slot is stored must be known before any takes memory.
-    shapes = jax.eval_shape(lambda stored: _with_key_data(init(stored)), stored)
+    shapes = jax.eval_shape(lambda stored: jax.tree.map(_data, init(stored)), stored)
     with optax_rules():
         belongings = parameters.belongings(shapes, transform.init)
     owners = [leaf.owner for leaf in belongings]
@@ -177,10 +175,6 @@ def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], p
         # A state that is the parameters themselves would share their memory.
         arrays[place] = own(arrays[place], places[place])
     return arrays
-
-
-def _with_key_data(state: Any) -> Any:
-    return jax.tree.unflatten(jax.tree.structure(state), Slots.arrays_of(state))
 
 
 def slot_names(paths: Sequence[Any], owners: Sequence[str | None]) -> list[str]:

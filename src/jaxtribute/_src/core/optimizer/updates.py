@@ -99,10 +99,8 @@ def _equation(eqn: JaxprEqn, arguments: list[Any], handle: Handler) -> Sequence[
     flat = name in _RESHAPING and all(
         not isinstance(argument, Slice) or not argument.cut.axis for argument in arguments
     )
-    if flat and name != "broadcast_in_dim" and eqn.params.get("dimensions") in (None, *_dims(eqn)):
+    if flat and _keeps_elements(eqn, arguments[0].shape):
         return [_reshaped(arguments[0], _shape(eqn))]
-    if flat and name == "broadcast_in_dim" and math.prod(eqn.params["shape"]) == math.prod(arguments[0].shape):
-        return [_reshaped(arguments[0], eqn.params["shape"])]  # new axes of length 1
     inner = called(eqn)
     if inner is not None:
         return evaluate(inner, arguments, handle)
@@ -117,9 +115,12 @@ def _reshaped(piece: Slice, shape: tuple[int, ...]) -> Slice:
     return Slice(piece.data.reshape(cut.piece_shape), cut)
 
 
-def _dims(eqn: JaxprEqn) -> tuple[Any, ...]:
-    """`squeeze` lists the axes that it drops; `reshape` may not permute any."""
-    return (eqn.params.get("dimensions"),) if eqn.primitive.name == "squeeze" else ()
+def _keeps_elements(eqn: JaxprEqn, shape: tuple[int, ...]) -> bool:
+    """True if a change of the shape keeps each element once, in order."""
+    if eqn.primitive.name == "broadcast_in_dim":
+        return math.prod(_shape(eqn)) == math.prod(shape)  # new axes of length 1
+    # `squeeze` lists the axes that it drops; `reshape` may not permute any.
+    return eqn.primitive.name == "squeeze" or eqn.params.get("dimensions") is None
 
 
 def _shape(eqn: JaxprEqn) -> tuple[int, ...]:
@@ -159,9 +160,9 @@ def _reduce(eqn: JaxprEqn, piece: Slice) -> Any:
 def _neutral(name: str, dtype: DType) -> jax.Array:
     if name == "reduce_sum":
         return jnp.zeros((), dtype)
-    info = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype)
     if jnp.issubdtype(dtype, jnp.floating):
         return jnp.asarray(-jnp.inf if name == "reduce_max" else jnp.inf, dtype)
+    info = jnp.iinfo(dtype)
     return jnp.asarray(info.min if name == "reduce_max" else info.max, dtype)
 
 

@@ -19,6 +19,7 @@ from jaxtribute._src.core.execution.function import Function
 from jaxtribute._src.core.execution.nests import ATOMS, map_leaves, reveal
 from jaxtribute._src.core.execution.replica_context import ReplicaContext
 from jaxtribute._src.core.jaxprs.core import is_traced, named_axis
+from jaxtribute._src.core.points import RUNS
 from jaxtribute._src.core.strategies.groups import ProgramLayout
 from jaxtribute._src.core.strategies.older_methods import OlderExtended
 from jaxtribute._src.core.strategies.operations import ExtendedOperations
@@ -145,6 +146,11 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
         """Ids of its variables that lie on no device for good, and that programs have copied to several devices."""
         return set()
 
+    @cached_property
+    def _looks(self) -> tuple[Callable[..., Callable[[], None]], ...]:
+        """Functions that look at what replicas will run; asked for once, as every eager step calls them."""
+        return RUNS.entries()
+
     def layout_of(self, variable: Variable) -> Layout:
         """The layout of a new variable that says none itself; the empty one leaves it whole in each replica."""
         if self._layouts is None or not self.mesh.group:
@@ -202,15 +208,17 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
                 self.mesh.check_whole(leaf.shape, where)
         if isinstance(fn, Function) and not executor.traced:
             return fn.run_on(self.strategy)(*args, **kwargs)
-        # Imported where they are used: many programs need one of them or none, and starts should be quick.
-        from jaxtribute._src.core.execution.outside import watched
-
-        with watched(fn, (args, kwargs), self.mesh.size):
-            if not executor.traced:
-                return self.run_eagerly(fn, args, kwargs)
+        looks_again = [look(fn, (args, kwargs), self.mesh.size) for look in self._looks]
+        if not executor.traced:
+            results = self.run_eagerly(fn, args, kwargs)
+        else:
+            # Imported where it is used: many programs need none of it, and starts should be quick.
             from jaxtribute._src.core.execution import compiled
 
-            return compiled.run(self.strategy, self.mesh, fn, args, kwargs, executor)
+            results = compiled.run(self.strategy, self.mesh, fn, args, kwargs, executor)
+        for look_again in looks_again:
+            look_again()
+        return results
 
     def run_eagerly(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Calls `fn` on each replica if no program is traced."""

@@ -330,8 +330,6 @@ _TO_ONE_DEVICE = ReductionToOneDevice()
 
 def _whole(value: Numeric) -> Any:
     """The array of a value that is the same on all replicas, or this one's component."""
-    if isinstance(value, Mirrored):
-        return value.data
-    if isinstance(value, LocalPerReplica):
+    if isinstance(value, (Mirrored, LocalPerReplica)):
         return value.data
     return value.values[0] if isinstance(value, PerReplica) else value

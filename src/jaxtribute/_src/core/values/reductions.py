@@ -7,9 +7,11 @@ nowhere else. Whoever reduces asks for `reduction_of(op)`, which refuses an oper
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxtribute._src.core.types import Numeric
 from jaxtribute._src.core.values.numbers import widened
@@ -52,6 +54,13 @@ class Reduction(ABC):
         It is its own transpose: the cotangents of what a replica did not contribute are left out alike.
         """
         return jnp.where(self.dropped(value, is_idle), jnp.zeros_like(value), value)
+
+    def kept_rows(self, rows: Numeric, idle: Sequence[int]) -> Any:
+        """Returns the contributions of all replicas, of which `idle` are idle: a row for each."""
+        if not idle:
+            return rows
+        mine = np.isin(np.arange(rows.shape[0]), idle).reshape(-1, *[1] * (rows.ndim - 1))
+        return self.kept(rows, jnp.broadcast_to(jnp.asarray(mine), rows.shape))
 
 
 class Sum(Reduction):

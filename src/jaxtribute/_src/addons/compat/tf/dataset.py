@@ -13,9 +13,9 @@ import numpy as np
 
 from jaxtribute import AutoShardPolicy
 from jaxtribute._src.addons.compat.tf import iterators
+from jaxtribute._src.addons.compat.tf.conversion import as_tensor
 from jaxtribute._src.addons.compat.tf.pipelines import GrainStream, Indexed, Pipeline, Streamed
 from jaxtribute._src.addons.compat.tf.specs import TensorSpec
-from jaxtribute._src.addons.compat.tf.tensors import as_tensor
 from jaxtribute._src.addons.compat.tf.transformations import Transformations, to_host
 from jaxtribute.errors import ArgumentError, InputError
 from jaxtribute.extending import IterableSource, MapSource, Source

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxtribute._src.addons.compat.tf.conversion import TensorLike, host_array
 from jaxtribute._src.addons.compat.tf.specs import as_dtype
-from jaxtribute._src.addons.compat.tf.tensors import TensorLike, host_array
 from jaxtribute.errors import ArgumentError, InputError, MissingLibraryError
 from jaxtribute.typing import DType
 

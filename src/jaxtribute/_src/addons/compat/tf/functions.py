@@ -17,8 +17,8 @@ import numpy as np
 
 import jaxtribute as jd
 from jaxtribute import DistributedDataset
+from jaxtribute._src.addons.compat.tf.conversion import as_tensor
 from jaxtribute._src.addons.compat.tf.dataset import Dataset
-from jaxtribute._src.addons.compat.tf.tensors import as_tensor
 from jaxtribute.extending import Context, Eager, Function, Nests, Tracer, operand, resolve_device
 from jaxtribute.typing import Array, ArrayLike, Device, Leaf, Nest
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtribute._src.addons.compat.tf.conversion import ShapeLike, TensorLike, as_tensor
 from jaxtribute._src.addons.compat.tf.random import host_generator
-from jaxtribute._src.addons.compat.tf.tensors import ShapeLike, TensorLike, as_tensor
 from jaxtribute.errors import ArgumentError
 from jaxtribute.typing import DType
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtribute._src.addons.compat.tf.conversion import Axis, TensorLike, as_tensor, number_or_tensor
 from jaxtribute._src.addons.compat.tf.symbolic import allow_in_models
-from jaxtribute._src.addons.compat.tf.tensors import Axis, TensorLike, as_tensor, number_or_tensor
 from jaxtribute.typing import Array, DType, Leaf
 
 __all__ = [

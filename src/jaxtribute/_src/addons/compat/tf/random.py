@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute import Strategy, Variable, get_replica_context, get_strategy
-from jaxtribute._src.addons.compat.tf.tensors import ShapeLike, TensorLike, as_shape
+from jaxtribute._src.addons.compat.tf.conversion import ShapeLike, TensorLike, as_shape
 from jaxtribute.errors import TraceError
 from jaxtribute.extending import Context
 from jaxtribute.typing import DType

@@ -15,10 +15,10 @@ from typing import Any, Literal, SupportsIndex
 import grain
 import numpy as np
 
+from jaxtribute._src.addons.compat.tf.conversion import TensorLike
 from jaxtribute._src.addons.compat.tf.dataset import Dataset
 from jaxtribute._src.addons.compat.tf.examples import check_compression
 from jaxtribute._src.addons.compat.tf.pipelines import Indexed
-from jaxtribute._src.addons.compat.tf.tensors import TensorLike
 from jaxtribute._src.addons.sources.file_records import FileRecords, Places, TextLineSource
 from jaxtribute.errors import InputError
 

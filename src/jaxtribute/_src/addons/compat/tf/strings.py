@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute._src.addons.compat.tf.tensors import TensorLike, as_tensor, host_array
+from jaxtribute._src.addons.compat.tf.conversion import TensorLike, as_tensor, host_array
 from jaxtribute.errors import ArgumentTypeError
 from jaxtribute.typing import DType
 

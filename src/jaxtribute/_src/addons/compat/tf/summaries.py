@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute._src.addons.compat.tf.tensors import TensorLike, as_tensor
+from jaxtribute._src.addons.compat.tf.conversion import TensorLike, as_tensor
 from jaxtribute.errors import ArgumentError, TraceError
 from jaxtribute.extending import Context
 from jaxtribute.summary import Writer

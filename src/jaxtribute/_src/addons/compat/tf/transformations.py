@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from jaxtribute._src.addons.compat.tf.conversion import host_array
 from jaxtribute._src.addons.compat.tf.pipelines import Pipeline, Streamed, take_turns
 from jaxtribute._src.addons.compat.tf.random import data_seed
-from jaxtribute._src.addons.compat.tf.tensors import host_array
 from jaxtribute.errors import ArgumentError
 from jaxtribute.typing import Leaf, Nest
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from jaxtribute import Variable as JdVariable
 from jaxtribute import VariableAggregation, VariableSynchronization
+from jaxtribute._src.addons.compat.tf.conversion import ShapeLike, TensorLike, as_tensor
 from jaxtribute._src.addons.compat.tf.naming import created, scoped
 from jaxtribute._src.addons.compat.tf.specs import TensorShape
-from jaxtribute._src.addons.compat.tf.tensors import ShapeLike, TensorLike, as_tensor
 from jaxtribute.errors import ArgumentError
 from jaxtribute.extending import ArrayOperators
 from jaxtribute.typing import DType, Leaf

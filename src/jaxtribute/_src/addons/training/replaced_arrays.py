@@ -1,10 +1,9 @@
-"""Arrays that users keep beside variables, in attributes, dictionaries, lists and names, and that replicas replace."""
+"""Warns of arrays that replicas replace: those that users keep in attributes, dictionaries, lists and names."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from types import CellType, FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -12,15 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxtribute._src.core.callers import is_of_user
-from jaxtribute._src.core.execution.nests import is_whole
-from jaxtribute._src.core.jaxprs.core import Tracer
-from jaxtribute._src.core.types import Function, Leaf, Nest
+from jaxtribute.extending import Callers, Nests, Tracer, points
+from jaxtribute.typing import Function, Leaf, Nest
 
 _DEPTH = 4
 _LOOKS = 200
 """Number of objects that are looked at: each eager step pays for it."""
-_is_of_user = lru_cache(maxsize=1024)(is_of_user)
+_is_of_user = lru_cache(maxsize=1024)(Callers.is_of_user)
 
 
 class _Place(NamedTuple):
@@ -40,17 +37,21 @@ class _Place(NamedTuple):
         return self.container[self.key] if self.key < len(self.container) else None
 
 
-@contextmanager
-def watched(fn: Function, nest: Nest, replicas: int) -> Generator[None]:
-    """Warns of arrays that `fn` can reach, and that were replaced when its replicas have run.
+def look(fn: Function, nest: Nest, replicas: int) -> Callable[[], None]:
+    """Looks at the arrays that a replica function can reach.
 
     Args:
       fn: the replica function.
       nest: its arguments.
       replicas: the number of replicas.
+
+    Returns:
+      A function to be called when the replicas have run: it warns of the arrays that were replaced.
     """
-    places = list(_places(fn, nest))
-    yield
+    return partial(_warn, list(_places(fn, nest)), replicas)
+
+
+def _warn(places: list[_Place], replicas: int) -> None:
     for place in places:
         value = place.now()
         if value is place.value or not isinstance(value, jax.Array | np.ndarray):
@@ -70,7 +71,9 @@ def watched(fn: Function, nest: Nest, replicas: int) -> Generator[None]:
 
 def _places(fn: Function, nest: Nest) -> Iterator[_Place]:
     """The places with arrays, in what the function closes over, in its globals, its object and its arguments."""
-    leaves = jax.tree.leaves(nest, is_leaf=is_whole)  # a variable is looked at in no way: its value may be no one array
+    leaves = jax.tree.leaves(
+        nest, is_leaf=Nests.is_whole
+    )  # a variable is looked at in no way: its value may be no one array
     pending: list[tuple[Any, str, int]] = [(leaf, type(leaf).__name__, _DEPTH) for leaf in leaves if _opens(type(leaf))]
     pending.append((fn, "", _DEPTH))
     seen = set[int]()
@@ -130,3 +133,6 @@ def _names(fn: FunctionType) -> Iterator[_Place]:
     for name in fn.__code__.co_names:
         if name in fn.__globals__:
             yield _Place(fn.__globals__, name, name, fn.__globals__[name])
+
+
+points.RUNS.register(look)
