@@ -104,6 +104,55 @@ def test_a_signal_is_handed_on() -> None:
         assert (outcome.kind, outcome.code) == (Kind.STOPPED, code)
 
 
+ANSWERS = "trap 'echo rest of JAX; {}' TERM; echo ready; while :; do sleep 0.05; done"
+ABORTS = ANSWERS.format("kill -ABRT $$")
+"""A rank that listens for SIGTERM, and then loses the coordinator."""
+
+
+@pytest.mark.parametrize(
+    ("scripts", "code", "words", "shown"),
+    [
+        (["echo ready; sleep 600", ABORTS], 75, "as rank 0 did not listen for it, or was still", b""),
+        ([ANSWERS.format("exit 70"), "echo ready; sleep 600"], 75, "as rank 1 did not listen", b""),
+        (["echo ready; sleep 600"] * 2, 75, "as no rank listened for it: all were still starting", b""),
+        ([ANSWERS.format("exit 0"), "echo ready; sleep 600"], 75, "no rank has said", b"rest of JAX\n"),
+        ([ANSWERS.format("exit 1"), "echo ready; sleep 600"], 143, "", b"rest of JAX\n"),
+        # Nobody else's end can be the reason.
+        ([ABORTS, "echo ready; sleep 600"], 143, "", b"rest of JAX\n"),
+    ],
+)
+def test_what_follows_from_a_rank_that_is_still_starting_is_no_failure(
+    scripts: list[str], code: int, words: str, shown: bytes, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """SIGTERM ends a rank that does not listen for it yet, and JAX then aborts those that have met it."""
+    ranks = Ranks(*scripts)
+
+    def forward(attempt: Attempt) -> None:
+        for output in ranks.outputs:
+            output.shown = True
+        attempt.forward(Signal.SIGTERM)
+
+    outcome = ranks.run(forward)
+    assert (outcome.kind, outcome.code) == (Kind.STOPPED, code)
+    assert words in outcome.words
+    assert capfdbinary.readouterr().out == shown
+
+
+def test_what_ranks_say_while_they_save_is_shown(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    script = "trap 'echo saving; sleep 2; exit 75' TERM; echo ready; while :; do sleep 0.05; done"
+    ranks = Ranks(script)
+    seen: list[bytes] = []
+
+    def forward(attempt: Attempt) -> None:
+        ranks.outputs[0].shown = True
+        attempt.forward(Signal.SIGTERM)
+        asyncio.get_running_loop().call_later(1.6, lambda: seen.append(capfdbinary.readouterr().out))
+
+    assert ranks.run(forward).code == 75
+    # While it saves, and not only once all have ended.
+    assert seen == [b"saving\n"]
+
+
 def test_a_rank_that_the_others_have_lost_is_named() -> None:
     told = "jaxtribute: worker 0 (a:1) ends, since worker 1 (a:2) was lost: no pulse for 3 s, as worker 0 (a:1) noticed"
     outcome = Ranks(f"echo '{told}'; echo gloo; exit 70", "sleep 600").run()

@@ -157,6 +157,29 @@ def test_a_signal_ends_the_job_whatever_restarts_are_left() -> None:
     assert len(starts()) == 2
 
 
+@pytest.mark.slow
+def test_a_coordinator_that_goes_while_it_starts_takes_the_others_along_and_the_job_may_start_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """SIGTERM comes to machine 0 alone, whose rank 0 does not listen yet; JAX aborts the ranks of both machines."""
+    script = """
+        test "$index" = 0 && exec sleep 600
+        trap 'sleep 1; kill -ABRT $$' TERM
+        test "$index" = 2 && { until test -e gone; do sleep 0.02; done; kill -ABRT $$; }
+        while :; do sleep 0.02; done
+    """
+    first, second = machines(script)
+
+    async def preempt() -> None:
+        await until(started(restart=0, ranks=3))
+        await asyncio.sleep(0.5)  # until the traps are there
+        first.forward(Signal.SIGTERM)
+        Path("gone").touch()
+
+    assert go(first.run(), second.run(), preempt()) == [75, 75, None]
+    assert "as rank 0 did not listen for it, or was still starting. It may be" in capsys.readouterr().err
+
+
 def machines(script: str, **more: Any) -> tuple[Leader, Follower]:
     address = coordinator()
     shared = {"nodes": 2, "coordinator": address, **more}

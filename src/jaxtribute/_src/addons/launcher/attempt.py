@@ -15,7 +15,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Self
 
-from jaxtribute._src.addons.launcher.escalation import Escalation, Signal, stopped_code
+from jaxtribute._src.addons.launcher.escalation import ABORTED, NOT_HEARD, Escalation, Signal, stopped_code
 from jaxtribute._src.addons.launcher.family import Family, Process
 from jaxtribute._src.addons.launcher.output import OutputReader, RankOutput, copy_size
 from jaxtribute._src.addons.launcher.terminal import say
@@ -83,6 +83,8 @@ def in_words(returncode: int) -> str:
 _LOST = re.compile(r"worker (\d+) \([^()]*\) was lost")
 CAUSE_S = 3.0
 """Seconds that the rank that caused a failure may take to end once another has ended because of it."""
+HOLD_S = 1.0
+"""Seconds after SIGTERM in which nothing is shown, as a rank may not listen for it and take others along."""
 DRAIN_S = 1.0
 """Seconds without any output after which it is not waited for that processes close it which outlive their rank."""
 
@@ -132,8 +134,9 @@ class Attempt:
                 family.close()
                 for reader in self._readers:
                     await reader.finish(DRAIN_S)
-                for program in self._programs.values():
+                for rank, program in self._programs.items():
                     program.output.close()
+                    program.output.release(dropped=self._only_follows(rank))
         return self._judge()
 
     def stop(self) -> None:
@@ -143,6 +146,10 @@ class Attempt:
 
     def forward(self, number: Signal) -> None:
         """Hands a signal on; see `Escalation.forward`."""
+        if number is Signal.SIGTERM:
+            for program in self._programs.values():
+                program.output.hold()
+            asyncio.get_running_loop().call_later(HOLD_S, self._show)
         self._signals.forward(number)
 
     def resize(self) -> None:
@@ -168,6 +175,24 @@ class Attempt:
             # `done` has no order: of ranks that have ended together the lowest comes first.
             for future in [one for one in waiting if one in done]:
                 self._ended(waiting.pop(future), future.result())
+
+    @property
+    def _not_heard(self) -> bool:
+        """True if a rank has ended because it does not listen for SIGTERM, which the launcher has handed on."""
+        return self._signals.asked is Signal.SIGTERM and any(end.code in NOT_HEARD for end in self._ends)
+
+    def _show(self) -> None:
+        """Shows what the ranks have said since SIGTERM, unless one did not listen for it: the others then fail."""
+        if not self._not_heard:
+            for program in self._programs.values():
+                program.output.release()
+
+    def _only_follows(self, rank: int) -> bool:
+        """True if a rank has failed only because another did not listen for SIGTERM, on this machine or another."""
+        code = next((end.code for end in self._ends if end.rank == rank), 0)
+        if self._signals.asked is Signal.SIGTERM and rank > 0 and code in ABORTED:
+            return True
+        return self._not_heard and code == ExitCode.ELSEWHERE
 
     def _ended(self, rank: int, code: int) -> None:
         # A signal that the launcher has not sent is somebody else's, such as the kernel's where memory ran out.
@@ -199,7 +224,7 @@ class Attempt:
             [end for end in own if end.code != ExitCode.RESUME], key=lambda end: end.code == ExitCode.ELSEWHERE
         )
         if self._signals.asked is not None and (bad or self._signals.asked is Signal.SIGINT):
-            return stopped(self._signals.asked, [end.code for end in bad], saved=ExitCode.RESUME in codes)
+            return stopped(self._signals.asked, {end.rank: end.code for end in self._ends})
         if causes and causes[0].code == ExitCode.ELSEWHERE:
             return self._failure_elsewhere(causes[0].rank, killed)
         if causes:
@@ -218,17 +243,29 @@ class Attempt:
         return replace(told, rank=lost, words=f"was lost, as rank {rank} says: it gave no sign of life", traceback="")
 
 
-def stopped(asked: Signal, codes: Sequence[int], *, saved: bool) -> Outcome:
+def stopped(asked: Signal, ends: Mapping[int, int]) -> Outcome:
     """Outcome of processes that a signal to the launcher has ended.
 
     Args:
       asked: the signal.
-      codes: their return codes; see `stopped_code`.
-      saved: whether one has saved, and asks to be started again.
+      ends: return codes by rank; one may say that its rank has saved, and asks to be started again.
     """
-    if saved:
+    if ExitCode.RESUME in ends.values():
         return Outcome(Kind.PREEMPTED, ExitCode.RESUME)
-    return Outcome(Kind.STOPPED, stopped_code(asked, codes))
+    code = stopped_code(asked, ends)
+    if code != ExitCode.RESUME:
+        return Outcome(Kind.STOPPED, code)
+    deaf = sorted([rank for rank, end in ends.items() if end in NOT_HEARD])
+    words = "SIGTERM came, and no rank has said by exit code 75 that it has saved"
+    if deaf and len(deaf) == len(ends):
+        words = (
+            "nothing was saved at SIGTERM, as no rank listened for it: all were still starting, or have no "
+            "jd.experimental.PreemptionCheckpointHandler"
+        )
+    elif deaf and 0 not in ends.values():  # one that ends well may have saved in its own way
+        names = f"rank{'s' if len(deaf) > 1 else ''} {', '.join(map(str, deaf))}"
+        words = f"nothing was saved at SIGTERM, as {names} did not listen for it, or was still starting"
+    return Outcome(Kind.STOPPED, code, words=words)
 
 
 SAME = 3

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from jaxtribute._src.addons.launcher.family import Family
 from jaxtribute.extending import ExitCode
@@ -13,21 +14,25 @@ from jaxtribute.extending import ExitCode
 Signal = signal.Signals
 
 
-_BY_SIGTERM = (0, -Signal.SIGTERM, -Signal.SIGKILL, 128 + Signal.SIGTERM, 128 + Signal.SIGKILL, ExitCode.ELSEWHERE)
+NOT_HEARD = (-Signal.SIGTERM, 128 + Signal.SIGTERM)
+"""Ends of a process that does not listen for SIGTERM; the second is that of a shell around it."""
+ABORTED = (-Signal.SIGABRT, 128 + Signal.SIGABRT)
+"""Ends of a process that JAX aborts, as the coordinator, rank 0, has gone before it."""
+_BY_SIGTERM = (0, *NOT_HEARD, -Signal.SIGKILL, 128 + Signal.SIGKILL, ExitCode.ELSEWHERE)
 """Ends that SIGTERM brings about, in a process itself or in others that it has met."""
 
 
-def stopped_code(asked: Signal, codes: Iterable[int] = ()) -> int:
+def stopped_code(asked: Signal, ends: Mapping[int, int] = MappingProxyType({})) -> int:
     """Exit code of a job that a signal has ended before it had saved.
 
     After SIGTERM that is the one which asks for another start: whoever takes the machine away gives another one.
 
     Args:
       asked: the signal.
-      codes: return codes of its processes: one that answers SIGTERM with an error of its own asks for nothing.
+      ends: return codes by rank: one that answers SIGTERM with an error of its own asks for nothing.
     """
-    again = asked is Signal.SIGTERM and all(code in _BY_SIGTERM for code in codes)
-    return int(ExitCode.RESUME) if again else 128 + asked
+    again = all(code in _BY_SIGTERM or (rank > 0 and code in ABORTED) for rank, code in ends.items())
+    return int(ExitCode.RESUME) if asked is Signal.SIGTERM and again else 128 + asked
 
 
 class Escalation:

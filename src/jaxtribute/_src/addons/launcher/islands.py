@@ -217,9 +217,9 @@ class IslandsLauncher:
     def _judged(self) -> Outcome:
         asked = self._signals.asked
         # Islands that were lost before the signal, and that the others have gone on without, say nothing of it.
-        ended = [outcome.code for outcome in self._lost.values() if outcome.kind is Kind.STOPPED]
+        ended = {rank: outcome.code for rank, outcome in self._lost.items() if outcome.kind is Kind.STOPPED}
         if asked is not None and (ended or asked is Signal.SIGINT):
-            return stopped(asked, ended, saved=ExitCode.RESUME in ended)
+            return stopped(asked, ended | dict.fromkeys(self._done, 0))
         if self._cause is not None:
             return self._cause
         return Outcome(Kind.DONE) if self._done or self._late else worst(list(self._lost.values()))

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from jaxtribute._src.addons.launcher.attempt import CAUSE_S, Kind, Outcome, Repetition
 from jaxtribute._src.addons.launcher.certificates import open_to_others
-from jaxtribute._src.addons.launcher.escalation import Signal, stopped_code
+from jaxtribute._src.addons.launcher.escalation import ABORTED, Signal, stopped_code
 from jaxtribute._src.addons.launcher.node import LOOPBACK, LocalNode, Start
 from jaxtribute._src.addons.launcher.options import Options
 from jaxtribute._src.addons.launcher.remote import Meeting, RemoteNode
@@ -196,8 +196,8 @@ class Leader:
             with Kinds.ATTEMPT.during(self, str(restart), len(everyone), len(nodes)) as attempt:
                 found = await self._outcomes(tasks)
                 outcome = worst(found)
-                if self._asked is Signal.SIGTERM and outcome.code == ExitCode.ELSEWHERE:
-                    # Other machines have only seen that the ranks of this one end.
+                if self._asked is Signal.SIGTERM and outcome.code in (ExitCode.ELSEWHERE, *ABORTED):
+                    # Other machines have only seen that the ranks of this one end, the coordinator among them.
                     outcome = next((one for one in found if one.code == ExitCode.RESUME), outcome)
                 attempt.result = outcome
             return outcome
@@ -267,8 +267,8 @@ def report(outcome: Outcome, options: Options, *, shown: bool) -> None:
     """Says why the job ended. A traceback that this terminal has shown is not shown again."""
     who = "the job" if outcome.rank is None else f"rank {outcome.rank}"
     if outcome.kind is Kind.STOPPED:
-        saved = " before it had saved, and may be started again" if outcome.code == ExitCode.RESUME else ""
-        say(f"the job was stopped{saved} (exit code {outcome.code})")
+        why = f": {outcome.words}. It may be started again" if outcome.words else ""
+        say(f"the job was stopped{why} (exit code {outcome.code})")
         return
     if outcome.traceback and not shown:
         say(f"the traceback of {who}:\n{outcome.traceback}")

@@ -163,8 +163,26 @@ class RankOutput:
         self._rest_bytes = 0
         self._begun = b""
         """The part of that line that is shown."""
+        self._held: deque[tuple[bytes | None, bytes]] | None = None
+        """What is kept from the terminal until it is known whether it tells anything; None if nothing is."""
+        self._gate = threading.Lock()
         self._closed = False
         self._lock = threading.Lock()
+
+    def hold(self) -> None:
+        """Keeps from the terminal what comes from now on, though not from the log file, until `release`."""
+        with self._gate:
+            if self._held is None:
+                self._held = deque(maxlen=KEPT_LINES)
+
+    def release(self, *, dropped: bool = False) -> None:
+        """Shows what was kept from the terminal, unless it is dropped, and whatever comes after it."""
+        # What comes meanwhile waits at the gate, so that it is shown after this.
+        with self._gate:
+            held, self._held = self._held, None
+            if not dropped:
+                for prefix, data in held or ():
+                    write(prefix, data)
 
     def feed(self, data: bytes) -> None:
         """Takes what was read; of nothing, shows the line that has not ended as far as it is there."""
@@ -176,7 +194,7 @@ class RankOutput:
                 return
             self._write_log(data)
             if self._prefix is None and self.shown:
-                write(None, _quiet(data))
+                self._show(None, _quiet(data))
             if len(data) > _KEPT_BYTES and (self._prefix is None or not self.shown):
                 data = data[-_KEPT_BYTES:]  # nobody sees more of it
                 self._rest, self._rest_bytes = [], 0
@@ -237,6 +255,14 @@ class RankOutput:
         """The lines of Gloo's that were left out, which tell whom a rank reached that has failed."""
         return b"".join(self._noise).decode(errors="replace").rstrip()
 
+    def _show(self, prefix: bytes | None, data: bytes) -> None:
+        with self._gate:
+            if self._held is not None:
+                self._held.append((prefix, data))
+                return
+        # Without the gate: a reader who is slow must hold up nobody who wants to hold the output.
+        write(prefix, data)
+
     def _write_log(self, data: bytes) -> None:
         # At once, for whoever follows the file, and for what is left of a launcher that is killed.
         try:
@@ -270,7 +296,7 @@ class RankOutput:
         """Shows what there is of the line that has not ended."""
         line = b"".join(self._rest)
         if line and self._prefix is not None and self.shown:
-            write(self._prefix, self._going_on(line))
+            self._show(self._prefix, self._going_on(line))
             self._rest, self._begun = [line], line
 
     def _going_on(self, line: bytes) -> bytes:
@@ -303,7 +329,7 @@ class RankOutput:
             # The terminal puts the first line's prefix.
             text = lines.replace(b"\n", b"\n" + self._prefix)
             if shown := self._going_on(text.removesuffix(self._prefix) if lines.endswith(b"\n") else text):
-                write(self._prefix, shown)
+                self._show(self._prefix, shown)
         self._begun = b""
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from jaxtribute._src.addons.launcher.attempt import Outcome
 from jaxtribute._src.addons.live.files import JOB, Lines
+from jaxtribute._src.addons.live.holding import hold
 from jaxtribute.errors import ConfigError
 from jaxtribute.experimental import Event, Observer, observe
 from jaxtribute.extending import Kinds
@@ -30,11 +31,12 @@ class JobRecorder(Observer):
       command: the program of every rank with its arguments.
 
     Raises:
-      ConfigError: the folder cannot be written to.
+      ConfigError: the folder cannot be written to, or another job is recorded there.
     """
 
     def __init__(self, directory: Path, command: Sequence[str]) -> None:
         try:
+            self._owner = hold(directory)
             self._lines = Lines(directory / JOB)
         except OSError as error:
             raise ConfigError(
@@ -63,9 +65,10 @@ class JobRecorder(Observer):
         self._write("island end", asdict(outcome) | {"again": again})
 
     def close(self, code: int | None) -> None:
-        """Notes that the job is over, with its exit code, and closes the file."""
+        """Notes that the job is over, with its exit code, and closes the file; other jobs may use the folder then."""
         self._write("over", {"code": code})
         self._lines.close()
+        self._owner.release()
 
     def run(self, launch: Callable[[], int]) -> int:
         """Calls `launch` under this observer's eyes, and returns its exit code."""

@@ -6,14 +6,17 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxtribute._src.addons.launcher.environment import RUN, holds_a_place, rank_of_this_process
+from jaxtribute._src.addons.launcher.environment import LAUNCHER, RUN, holds_a_place, rank_of_this_process
 from jaxtribute._src.addons.live.files import ROLES
 from jaxtribute.errors import ConfigError
 from jaxtribute.extending import Kinds, shown, whole_number
 
 if TYPE_CHECKING:
     from jaxtribute._src.addons.live.recorder import Recorder
+    from jaxtribute.extending import Owner
 
+_held: list[Owner] = []
+"""The folder of this process's run, until the process ends."""
 _TASK = "JAXTRIBUTE_RUN_TASK"
 """Set by the coordinator of parameter servers for the processes of its tasks: `ps 0`, `worker 0`, and so on."""
 
@@ -22,13 +25,14 @@ def record_run(directory: str | os.PathLike[str]) -> None:
     """Records what this process does into the folder of a run, for `jaxtribute top` and `jaxtribute serve`.
 
     Every worker of a job calls it with the same folder, before it trains; `jaxtribute launch --run` and the environment
-    variable `JAXTRIBUTE_RUN` do the same. Records of a run that is started again are added to those that are there.
+    variable `JAXTRIBUTE_RUN` do the same. Records of a run that is started again are added to those that are there;
+    two jobs never record into one folder at a time.
 
     Args:
       directory: the folder, made if need be; for several machines one that all of them see.
 
     Raises:
-      ConfigError: this process is recorded already, or the folder cannot be written to.
+      ConfigError: this process is recorded already, another job is recorded in the folder, or it cannot be written to.
     """
     start_recording(directory, rank_of_this_process(), "worker")
 
@@ -42,9 +46,10 @@ def start_recording(directory: str | os.PathLike[str], rank: int, role: str) -> 
       role: what it is in the run.
 
     Raises:
-      ConfigError: this process is recorded already, or the folder cannot be written to.
+      ConfigError: likewise.
     """
     # Most programs record nothing, and load none of it.
+    from jaxtribute._src.addons.live.holding import hold
     from jaxtribute._src.addons.live.noted import Noted
     from jaxtribute._src.addons.live.recorder import Recorder
 
@@ -54,6 +59,9 @@ def start_recording(directory: str | os.PathLike[str], rank: int, role: str) -> 
             f"jd.config.record_run once, and not where the launcher's --run or {RUN} does it."
         )
     try:
+        # Where a launcher has started this process, it is the launcher that holds the folder.
+        if rank == 0 and role == "worker" and os.environ.get(LAUNCHER) != "1":
+            _held.append(hold(Path(directory)))
         recorder = Recorder(Path(directory), rank, role)
     except OSError as error:
         raise ConfigError(

@@ -1,5 +1,7 @@
 """One job at a time saves under a name in a folder: two would mix their files, and resume from each other's.
 
+Other files of a job, such as the records of a run, are owned in the same way.
+
 The job's first process has a file `.NAME.owner` there, with the host and the process, and touches it every few seconds:
 this works on every file system, over the network too. The file of a process that is gone is taken over, at once on the
 same machine; from another machine only once it has not been touched for a minute, by the file system's own clock.
@@ -18,13 +20,15 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from jaxtribute._src.core.checkpoint.files import not_read
 from jaxtribute._src.core.folders import machine_name
 from jaxtribute._src.core.reading import passing, patiently
-from jaxtribute.errors import CheckpointError
+from jaxtribute.errors import CheckpointError, JaxtributeError
 
 _TOUCHED_EVERY_S = 10.0
 _STALE_S = 60.0
@@ -91,6 +95,8 @@ class ProcessIdentity:
 
 
 _NOBODY = ProcessIdentity("", 0, "", "", "")
+Refusal: TypeAlias = Callable[[ProcessIdentity, Path], JaxtributeError]
+"""Makes the error for a file that another living process has."""
 
 
 class Seat:
@@ -102,10 +108,12 @@ class Seat:
 
     Args:
       file: the file that says which process it is.
+      refusal: the error for a file that another living process has.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, refusal: Refusal) -> None:
         self.file = file
+        self._refusal = refusal
         self.saving = threading.Lock()
         self._users = 0
         self._stop: threading.Event | None = None
@@ -172,7 +180,7 @@ class Seat:
         while not own.same(_parsed(self.file)):
             if _created(self.file, own):
                 break
-            other = _await_end(self.file, own)
+            other = _await_end(self.file, own, self._refusal)
             if other is not None and not own.same(other):
                 _remove(self.file, other)
         if self._stop is None:
@@ -195,11 +203,14 @@ class Owner:
       directory: the folder.
       name: what the checkpoints' names start with.
       checkpoint: what a manager saves; None for a single save, which never takes over.
+      refusal: makes the error for a folder and name that another process has, of that process and its file.
     """
 
-    def __init__(self, directory: Path, name: str, checkpoint: object | None = None) -> None:
+    def __init__(
+        self, directory: Path, name: str, checkpoint: object | None = None, refusal: Refusal | None = None
+    ) -> None:
         self._directory, self._name = directory, name
-        self._checkpoint = checkpoint
+        self._checkpoint, self._refusal = checkpoint, refusal or _saves_there
         self._manager = next(_managers)
         self._seat: Seat | None = None
         self._closing: weakref.finalize[..., Owner] | None = None
@@ -209,7 +220,7 @@ class Owner:
         """The seat that it shares with other objects of this process, by whatever path they name the folder."""
         file = Path(os.path.realpath(self._directory)) / f".{self._name}.owner"
         seat = _seats.get(file)
-        return seat if seat is not None else _seats.setdefault(file, Seat(file))
+        return seat if seat is not None else _seats.setdefault(file, Seat(file, self._refusal))
 
     def claim(self) -> None:
         """Makes this process the owner; waits if it is not known yet whether another one still is.
@@ -283,13 +294,21 @@ def _created(file: Path, own: ProcessIdentity) -> bool:
     return True
 
 
-def _await_end(file: Path, own: ProcessIdentity) -> ProcessIdentity | None:
+def _saves_there(other: ProcessIdentity, file: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{other} saves under the same name in the same folder; it holds {file}. Two jobs would write into each "
+        "other's checkpoints, and resume from them. HINT: end the other job, or give each a directory or a "
+        "checkpoint_name of its own; to read only, call jd.latest_checkpoint and Checkpoint.restore."
+    )
+
+
+def _await_end(file: Path, own: ProcessIdentity, refusal: Refusal) -> ProcessIdentity | None:
     """Waits until the process that a file names is known to have ended, and returns it; None if the file is gone.
 
     A file that says nothing, of a process that is just writing it or of a disk that was full, is waited for likewise.
 
     Raises:
-      CheckpointError: the process is alive.
+      JaxtributeError: the process is alive; what `refusal` makes.
     """
     first: int | None = None
     deadline = time.monotonic() + _GRACE_S
@@ -307,12 +326,8 @@ def _await_end(file: Path, own: ProcessIdentity) -> ProcessIdentity | None:
         # Another machine's process cannot be looked at, only its file: touched while this one waits, it is alive.
         first = first or touched
         alive = other is not None and (touched != first or other.machine == own.machine)
-        if alive and time.monotonic() > deadline:
-            raise CheckpointError(
-                f"{other} saves under the same name in the same folder; it holds {file}. Two jobs would write into "
-                "each other's checkpoints, and resume from them. HINT: end the other job, or give each a directory or "
-                "a checkpoint_name of its own; to read only, call jd.latest_checkpoint and Checkpoint.restore."
-            )
+        if other is not None and alive and time.monotonic() > deadline:
+            raise refusal(other, file)
         time.sleep(_POLL_S)
 
 
