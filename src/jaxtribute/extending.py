@@ -25,7 +25,8 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.callers import Callers as Callers
     from jaxtribute._src.core.callers import located as located
     from jaxtribute._src.core.checkpoint.committing import saving_cluster as saving_cluster
-    from jaxtribute._src.core.checkpoint.folder import Saves as Saves
+    from jaxtribute._src.core.checkpoint.folder import latest_of_any_name as latest_of_any_name
+    from jaxtribute._src.core.checkpoint.folder import saves_in as saves_in
     from jaxtribute._src.core.checkpoint.owner import Owner as Owner
     from jaxtribute._src.core.checkpoint.restoring import read_all as read_all
     from jaxtribute._src.core.checkpoint.state import StateAdapter as StateAdapter

@@ -230,9 +230,7 @@ class Kinds:
     WRITE = WRITE
 
 
-_OF_STEPS = (STEP, TRACE, DISPATCH, RUN, REDUCE, INPUT)
-_OF_JOBS = (SAVE, WRITE, FLUSH, RESTORE, BARRIER, WAIT, METRICS, ATTEMPT, POINT, TASK, SCHEDULE, CLOSURE, BUDGET)
-KINDS = {kind.name: kind for kind in (*_OF_STEPS, *_OF_JOBS)}
+KINDS = {kind.name: kind for kind in (BARRIER, *(kind for kind in vars(Kinds).values() if isinstance(kind, Kind)))}
 
 _changes = threading.Lock()
 

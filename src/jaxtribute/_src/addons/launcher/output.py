@@ -164,7 +164,7 @@ class RankOutput:
         self._begun = b""
         """The part of that line that is shown."""
         self._held: deque[tuple[bytes | None, bytes]] | None = None
-        """What is kept from the terminal until it is known whether it tells anything; None if nothing is."""
+        """Output kept from the terminal until it is known whether it tells anything; None if nothing is."""
         self._gate = threading.Lock()
         self._closed = False
         self._lock = threading.Lock()

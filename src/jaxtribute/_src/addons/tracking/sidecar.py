@@ -98,16 +98,16 @@ class SidecarEvaluator:
     def _next(self) -> str | None:
         """The checkpoint that was saved last, once it is another than before; None after `stop`."""
         from jaxtribute import latest_checkpoint
-        from jaxtribute.extending import Saves
+        from jaxtribute.extending import saves_in
 
         end = math.inf if self._timeout_s is None else time.monotonic() + self._timeout_s
         while time.monotonic() < end:
             # Also of one that a training has saved again under its old name, after it had gone back.
-            present = Saves.in_folder(self._directory)
+            present = saves_in(self._directory)
             if present != self._present:  # whether a checkpoint is whole takes long to find out
                 found = latest_checkpoint(self._directory)
                 self._present = present
-                seen = None if found is None else (found, dict(Saves.in_folder(self._directory)).get(Path(found)))
+                seen = None if found is None else (found, dict(saves_in(self._directory)).get(Path(found)))
                 if found is not None and seen != self._seen:
                     self._seen = seen
                     return found

@@ -226,10 +226,3 @@ class KeptCheckpoints:
         fresh = self._file.with_suffix(".new")
         write_text(fresh, json.dumps(list(entries.items())) + "\n")
         fresh.replace(self._file)
-
-
-class Saves:
-    """Checkpoints of a folder: all of a name, and the last one of any name."""
-
-    in_folder = staticmethod(saves_in)
-    latest_of_any_name = staticmethod(latest_of_any_name)

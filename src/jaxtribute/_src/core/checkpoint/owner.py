@@ -1,12 +1,10 @@
 """One job at a time saves under a name in a folder: two would mix their files, and resume from each other's.
 
-Other files of a job, such as the records of a run, are owned in the same way.
-
-The job's first process has a file `.NAME.owner` there, with the host and the process, and touches it every few seconds:
-this works on every file system, over the network too. The file of a process that is gone is taken over, at once on the
-same machine; from another machine only once it has not been touched for a minute, by the file system's own clock.
-
-Within a process several objects may save under a name, as when a notebook's cell is run twice: see `Seat`.
+Other files of a job, such as the records of a run, are owned in the same way. The job's first process has a file
+`.NAME.owner` there, with the host and the process, and touches it every few seconds: this works on every file system,
+over the network too. The file of a process that is gone is taken over, at once on the same machine; from another one
+only once it has not been touched for a minute, by the file system's own clock. Within a process several objects may
+save under a name, as when a notebook's cell is run twice: see `Seat`.
 """
 
 from __future__ import annotations
@@ -97,6 +95,14 @@ class ProcessIdentity:
 _NOBODY = ProcessIdentity("", 0, "", "", "")
 Refusal: TypeAlias = Callable[[ProcessIdentity, Path], JaxtributeError]
 """Makes the error for a file that another living process has."""
+
+
+def _saves_there(other: ProcessIdentity, file: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{other} saves under the same name in the same folder; it holds {file}. Two jobs would write into each "
+        "other's checkpoints, and resume from them. HINT: end the other job, or give each a directory or a "
+        "checkpoint_name of its own; to read only, call jd.latest_checkpoint and Checkpoint.restore."
+    )
 
 
 class Seat:
@@ -207,10 +213,10 @@ class Owner:
     """
 
     def __init__(
-        self, directory: Path, name: str, checkpoint: object | None = None, refusal: Refusal | None = None
+        self, directory: Path, name: str, checkpoint: object | None = None, refusal: Refusal = _saves_there
     ) -> None:
         self._directory, self._name = directory, name
-        self._checkpoint, self._refusal = checkpoint, refusal or _saves_there
+        self._checkpoint, self._refusal = checkpoint, refusal
         self._manager = next(_managers)
         self._seat: Seat | None = None
         self._closing: weakref.finalize[..., Owner] | None = None
@@ -292,14 +298,6 @@ def _created(file: Path, own: ProcessIdentity) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def _saves_there(other: ProcessIdentity, file: Path) -> CheckpointError:
-    return CheckpointError(
-        f"{other} saves under the same name in the same folder; it holds {file}. Two jobs would write into each "
-        "other's checkpoints, and resume from them. HINT: end the other job, or give each a directory or a "
-        "checkpoint_name of its own; to read only, call jd.latest_checkpoint and Checkpoint.restore."
-    )
 
 
 def _await_end(file: Path, own: ProcessIdentity, refusal: Refusal) -> ProcessIdentity | None:

@@ -81,8 +81,7 @@ class Call:
         if self._mesh.peers is not None:
             raise ArgumentError(
                 f"apply_gradients was given a function outside of a jd.function, where no worker can call those of "
-                f"others: {leaf!r}. HINT: compile the step, @jd.function, and give it batches that all replicas get as "
-                "many rows of: others run uncompiled there."
+                f"others: {leaf!r}. HINT: compile the step, @jd.function; uneven rows run uncompiled there."
             )
         return reduced_in_python(leaf, self._op, self._mesh, idle)
 

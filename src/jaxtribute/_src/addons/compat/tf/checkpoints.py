@@ -8,7 +8,7 @@ from typing import Any
 
 import jaxtribute as jd
 from jaxtribute.checkpoint import RestoreStatus
-from jaxtribute.extending import Saves
+from jaxtribute.extending import latest_of_any_name
 from jaxtribute.typing import Leaf
 
 
@@ -24,7 +24,7 @@ def latest_checkpoint(checkpoint_dir: str | PathLike[str], latest_filename: str 
 
     Source: `tf.train.latest_checkpoint`.
     """
-    return Saves.latest_of_any_name(checkpoint_dir)
+    return latest_of_any_name(checkpoint_dir)
 
 
 class CheckpointOptions:
