@@ -23,7 +23,6 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core import settings as settings
     from jaxtribute._src.core.allocator import tune_allocator as tune_allocator
     from jaxtribute._src.core.callers import Callers as Callers
-    from jaxtribute._src.core.callers import located as located
     from jaxtribute._src.core.checkpoint.committing import saving_cluster as saving_cluster
     from jaxtribute._src.core.checkpoint.folder import latest_of_any_name as latest_of_any_name
     from jaxtribute._src.core.checkpoint.folder import saves_in as saves_in

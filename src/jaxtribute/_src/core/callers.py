@@ -80,4 +80,5 @@ class Callers:
 
     frame_of = staticmethod(frame_of)
     is_of_user = staticmethod(is_of_user)
+    located = staticmethod(located)
     stack = staticmethod(stack)

@@ -37,7 +37,11 @@ class JobRecorder(Observer):
     def __init__(self, directory: Path, command: Sequence[str]) -> None:
         try:
             self._owner = hold(directory)
-            self._lines = Lines(directory / JOB)
+            try:
+                self._lines = Lines(directory / JOB)
+            except OSError:
+                self._owner.release()
+                raise
         except OSError as error:
             raise ConfigError(
                 f"the launcher cannot record the run in {str(directory)!r}: {error}. HINT: name a folder for --run "

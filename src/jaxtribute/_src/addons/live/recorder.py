@@ -26,7 +26,7 @@ from jaxtribute._src.addons.live.files import Lines, Tail, now_file, read_now, w
 from jaxtribute._src.addons.live.looks import OUTSIDE, PARTS, Pace
 from jaxtribute._src.addons.live.noted import OBSERVED, Noted
 from jaxtribute._src.addons.live.windows import Window, wall
-from jaxtribute.extending import Callers, Kinds, count, located, subscribe
+from jaxtribute.extending import Callers, Kinds, Owner, count, subscribe
 from jaxtribute.typing import Device, Foreign, Json
 
 _TELL_S, _USE_S = 0.3, 0.9
@@ -87,6 +87,7 @@ class Recorder:
       directory: the run's folder, made if need be.
       rank: this worker's.
       role: of the process, one of those that files are named by.
+      owner: what keeps other jobs from the folder, until this recorder is closed; None if something else does.
 
     Attributes:
       noted: what the thread that trains notes.
@@ -95,7 +96,8 @@ class Recorder:
       OSError: the folder cannot be written to.
     """
 
-    def __init__(self, directory: Path, rank: int, role: str = "worker") -> None:
+    def __init__(self, directory: Path, rank: int, role: str = "worker", owner: Owner | None = None) -> None:
+        self._owner = owner
         self._now = now_file(directory, rank, role)
         path = worker_file(directory, rank, role)
         self._again = path.exists() or bool(count(RESTART, 0))
@@ -142,6 +144,8 @@ class Recorder:
         except OSError:
             pass  # the run's folder is full or gone, and the program has ended anyway
         self._lines.close()
+        if self._owner is not None:
+            self._owner.release()
 
     def _note_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self._shown(kind, error, trace)
@@ -241,7 +245,7 @@ class Recorder:
             "since": None if first is None else wall(first.start_s),
             "for": first.name if first is not None and first.kind in _NAMED else "",
             "absent": list(waits[0].arguments) if waits else None,
-            "where": located(Callers.frame_of(self.noted.thread or 0)),
+            "where": Callers.located(Callers.frame_of(self.noted.thread or 0)),
             "steps": self.noted.steps,
             "window": self._record(window),
         }

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from jaxtribute._src.addons.live.recorder import Recorder
     from jaxtribute.extending import Owner
 
-_held: list[Owner] = []
-"""The folder of this process's run, until the process ends."""
 _TASK = "JAXTRIBUTE_RUN_TASK"
 """Set by the coordinator of parameter servers for the processes of its tasks: `ps 0`, `worker 0`, and so on."""
 
@@ -58,12 +56,15 @@ def start_recording(directory: str | os.PathLike[str], rank: int, role: str) -> 
             f"this process is recorded already, and {os.fspath(directory)!r} was asked for too. HINT: call "
             f"jd.config.record_run once, and not where the launcher's --run or {RUN} does it."
         )
+    owner: Owner | None = None
     try:
         # Where a launcher has started this process, it is the launcher that holds the folder.
         if rank == 0 and role == "worker" and os.environ.get(LAUNCHER) != "1":
-            _held.append(hold(Path(directory)))
-        recorder = Recorder(Path(directory), rank, role)
+            owner = hold(Path(directory))
+        recorder = Recorder(Path(directory), rank, role, owner)
     except OSError as error:
+        if owner is not None:
+            owner.release()
         raise ConfigError(
             f"rank {rank} cannot record the run in {os.fspath(directory)!r}: {error}. "
             "HINT: name a folder that this user may write to."

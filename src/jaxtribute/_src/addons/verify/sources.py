@@ -14,7 +14,7 @@ from jax.errors import ConcretizationTypeError, TracerArrayConversionError, Trac
 
 import jaxtribute
 from jaxtribute._src.addons.tools.installed import is_installed
-from jaxtribute.extending import JaxprEqn, Programs, located
+from jaxtribute.extending import Callers, JaxprEqn, Programs
 
 _LIBRARY = str(Path(jaxtribute.__file__).parent)
 _STANDARD = sysconfig.get_paths()["stdlib"]
@@ -107,7 +107,7 @@ def calling_place() -> Place:
         frame = frame.f_back
     if frame is not None:
         return Place(frame.f_code.co_filename, frame.f_lineno)
-    file, _, line = located(here).rpartition(":")
+    file, _, line = Callers.located(here).rpartition(":")
     return Place(file, int(line))
 
 

@@ -94,7 +94,6 @@ class ProcessIdentity:
 
 _NOBODY = ProcessIdentity("", 0, "", "", "")
 Refusal: TypeAlias = Callable[[ProcessIdentity, Path], JaxtributeError]
-"""Makes the error for a file that another living process has."""
 
 
 def _saves_there(other: ProcessIdentity, file: Path) -> CheckpointError:
