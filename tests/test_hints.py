@@ -39,7 +39,7 @@ def test_extras_of_hints_exist_and_other_names_are_dependencies() -> None:
                 local = re.fullmatch(r"\.\[(.+)\]", word)
                 if local and "{" not in word:
                     assert set(local[1].split(",")) <= extras.keys(), (path, word)
-                elif not local and not word.startswith("-") and word != "." and word not in PROSE:
+                elif not local and not word.startswith(("-", "{")) and word != "." and word not in PROSE:
                     assert re.split(r"[\[<>=]", word)[0] in known, (path, word)
             names += words
     assert len(names) > 40
