@@ -101,12 +101,11 @@ def gpt_row(size: str, topology: str | None, rounds: int) -> dict[str, Any]:
 
 def shown(rows: list[dict[str, Any]]) -> Table:
     """All rows for people."""
-    table = Table("step", "by hand", "jaxtribute", "ratio", f"{CALL} a call", "predicted")
-    for name in ("its memory", "peak", "by hand"):
-        table.add_column(name)
+    table = Table(
+        "step", "by hand", "jaxtribute", "ratio", f"{CALL} a call", "predicted", "its memory", "peak", "by hand"
+    )
     for row in rows:
-        kinds = ("hand", "jaxtribute", "calls", "predicted")
-        times = [f"{row[key] * 1e3:.3g} ms" if row.get(key) else "" for key in kinds]
+        times = [f"{row[key] * 1e3:.3g} ms" if row[key] else "" for key in ("hand", "jaxtribute", "calls", "predicted")]
         memory = [row.get(key) for key in ("predicted_memory", "jaxtribute_memory", "hand_memory")]
         told = [f"{each / 1e9:.3g} GB" if each and not math.isnan(each) else "" for each in memory]
         table.add_row(row["problem"], *times[:2], f"{row['ratio']:.3f}", *times[2:], *told)
