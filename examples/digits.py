@@ -152,7 +152,6 @@ def train(name: str, devices: int, epochs: int, console: Console) -> Result:
 
 def pick_devices(count: int) -> list[jax.Device]:
     """That many accelerators; where there are fewer, logical CPU devices."""
-    jd.config.set_logical_cpu_devices(count)
     enough = len(jax.devices()) >= count
     return (jax.devices() if enough else jax.devices("cpu"))[:count]
 
@@ -195,9 +194,11 @@ def main() -> int:
 
     console = Console()
     names = [options.strategy] if options.strategy else ["one-device", "mirrored"]
+    if "multi-worker" not in names:
+        jd.config.set_logical_cpu_devices(options.devices)
     # To be compared, one device is of the kind of the many.
-    devices = 1 if names == ["one-device"] else options.devices
-    results = [train(name, devices, options.epochs, console) for name in names]
+    used = 1 if names == ["one-device"] else options.devices
+    results = [train(name, used, options.epochs, console) for name in names]
 
     table = Table(title="\nOn the test images", title_justify="left", box=None, padding=(0, 2))
     for title in ("strategy", "loss", "accuracy", "images/s in training (median)"):

@@ -44,6 +44,7 @@ UPWARD = {
     ("values", "execution"): "types: reads and writes are asked of an executor",
     ("values", "strategies"): "types: the strategy of a variable",
     ("execution", "strategies"): "types: the strategy whose replicas run",
+    ("drawing", "input"): "types: what is drawn",
     ("drawing", "strategies"): "types: what is drawn",
     ("drawing", "values"): "types: what is drawn",
     ("points", "checkpoint"): "types: what add-ons register",

@@ -6,7 +6,7 @@ from jaxtribute._src.core.execution.feeds import Optional
 from jaxtribute._src.core.input.agreement import Agreements, KeyValueAgreements, StepAgreement
 from jaxtribute._src.core.input.array_source import ArraySource, make_numpy_dataset
 from jaxtribute._src.core.input.dataset import DistributedDataset, distribute_dataset, distribute_from_function
-from jaxtribute._src.core.input.explain import Explanation, WorkerReads
+from jaxtribute._src.core.input.explanation import Explanation, WorkerReads
 from jaxtribute._src.core.input.grain_files import shard_hint
 from jaxtribute._src.core.input.iterator import DistributedIterator
 from jaxtribute._src.core.input.options import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxtribute._src.addons.visualize.reading import reading
-from jaxtribute._src.core.input.explain import Explanation, WorkerReads
-from jaxtribute._src.core.input.splitting import Shard, slice_sizes, worker_bounds
+from jaxtribute._src.core.input.splitting import Shard, slice_sizes
+from jaxtribute.input import Explanation, WorkerReads
 
 
 def explanation(examples: int, batch: int, workers: int, replicas: int) -> Explanation:
@@ -13,7 +13,7 @@ def explanation(examples: int, batch: int, workers: int, replicas: int) -> Expla
     for worker in range(workers):
         shard = Shard(workers, worker, replicas)
         ids = tuple(range(shard.first, shard.first + shard.local))
-        reads.append(WorkerReads(worker, ids, (), worker_bounds(batch, shard), None, None))
+        reads.append(WorkerReads(worker, ids, (), shard.bounds(batch), None, None))
     return Explanation("arrays", "AUTO", "DATA", "why", tuple(reads), -(-examples // batch), examples, 0, 0)
 
 

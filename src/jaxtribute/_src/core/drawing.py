@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -9,6 +10,12 @@ from jaxtribute._src.core.points import PICTURES
 from jaxtribute._src.core.types import Leaf
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from jaxtribute._src.core.input.explanation import Explanation
+    from jaxtribute._src.core.input.options import AutoShardPolicy
+    from jaxtribute._src.core.input.sources import Source
+    from jaxtribute._src.core.input.splitting import Shard
     from jaxtribute._src.core.strategies.base import Strategy
     from jaxtribute._src.core.values.distributed import DistributedValues
 
@@ -18,6 +25,14 @@ class Drawing(Protocol):
 
     def picture(self, strategy: Strategy, what: Leaf, limit: int) -> Any:
         """Draws which device holds which part of `what`, or reads which of its examples; at most `limit` arrays."""
+        ...
+
+    def shares(self, source: Source, shard: Shard, policies: Sequence[AutoShardPolicy], why: str) -> Explanation:
+        """The share of each worker in a dataset; policies: the one that was asked for, and the one that holds."""
+        ...
+
+    def shares_table(self, report: Explanation, /) -> Table:
+        """The same as a table of Rich."""
         ...
 
     def strategy_html(self, strategy: Strategy, /) -> str:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from jaxtribute._src.addons.live.files import JOB, Tail, worker_file
 from jaxtribute.errors import CheckpointError, ConfigError, JaxtributeError
-from jaxtribute.extending import Cluster, Owner
+from jaxtribute.extending import Owner
 
 _SPEAK_S = 2.0
 
 
-def hold(directory: Path) -> Owner:
+def hold(directory: Path, say: Callable[[str], None]) -> Owner:
     """Makes this process the one whose job records into a folder, until it ends or the result is released.
 
     Waits if it is not known yet whether the process of another job has ended: at most a minute, after a kill on another
@@ -21,6 +22,7 @@ def hold(directory: Path) -> Owner:
 
     Args:
       directory: the run's folder, made if need be.
+      say: prints a line, such as whom it waits for. The launcher has its own, and loads no JAX.
 
     Raises:
       ConfigError: another job records there; its process is named.
@@ -33,7 +35,7 @@ def hold(directory: Path) -> Owner:
             "would show both jobs as one. HINT: name another folder for this job, or end the other one."
         )
 
-    told = threading.Timer(_SPEAK_S, Cluster.say, [f"looks whether another job still records in {directory}"])
+    told = threading.Timer(_SPEAK_S, say, [f"looks whether another job still records in {directory}"])
     told.daemon = True
     told.start()
     owner = Owner(directory, JOB, refusal=refusal)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxtribute._src.addons.launcher.attempt import Outcome
+from jaxtribute._src.addons.launcher.terminal import say
 from jaxtribute._src.addons.live.files import JOB, Lines
 from jaxtribute._src.addons.live.holding import hold
 from jaxtribute.errors import ConfigError
@@ -36,7 +37,7 @@ class JobRecorder(Observer):
 
     def __init__(self, directory: Path, command: Sequence[str]) -> None:
         try:
-            self._owner = hold(directory)
+            self._owner = hold(directory, say)
             try:
                 self._lines = Lines(directory / JOB)
             except OSError:

@@ -50,6 +50,7 @@ def start_recording(directory: str | os.PathLike[str], rank: int, role: str) -> 
     from jaxtribute._src.addons.live.holding import hold
     from jaxtribute._src.addons.live.noted import Noted
     from jaxtribute._src.addons.live.recorder import Recorder
+    from jaxtribute.extending import Cluster
 
     if any(isinstance(one, Noted) for one in Kinds.DISPATCH.observers):
         raise ConfigError(
@@ -60,7 +61,7 @@ def start_recording(directory: str | os.PathLike[str], rank: int, role: str) -> 
     try:
         # Where a launcher has started this process, it is the launcher that holds the folder.
         if rank == 0 and role == "worker" and os.environ.get(LAUNCHER) != "1":
-            owner = hold(Path(directory))
+            owner = hold(Path(directory), Cluster.say)
         recorder = Recorder(Path(directory), rank, role, owner)
     except OSError as error:
         if owner is not None:

@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from jaxtribute import DistributedValues
 from jaxtribute._src.addons.visualize.html import strategy_html, values_html
 from jaxtribute._src.addons.visualize.placement import Placement, placement
+from jaxtribute._src.addons.visualize.shares import shares, shares_table
 from jaxtribute._src.addons.visualize.svg import placement_svg, reading_svg
 from jaxtribute._src.addons.visualize.text import placement_text, reading_text
 from jaxtribute.errors import ArgumentError
@@ -105,6 +106,8 @@ class _Pictures:
     """The pictures that the core asks for."""
 
     picture = staticmethod(visualize)
+    shares = staticmethod(shares)
+    shares_table = staticmethod(shares_table)
     strategy_html = staticmethod(strategy_html)
     values_html = staticmethod(values_html)
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from jaxtribute._src.core.input.agreement import Agreements, StepAgreement, StepRows, alone
 from jaxtribute._src.core.input.batches import replica_spec
-from jaxtribute._src.core.input.explain import Explanation, explain
+from jaxtribute._src.core.input.explanation import Explanation
 from jaxtribute._src.core.input.iterator import DistributedIterator
 from jaxtribute._src.core.input.options import InputContext, InputOptions, InputReplicationMode
 from jaxtribute._src.core.input.placement import Placement, check_shard, to_devices, to_host
@@ -16,6 +16,7 @@ from jaxtribute._src.core.input.policy import Sharding, resolve
 from jaxtribute._src.core.input.sources import Source, adapt
 from jaxtribute._src.core.input.splitting import Shard
 from jaxtribute._src.core.input.worker_steps import FunctionSteps, GlobalSteps, LocalSteps, WorkerSteps
+from jaxtribute._src.core.points import PICTURES
 from jaxtribute._src.core.types import E, Foreign, Nest
 from jaxtribute._src.core.values.mesh import ReplicaMesh
 from jaxtribute.errors import InputError, UnsupportedError
@@ -196,7 +197,8 @@ class _Rebatched(DistributedDataset[Any]):
         return replica_spec(self._spec_of_source, self._shard, split=True)
 
     def explanation(self) -> Explanation:
-        return explain(self._original, self._sharding, self._shard)
+        how = self._sharding
+        return PICTURES.last().shares(self._original, self._shard, (how.requested, how.policy), how.reason)
 
 
 class _FromFunction(DistributedDataset[Any]):

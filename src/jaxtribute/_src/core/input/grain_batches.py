@@ -13,7 +13,7 @@ from jaxtribute._src.core.input.batches import Batch, as_batch, rows
 from jaxtribute._src.core.input.grain_internals import Node, parents
 from jaxtribute._src.core.input.grain_tree import PositionMap
 from jaxtribute._src.core.input.permutation import Positions
-from jaxtribute._src.core.input.splitting import Shard, worker_bounds
+from jaxtribute._src.core.input.splitting import Shard
 from jaxtribute._src.core.types import Nest
 
 _CHUNK = 1 << 14
@@ -42,7 +42,7 @@ class _WorkerBatches(grain.MapDataset[Batch]):
         epoch, batch = divmod(index, self._length)
         records = len(self._records)
         total = min(self._size, records - batch * self._size)
-        start, stop = worker_bounds(total, self._shard)
+        start, stop = self._shard.bounds(total)
         first = epoch * records + batch * self._size
         return Batch(self._read(first + start, first + stop), total, start)
 

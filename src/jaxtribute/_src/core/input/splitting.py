@@ -32,10 +32,10 @@ class Shard:
         """Number of this worker's first replica."""
         return self.worker * self.local
 
-
-def slice_size(rows: int, replicas: int) -> int:
-    """Rows of a full slice when a batch of `rows` is cut for `replicas`: the ceiling of their quotient."""
-    return -(-rows // replicas)
+    def bounds(self, rows: int) -> tuple[int, int]:
+        """The rows `[start, stop)` of a global batch that fall to the replicas of this worker."""
+        size = -(-rows // self.replicas)
+        return min(self.first * size, rows), min((self.first + self.local) * size, rows)
 
 
 def slice_sizes(rows: int, replicas: int) -> tuple[int, ...]:
@@ -43,14 +43,8 @@ def slice_sizes(rows: int, replicas: int) -> tuple[int, ...]:
 
     Source: the rebatching of `tf.distribute.Strategy.experimental_distribute_dataset`.
     """
-    size = slice_size(rows, replicas)
+    size = -(-rows // replicas)
     return tuple(min(size, max(rows - replica * size, 0)) for replica in range(replicas))
-
-
-def worker_bounds(rows: int, shard: Shard) -> tuple[int, int]:
-    """The rows `[start, stop)` of a global batch that fall to the replicas of one worker."""
-    size = slice_size(rows, shard.replicas)
-    return min(shard.first * size, rows), min((shard.first + shard.local) * size, rows)
 
 
 def cycle_sizes(rows: int, shard: Shard) -> tuple[int, ...]:
