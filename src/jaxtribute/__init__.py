@@ -4,13 +4,15 @@ Examples in docstrings are of a process with four devices or more (`jd.config.se
 `jnp`, `np` and `optax` as everybody does.
 """
 
+from contextlib import suppress as _suppress
 from importlib import import_module as _import_module
 from os import environ as _environ
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from jaxtribute import errors as errors
-from jaxtribute._src.core.launching import launches as _launches
+from jaxtribute._src.launching import examines as _examines
+from jaxtribute._src.launching import launches as _launches
 from jaxtribute._src.offers import offer_all as _offer_all
 from jaxtribute._src.public import lazy_names as _lazy_names
 from jaxtribute._src.public import publish as _publish
@@ -18,7 +20,7 @@ from jaxtribute._src.public import publish as _publish
 # The launcher starts in a tenth of the time without JAX, and leaves the settings of the environment to its ranks.
 if not _launches():
     from jaxtribute import config as config
-    from jaxtribute._src.core import forks as _forks
+    from jaxtribute._src import forks as _forks
     from jaxtribute._src.core.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
     from jaxtribute._src.core.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
     from jaxtribute._src.core.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
@@ -54,8 +56,11 @@ if not _launches():
     _default.install()
     _offer_all()
     _forks.guard()
+    # It says what is wrong with a setting, and must come to do so.
+    _left_to_doctor = (errors.ConfigError,) if _examines() else ()
     # Before user code can start a backend; this starts none.
-    config.apply_environment()
+    with _suppress(*_left_to_doctor):
+        config.apply_environment()
 
 if _TYPE_CHECKING:
     __version__: str
@@ -120,4 +125,5 @@ if not _launches():
     if "JAXTRIBUTE_RUN" in _environ:
         _import_module(f"{__name__}._src.addons.live.starting").apply_environment()
     if "JAXTRIBUTE_FAULTS" in _environ:
-        _import_module(f"{__name__}._src.addons.testing.faults").apply_environment()
+        with _suppress(*_left_to_doctor):
+            _import_module(f"{__name__}._src.addons.testing.faults").apply_environment()

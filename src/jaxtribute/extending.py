@@ -75,7 +75,6 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.input.batches import Batch as Batch
     from jaxtribute._src.core.input.batches import as_batch as as_batch
     from jaxtribute._src.core.input.batches import copied as copied
-    from jaxtribute._src.core.input.batches import examples_in as examples_in
     from jaxtribute._src.core.input.grain_tree import exact as exact
     from jaxtribute._src.core.input.placement import BatchPlacer as BatchPlacer
     from jaxtribute._src.core.input.sources import register_source as register_source

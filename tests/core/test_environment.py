@@ -19,7 +19,7 @@ from jaxtribute._src.addons.live import starting
 from jaxtribute._src.addons.resolvers.slurm import COUNTS, HOSTS, RANK, TASKS, SlurmClusterResolver
 from jaxtribute._src.addons.testing import faults
 from jaxtribute._src.core import config, environment
-from jaxtribute._src.core.cluster import runtime, step_log
+from jaxtribute._src.core.cluster import step_log, told
 from jaxtribute._src.core.cluster.accelerators import visible_gpus
 from jaxtribute._src.core.cluster.resolvers import detect
 from jaxtribute._src.core.cluster.roster import Roster
@@ -102,8 +102,8 @@ def test_the_pod_of_kubernetes(text: str) -> None:
 NUMBERS: dict[str, tuple[Callable[[], object], float]] = {
     environment.CPU_DEVICES: (config.apply_environment, 1),
     RESTART: (lambda: environment.count(RESTART, 0), 0),
-    runtime.TIMEOUT: (lambda: environment.seconds(runtime.TIMEOUT, 600.0, 1.0), 1),
-    runtime.SILENCE: (lambda: environment.seconds(runtime.SILENCE, 20.0, 1.0), 1),
+    told.TIMEOUT: (told.deadline_s, 1),
+    told.SILENCE: (told.silence_s, 1),
     step_log.EVERY: (step_log.interval_s, 0),
 }
 

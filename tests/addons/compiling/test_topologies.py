@@ -44,8 +44,9 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(family, "find_spec", lambda _: None)
     with pytest.raises(MissingLibraryError, match=r"v5e:2x4 needs the TPU compiler.*pip install libtpu"):
         check_topology("v5e:2x4")
-    with pytest.raises(MissingLibraryError, match=r"h100:1x8 needs JAX's plugin for CUDA.*gpu-compiler"):
-        check_topology("h100:1x8")
+    advice = "--device-kind h100 --hosts 2 --devices 8 predicts"
+    with pytest.raises(MissingLibraryError, match=rf"h100:2x8 needs JAX's plugin for CUDA.*gpu-compiler.*{advice}"):
+        check_topology("h100:2x8")
 
 
 def described(name: str, kind: str, hosts: int, each: int, link: str | None = None) -> Topology:

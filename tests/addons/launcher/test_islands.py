@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -279,3 +281,15 @@ def test_options_that_make_no_sense_together(
 ) -> None:
     assert main(["launch", *arguments, "sh", "-c", "exit 0"]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("elastic", [True, False])
+def test_a_program_that_makes_one_cluster_of_its_workers_is_told(tmp_path: Path, elastic: bool) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("import jaxtribute as jd\njd.MultiWorkerMirroredStrategy()\n")
+    given = ["--elastic"] * elastic
+    command = [sys.executable, "-m", "jaxtribute", "launch", *given, "--workers", "2", "--devices-per-worker", "1"]
+    done = subprocess.run([*command, str(program)], capture_output=True, text=True, check=True)
+    said = (done.stdout + done.stderr).count("cannot come back into it. HINT: use jd.experimental.ElasticStrategy")
+    assert said == elastic

@@ -13,7 +13,7 @@ import pytest
 
 from jaxtribute._src.addons.launcher.launch import become, launch, rank_set_by_slurm, slurm_environment
 from jaxtribute._src.addons.launcher.options import Options
-from jaxtribute._src.core.launching import launches
+from jaxtribute._src.launching import launches
 
 # Two ranks that note their starts, and save when they are told to go, which may be right after their note.
 SAVES = """

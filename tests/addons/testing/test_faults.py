@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import jaxtribute as jd
 from jaxtribute import extending
 from jaxtribute._src.addons.testing import faults
-from jaxtribute._src.core.cluster import runtime
+from jaxtribute._src.core.cluster import runtime, told
 from jaxtribute.errors import ArgumentError, ConfigError
 from jaxtribute.testing import (
     Fault,
@@ -152,7 +152,7 @@ def test_the_environment_injects_for_the_rest_of_the_process() -> None:
 
 def fall_silent() -> str:
     """Rank 1 falls silent; rank 0 notices, and says of whom."""
-    os.environ[runtime.SILENCE] = "25"
+    os.environ[told.SILENCE] = "25"
     jd.MultiWorkerMirroredStrategy()
     cluster = runtime.Cluster.current()
     assert cluster is not None

@@ -10,11 +10,10 @@ from typing import Any
 import jax
 import pytest
 
-from jaxtribute._src.core.cluster import runtime, watch
+from jaxtribute._src.core.cluster import runtime, told, watch
 from jaxtribute._src.core.cluster.failures import Failure
 from jaxtribute._src.core.cluster.roster import Roster
 from jaxtribute._src.core.cluster.step_log import StepLog
-from jaxtribute._src.core.environment import seconds
 from jaxtribute.errors import ClusterError, ClusterSpecError, ConfigError, DeadlineError
 
 JOBS = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
@@ -254,9 +253,9 @@ def test_joining_as_nobody() -> None:
 
 @pytest.mark.parametrize("text", ["soon", "0.5", "-3"])
 def test_settings_that_are_no_seconds(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv(runtime.SILENCE, text)
+    monkeypatch.setenv(told.SILENCE, text)
     with pytest.raises(ConfigError, match=rf"{text}.*HINT"):
-        seconds(runtime.SILENCE, 20.0, 1.0)
+        told.silence_s()
 
 
 def test_a_report_is_json() -> None:

@@ -2,13 +2,14 @@
 
 import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute._src.core.input.splitting import Shard, cycle_sizes, fill, slice_size, slice_sizes, worker_bounds
+from jaxtribute._src.core.input.splitting import Shard, cycle_sizes, fill, slice_sizes
 from simulated import shards
 
 TABLES = json.loads(Path(__file__).with_name("tf_tables.json").read_text())
@@ -45,13 +46,13 @@ def test_slices_take_every_row_once(rows: int, replicas: int) -> None:
     assert sum(sizes) == rows
     assert len(sizes) == replicas
     assert list(sizes) == sorted(sizes, reverse=True)
-    assert max(sizes) == slice_size(rows, replicas)
+    assert max(sizes) == math.ceil(rows / replicas)
 
 
 @given(counts, clusters())
 def test_workers_bounds_join_up(rows: int, cluster: tuple[int, int]) -> None:
     workers, replicas = cluster
-    bounds = [worker_bounds(rows, shard) for shard in shards(workers, replicas)]
+    bounds = [shard.bounds(rows) for shard in shards(workers, replicas)]
     assert bounds[0][0] == 0
     assert bounds[-1][1] == rows
     assert all(before[1] == after[0] for before, after in itertools.pairwise(bounds))
@@ -61,7 +62,7 @@ def test_workers_bounds_join_up(rows: int, cluster: tuple[int, int]) -> None:
 def test_workers_bounds_are_those_of_their_replicas(rows: int, cluster: tuple[int, int]) -> None:
     sizes = slice_sizes(rows, cluster[1])
     for shard in shards(*cluster):
-        start, stop = worker_bounds(rows, shard)
+        start, stop = shard.bounds(rows)
         assert start == sum(sizes[: shard.first])
         assert stop - start == sum(sizes[shard.first : shard.first + shard.local])
 

@@ -8,6 +8,7 @@ import ctypes
 import os
 import sys
 
+from jaxtribute._src.core.environment import reader
 from jaxtribute.errors import ConfigError
 
 SWITCH = "JAXTRIBUTE_TUNE_ALLOCATOR"
@@ -35,6 +36,9 @@ def wanted_by_environment() -> bool:
     if value not in _TRUE + _FALSE:
         raise ConfigError(f"{SWITCH}={os.environ[SWITCH]!r} is neither true nor false. HINT: set it to 0 or 1.")
     return value in _TRUE
+
+
+reader(SWITCH, wanted_by_environment)
 
 
 def leave_allocator_alone() -> None:

@@ -8,14 +8,16 @@
 """
 
 import operator
+from functools import partial
 from typing import SupportsIndex
 
 from jaxtribute._src.core import allocator, backend, devices
 from jaxtribute._src.core.backend import prepare_cpu_backend
-from jaxtribute._src.core.environment import CPU_DEVICES, check_names, count, shown
+from jaxtribute._src.core.environment import CPU_DEVICES, check_names, count, reader, shown
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ConfigError
 
 MOST_DEVICES = 1 << 14
+_cpu_devices_told = reader(CPU_DEVICES, partial(count, CPU_DEVICES, 0, 1, MOST_DEVICES))
 """Logical CPU devices of a process; with each come two threads."""
 
 
@@ -60,7 +62,7 @@ def apply_environment() -> None:
         ConfigError: A variable has an invalid value, or JAX has already started with another number of devices.
     """
     check_names()
-    wanted = count(CPU_DEVICES, 0, 1, MOST_DEVICES)
+    wanted = _cpu_devices_told()
     if not wanted:
         prepare_cpu_backend()
         return

@@ -6,12 +6,15 @@ import json
 import math
 import os
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
-from jaxtribute.errors import ConfigError
+from jaxtribute.errors import ConfigError, JaxtributeError
 
 if TYPE_CHECKING:
     from jaxtribute._src.core.types import Json
+
+_T = TypeVar("_T")
 
 CPU_DEVICES = "JAXTRIBUTE_CPU_DEVICES"
 """Number of logical devices that `import jaxtribute` makes of the CPU."""
@@ -27,6 +30,30 @@ SETTINGS = frozenset(
 DIGITS = 18
 """Of a number that counts anything; Python refuses to read very long ones."""
 _LONGEST = 300
+READERS: dict[str, Callable[[], object]] = {}
+"""Functions that read settings, of the modules that are loaded."""
+
+
+def reader(variable: str, read: Callable[[], _T]) -> Callable[[], _T]:
+    """Returns the function that reads a setting, after which `problems` knows it; it raises for what it does not take.
+
+    Args:
+      variable: the setting's name.
+      read: the function.
+    """
+    READERS[variable] = read
+    return read
+
+
+def problems() -> dict[str, str]:
+    """Settings of the environment whose readers, in modules that are loaded, do not take them; each with the error."""
+    refused: dict[str, str] = {}
+    for variable in sorted(READERS.keys() & os.environ.keys()):
+        try:
+            READERS[variable]()
+        except JaxtributeError as error:
+            refused[variable] = str(error)
+    return refused
 
 
 def check_names() -> None:

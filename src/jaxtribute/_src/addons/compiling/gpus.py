@@ -100,10 +100,13 @@ def check_compiler(name: str) -> None:
       MissingLibraryError: JAX's plugin for CUDA is not installed.
     """
     if not any(map(find_spec, _PLUGINS)):
+        parts = _NAME.fullmatch(name)
+        kind, hosts, each = parts.group("kind", "hosts", "each") if parts else ("h100", "1", "8")
         raise MissingLibraryError(
             f"compiling for {name} needs JAX's plugin for CUDA, which is not installed; it needs neither GPU nor "
             "driver. HINT: pip install -e '.[gpu-compiler]' in a clone, or pip install 'jax[cuda12]' (5 GB). Without, "
-            "jaxtribute plan --device-kind h100 --devices 8 predicts from the program alone, as --fit does."
+            f"jaxtribute plan --device-kind {kind} --hosts {hosts} --devices {each} predicts from the program alone, "
+            "as --fit does."
         )
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from operator import attrgetter
 
 import jax
@@ -14,12 +15,30 @@ from jaxtribute._src.addons.doctor.report import Finding, Level, Situation
 from jaxtribute._src.addons.doctor.versions import check_versions
 from jaxtribute._src.addons.messaging.certificates import CERTIFICATE, problem_of
 from jaxtribute.cluster_resolver import known
-from jaxtribute.extending import Address, visible_gpus, whole_number
+from jaxtribute.errors import ClusterSpecError
+from jaxtribute.extending import Address, settings, visible_gpus, whole_number
 
 _SHOWN = 8
 _VISIBLE, _POOL, _BIND = "CUDA_VISIBLE_DEVICES", "PJRT_NPROC", "JAXTRIBUTE_BIND_ADDRESS"
 TIMEOUT_S = 3.0
+_READ_BY = {
+    "jaxtribute.config": "set_memory_budget",
+    "jaxtribute.extending": "Cluster",
+    "jaxtribute._src.addons.elastic.arguments": "incarnation_told",
+    "jaxtribute._src.addons.testing.faults": "told",
+    "jaxtribute._src.addons.tracking.choosing": "told",
+}
+"""Names of the modules that read settings."""
 _PLATFORMS = "JAX_PLATFORMS"
+
+
+def check_settings(_: Situation) -> Iterator[Finding]:
+    """Reads the library's own settings in the environment, each as the library reads it."""
+    for module, name in _READ_BY.items():
+        getattr(import_module(module), name)  # which loads what reads a setting, and that says how
+    for name, problem in settings.problems().items():
+        words, _hint, fix = problem.partition(" HINT: ")
+        yield Finding(Level.ERROR, "settings", words if name in words else f"{name}: {words}", fix)
 
 
 def check_cluster(situation: Situation) -> Iterator[Finding]:
@@ -91,7 +110,11 @@ def check_network(situation: Situation) -> Iterator[Finding]:
 
 def _can_listen(situation: Situation, address: Address) -> Finding:
     bind = situation.environ.get(_BIND)
-    where = Address.parse(bind) if bind else address
+    try:
+        where = Address.parse(bind) if bind else address
+    except ClusterSpecError as error:
+        words, _, fix = str(error).partition(" HINT: ")
+        return Finding(Level.ERROR, "coordinator", f"{_BIND}: {words}", fix)
     try:
         family = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family[0], family[1]) as probe:
@@ -204,6 +227,7 @@ def _pool(situation: Situation, devices: int) -> Iterator[Finding]:
 
 CHECKS: tuple[Callable[[Situation], Iterable[Finding]], ...] = (
     check_versions,
+    check_settings,
     check_cluster,
     check_network,
     check_certificates,

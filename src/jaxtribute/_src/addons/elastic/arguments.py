@@ -87,6 +87,9 @@ def incarnation_told() -> int:
     return int(text)
 
 
+settings.reader(_INCARNATION, incarnation_told)
+
+
 def places(resolver: ClusterResolver) -> tuple[list[str], int]:
     """The addresses of the islands, and this one's rank."""
     spec: dict[str, Any] = dict(resolver.cluster_spec().as_dict())

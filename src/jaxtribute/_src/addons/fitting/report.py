@@ -16,15 +16,18 @@ NONE_HINT = "HINT: use more devices, fewer examples (--batch), 16-bit numbers, o
 HEADINGS = "way of training,on each,memory each,update,examples/s,what takes the time"
 
 
-def table(found: Sequence[Outcome], memory: float, name: str) -> Table:
+def table(found: Sequence[Outcome], memory: float, name: str, tried: int) -> Table:
     """A line for each of the best.
 
     Args:
       found: those that fit, the fastest first.
       memory: bytes that each device has.
       name: the devices.
+      tried: how many were tried, those that do not fit too.
     """
-    result = tables.table(f"The best of those that fit {name}: predicted, not run", HEADINGS.split(","))
+    shown = f"The best {SHOWN} of {len(found)}" if len(found) > SHOWN else "All"
+    title = f"{shown} that fit {name}, of {tried} tried: predicted, not run"
+    result = tables.table(title, HEADINGS.split(","))
     for one in found[:SHOWN]:
         result.add_row(
             str(one.candidate),

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, cast
 
 import jax
 
+from jaxtribute._src.addons.live.examples import examples_in
 from jaxtribute._src.addons.live.looks import OUTSIDE, PARTS, PLACES, STEP, Places
 from jaxtribute._src.addons.live.windows import Window, wall
 from jaxtribute.experimental import Event, Observer
-from jaxtribute.extending import Kinds, examples_in
+from jaxtribute.extending import Kinds
 from jaxtribute.typing import Foreign, Json
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from jaxtribute import DistributedDataset
+from jaxtribute._src.addons.live.examples import examples_in
 from jaxtribute.errors import InputError
-from jaxtribute.extending import examples_in, settings
+from jaxtribute.extending import settings
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from jaxtribute import Variable
 from jaxtribute._src.addons.launcher.environment import RESTART, rank_of_this_process
 from jaxtribute._src.addons.testing import points
 from jaxtribute.errors import ArgumentError, ConfigError
-from jaxtribute.extending import count, parse_json, shown
+from jaxtribute.extending import count, parse_json, settings, shown
 from jaxtribute.typing import Foreign
 
 VARIABLE = "JAXTRIBUTE_FAULTS"
@@ -178,9 +178,22 @@ def apply_environment() -> None:
     Raises:
         ConfigError: It is no list of faults.
     """
+    faults = told()
+    if faults:
+        _start(faults)
+
+
+def told() -> list[Fault]:
+    """The faults that the environment names.
+
+    Raises:
+        ConfigError: It holds no list of faults.
+    """
     text = os.environ.get(VARIABLE, "")
-    if text:
-        _start(parse(text))
+    return parse(text) if text else []
+
+
+settings.reader(VARIABLE, told)
 
 
 def parse(text: str) -> list[Fault]:
@@ -196,8 +209,8 @@ def parse(text: str) -> list[Fault]:
         entries: Sequence[dict[str, Any]] = parse_json(text)
         found: list[Fault] = []
         for entry in entries:
-            settings = dict(entry)
-            found.append(KINDS[settings.pop("kind")](**settings))
+            given = dict(entry)
+            found.append(KINDS[given.pop("kind")](**given))
         return found
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(

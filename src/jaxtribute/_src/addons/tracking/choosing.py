@@ -12,6 +12,7 @@ from pathlib import Path
 from jaxtribute._src.addons.tracking.protocol import Tracker
 from jaxtribute._src.addons.tracking.sending import Sender
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, MissingLibraryError
+from jaxtribute.extending import settings
 
 TRACK = "JAXTRIBUTE_TRACK"
 """Names of trackers between commas, which every `jd.summary.Writer` then has too."""
@@ -51,9 +52,8 @@ def chosen(trackers: Sequence[str | Tracker]) -> list[str | Tracker]:
       ArgumentTypeError: an object is neither a name nor a tracker.
       MissingLibraryError: the library of one is not installed.
     """
-    asked = list(map(str.strip, os.environ.get(TRACK, "").split(",")))
     found: list[str | Tracker] = []
-    for one in (*trackers, *filter(None, asked)):
+    for one in (*trackers, *told()):
         if isinstance(one, str):
             check_name(one)
         elif not isinstance(one, Tracker):
@@ -65,6 +65,22 @@ def chosen(trackers: Sequence[str | Tracker]) -> list[str | Tracker]:
         if one not in found:
             found.append(one)
     return found
+
+
+def told() -> list[str]:
+    """The names of trackers that the environment has.
+
+    Raises:
+      ArgumentError: there is no tracker of a name.
+      MissingLibraryError: the library of one is not installed.
+    """
+    asked = list(filter(None, map(str.strip, os.environ.get(TRACK, "").split(","))))
+    for name in asked:
+        check_name(name)
+    return asked
+
+
+settings.reader(TRACK, told)
 
 
 def sender(tracker: str | Tracker, directory: Path) -> Sender:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from jaxtribute._src.core import settings
 from jaxtribute._src.core.callers import caller
-from jaxtribute._src.core.environment import words
+from jaxtribute._src.core.environment import reader, words
 from jaxtribute.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -49,10 +49,13 @@ def enabled() -> bool:
     return _by_environment() if _chosen is None else _chosen
 
 
+_asked = reader(DEBUG, functools.partial(words, DEBUG, _WORDS))
+
+
 @functools.cache
 def _by_environment() -> bool:
     """Read once: that costs more than all else of a ledger that is off."""
-    return "collectives" in words(DEBUG, _WORDS)
+    return "collectives" in _asked()
 
 
 def compare(cluster: Cluster, name: str, collectives: Sequence[str]) -> None:

@@ -36,9 +36,9 @@ from jaxtribute._src.core.cluster.proxies import pass_by_proxies
 from jaxtribute._src.core.cluster.roster import Roster
 from jaxtribute._src.core.cluster.spec import ClusterSpec
 from jaxtribute._src.core.cluster.step_log import Place, StepLog
+from jaxtribute._src.core.cluster.told import BIND, ISLANDS, bind_address, deadline_s, silence_s
 from jaxtribute._src.core.cluster.waiting import RunningClock, await_workers
 from jaxtribute._src.core.cluster.watch import Watch
-from jaxtribute._src.core.environment import seconds
 from jaxtribute._src.core.observers import BARRIER, observed
 from jaxtribute._src.core.types import Foreign, Nest
 from jaxtribute.errors import ArgumentTypeError, ClusterError, ConfigError, DeadlineError
@@ -46,9 +46,6 @@ from jaxtribute.errors import ArgumentTypeError, ClusterError, ConfigError, Dead
 if TYPE_CHECKING:
     from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver
 
-BIND = "JAXTRIBUTE_BIND_ADDRESS"
-SILENCE = "JAXTRIBUTE_SILENCE_S"
-TIMEOUT = "JAXTRIBUTE_TIMEOUT_S"
 _GRACE_S = 2.0
 _LONGEST_S = 600.0
 _HEARTBEAT_S = 24 * 3600
@@ -363,9 +360,7 @@ def connect(
         )
     _prepare(roster)
     _start(roster, timeout_s)
-    cluster = Cluster(
-        roster, distributed.global_state.client, seconds(SILENCE, 20.0, 1.0), seconds(TIMEOUT, 600.0, 1.0)
-    )
+    cluster = Cluster(roster, distributed.global_state.client, silence_s(), deadline_s())
     cluster.watch.start()
     atexit.register(leave)
     # A forked child is not a worker: its end is not the end of this process.
@@ -420,6 +415,12 @@ def _prepare(roster: Roster) -> None:
             f"{roster.names[roster.rank]} cannot join its cluster: JAX has already started in this process. "
             "HINT: make the strategy before anything that uses a JAX device or array."
         )
+    if roster.rank == 0 and len(roster.members) > 1 and ISLANDS in os.environ:
+        say(
+            "this program makes one cluster of all workers, and `launch --elastic` starts each of them again alone, "
+            "which cannot come back into it. HINT: use jd.experimental.ElasticStrategy; or leave out --elastic, with "
+            "--max-restarts for the whole job."
+        )
     backend.prepare_cpu_backend()
     if len(roster.members) > 1:
         allocator.tune_allocator()
@@ -443,7 +444,7 @@ def _start(roster: Roster, timeout_s: float) -> None:
         await_workers(
             roster, lambda: [] if can_connect(leader.address, 1.0) else [0], "for the start of the cluster", timeout_s
         )
-    bind = os.environ.get(BIND) or leader.address
+    bind = bind_address() or leader.address
     left_s = max(1, int(timeout_s - (time.monotonic() - start)))
     try:
         jax.distributed.initialize(

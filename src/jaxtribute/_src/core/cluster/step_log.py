@@ -11,7 +11,7 @@ import jax
 
 from jaxtribute._src.core.callers import frame_of, located
 from jaxtribute._src.core.cluster.waiting import RunningClock
-from jaxtribute._src.core.environment import seconds
+from jaxtribute._src.core.environment import reader, seconds
 from jaxtribute._src.core.jaxprs.core import numbers_of
 from jaxtribute._src.core.observers import Event, Observer
 from jaxtribute._src.core.types import Nest
@@ -176,6 +176,9 @@ def interval_s() -> float:
       ConfigError: the environment variable is no number.
     """
     return seconds(EVERY, 60.0, 0.0)
+
+
+reader(EVERY, interval_s)
 
 
 def comparison(before: Reports, after: Reports, seconds: float, names: Sequence[str]) -> str | None:

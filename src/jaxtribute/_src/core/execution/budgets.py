@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, TypeAlias
 
 from jaxtribute._src.core import points
+from jaxtribute._src.core.environment import reader
 
 if TYPE_CHECKING:
     from jaxtribute._src.core.types import Function
@@ -58,7 +59,10 @@ def asked_for(memory: Budget) -> Budget:
     """The budget that holds for a loss: its own, or the default."""
     if memory is not None:
         return memory
-    return _default if _default is not None else checked(os.environ.get(MEMORY) or None)
+    return _default if _default is not None else _told()
+
+
+_told = reader(MEMORY, lambda: checked(os.environ.get(MEMORY) or None))
 
 
 def within_budget(loss: Function, memory: Budget = None, *, gathers: bool = False) -> Function:

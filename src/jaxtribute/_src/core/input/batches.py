@@ -10,8 +10,7 @@ import jax
 import numpy as np
 
 from jaxtribute._src.core.input.splitting import Shard
-from jaxtribute._src.core.types import Foreign, Leaf, Nest
-from jaxtribute._src.core.values.distributed import PerReplica
+from jaxtribute._src.core.types import Leaf, Nest
 from jaxtribute._src.core.values.sparse import is_sparse
 from jaxtribute._src.core.values.spec import ArraySpec, PerReplicaSpec
 from jaxtribute.errors import InputError
@@ -191,31 +190,3 @@ def replica_spec(spec: Nest, shard: Shard, *, split: bool) -> Nest:
         return PerReplicaSpec((ArraySpec(shape, leaf.dtype),) * shard.local)
 
     return jax.tree.map(cut, spec)
-
-
-def examples_in(element: Nest) -> int:
-    """Examples in an element of a dataset, counted along axis 0: those of all workers where they share one array.
-
-    Args:
-      element: a batch on the host, or one that lies on the replicas' devices.
-    """
-    # The usual batch, an array or a tuple of arrays: JAX takes microseconds to find its leaves.
-    first = element[0] if type(element) is tuple and element else element
-    if isinstance(first, jax.Array | np.ndarray):
-        return _rows(first)
-    # As a leaf: rows over all replicas are counted, and not those of its parts.
-    leaves: list[Foreign] = jax.tree.leaves(element, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
-    if not leaves:
-        return 0
-    first = leaves[0]
-    if not isinstance(first, PerReplica):
-        return _rows(first)
-    if first.shapes is not None:
-        return sum(shape[0] for shape in first.shapes if shape)
-    return sum(map(_rows, first.values)) if first.is_tuple else _rows(first.data)
-
-
-def _rows(array: Foreign) -> int:
-    shape = np.shape(array)
-    # A scalar stands for one example.
-    return int(shape[0]) if shape else 1

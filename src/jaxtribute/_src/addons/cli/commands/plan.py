@@ -146,7 +146,8 @@ def _fit(arguments: argparse.Namespace) -> int:
     if ranked:
         if arguments.save is not None:
             found.save(arguments.save)
-        console.print(report.table(ranked, answer["memory"], answer["topology"]), highlight=False)
+        shown = report.table(ranked, answer["memory"], answer["topology"], len(found.found))
+        console.print(shown, highlight=False)
         saved = str(arguments.save or "")
         console.print(f"\n{report.lines_text(ranked[0], answer['batch'], saved)}", highlight=False, markup=False)
     console.print(f"\n{report.end_text(answer, found.found)}", highlight=False, markup=False)

@@ -1,0 +1,67 @@
+"""The doctor reads the library's own settings as the library does."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jaxtribute._src.addons.doctor import checks
+from jaxtribute._src.addons.doctor.report import Level, look
+from jaxtribute._src.core.environment import READERS, SETTINGS
+
+_FREE = {
+    "JAXTRIBUTE_RUN",  # any folder
+    "JAXTRIBUTE_SEARCHING",  # whether it is there
+    *(f"JAXTRIBUTE_{name}" for name in ("LAUNCHER", "LOCAL_CLUSTER", "PJRT_NPROC", "PREEMPTION_REPORT", "RAY_TASK")),
+    # Set by the library for its own processes, which take them away as they start.
+    *(f"JAXTRIBUTE_{name}" for name in ("RESTART", "RUN_TASK", "SLURM_GPUS", "SPARE")),
+}
+
+
+def test_right_settings_are_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SILENCE_S": "5", "STRAGGLERS_S": "0", "DEBUG": "collectives", "MEMORY": "1GiB"}.items():
+        monkeypatch.setenv(f"JAXTRIBUTE_{name}", value)
+    assert list(checks.check_settings(look({}))) == []
+
+
+def test_each_setting_is_read_or_free() -> None:
+    list(checks.check_settings(look({})))
+    assert READERS.keys() | _FREE == SETTINGS
+    assert not READERS.keys() & _FREE
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BIND_ADDRESS", "nowhere"),
+        ("CPU_DEVICES", "abc"),
+        ("DEBUG", "all"),
+        ("FAULTS", "[3]"),
+        ("INCARNATION", "x"),
+        ("MEMORY", "much"),
+        ("SILENCE_S", "abc"),
+        ("STRAGGLERS_S", "-1"),
+        ("TIMEOUT_S", "0"),
+        ("TRACK", "neptune"),
+        ("TUNE_ALLOCATOR", "maybe"),
+    ],
+)
+def test_a_wrong_setting_is_an_error_with_its_fix(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"JAXTRIBUTE_{name}", value)
+    (finding,) = checks.check_settings(look({}))
+    assert (finding.level, finding.title) == (Level.ERROR, "settings")
+    assert f"JAXTRIBUTE_{name}" in finding.text
+    assert value in finding.text
+    assert finding.fix
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["CPU_DEVICES", "FAULTS"])
+def test_the_doctor_starts_where_programs_do_not(name: str) -> None:
+    command = [sys.executable, "-m", "jaxtribute", "doctor"]
+    environment = os.environ | {f"JAXTRIBUTE_{name}": "abc", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"ERROR settings: JAXTRIBUTE_{name}='abc' is no" in done.stdout
+    assert "devices: " in done.stdout
