@@ -18,6 +18,8 @@ from jaxtribute._src.public import lazy_names as _lazy_names
 from jaxtribute._src.public import publish as _publish
 
 # The launcher starts in a tenth of the time without JAX, and leaves the settings of the environment to its ranks.
+# It says what is wrong with a setting, and must come to do so.
+_left_to_doctor = (errors.ConfigError,) if _examines() else ()
 if not _launches():
     from jaxtribute import config as config
     from jaxtribute._src import forks as _forks
@@ -56,8 +58,6 @@ if not _launches():
     _default.install()
     _offer_all()
     _forks.guard()
-    # It says what is wrong with a setting, and must come to do so.
-    _left_to_doctor = (errors.ConfigError,) if _examines() else ()
     # Before user code can start a backend; this starts none.
     with _suppress(*_left_to_doctor):
         config.apply_environment()
