@@ -331,3 +331,23 @@ def test_states_of_rows_are_refused_where_replicas_share_the_rows(kind: Any) -> 
     for call in (lambda: model.fit(x, y, batch_size=4, verbose=0), lambda: model.predict(x, batch_size=4, verbose=0)):
         with pytest.raises(VariableError, match=r"keeps a state for each row .* HINT: make it with stateful=False"):
             call()
+
+
+def test_weights_that_a_step_updates_by_hand_are_refused_by_name() -> None:
+    class Own(keras.Sequential):
+        def train_step(self, state: Any, data: Any) -> Any:
+            (trainable, others, slots, metrics), (x, y) = state, data
+
+            def loss(values: Any) -> Any:
+                return ((self.stateless_call(values, others, x)[0] - y) ** 2).mean()
+
+            new = [one - 0.1 * other for one, other in zip(trainable, jax.grad(loss)(trainable), strict=True)]
+            return {}, (new, others, slots, metrics)
+
+    with jd.MirroredStrategy(devices(2)).scope():
+        model: Any = Own([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    before = model.get_weights()
+    with pytest.raises(VariableError, match=r"/kernel another value on each of 2 replicas.*HINT: .*stateless_apply"):
+        model.fit(np.ones((8, 4), np.float32), np.ones((8, 1), np.float32), batch_size=4, verbose=0)
+    assert all(np.array_equal(one, other) for one, other in zip(before, model.get_weights(), strict=True))

@@ -69,6 +69,22 @@ def test_steps_of_padded_batches_are_verified_where_a_replica_has_no_rows() -> N
     assert all(one.right and "not verified" not in str(one) for one in verify.verdicts), verify.verdicts
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "batch"), [(10, 4), (20, 8), (10, 3), (9, 6)])
+def test_a_plain_fit_of_batches_that_are_filled_up_raises_no_alarm(rows: int, batch: int) -> None:
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(rows, 5)).astype(np.float32), random.integers(0, 3, rows)
+    with jd.MirroredStrategy([f"CPU:{number}" for number in range(4)]).scope():
+        model: Any = keras.Sequential([keras.Input((5,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(3)])
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    verify = Verify()
+    model.fit(x, y, batch_size=batch, epochs=2, verbose=0, callbacks=[verify])
+    assert verify.verdicts
+    for one in verify.verdicts:
+        assert (one.right, bool(one.tried), one.findings) == (True, True, []), str(one)
+        assert "not verified" not in str(one), str(one)
+
+
 def _context() -> Any:
     context = jd.get_replica_context()
     assert context is not None

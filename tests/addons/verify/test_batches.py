@@ -62,7 +62,7 @@ WITH_COUNT = {
 
 
 @pytest.mark.filterwarnings("ignore:.*has no global_batch_size:RuntimeWarning")
-@pytest.mark.parametrize("rows", [8, 5], ids=["even", "uneven"])
+@pytest.mark.parametrize("rows", [8, 5, 6], ids=["even", "uneven", "one replica of four empty"])
 @pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.parametrize("loss", [average, weighed, of_elements, of_the_replicas_rows])
 def test_a_loss_without_the_size_of_the_batch_is_named(loss: Callable[..., Any], replicas: int, rows: int) -> None:
@@ -77,8 +77,34 @@ def test_a_loss_without_the_size_of_the_batch_is_named(loss: Callable[..., Any],
     step = jd.function(lambda x, y: strategy.reduce("SUM", strategy.run(replica, (x, y)), axis=None))
     found = testing.verify(step, ROWS[:rows], TARGETS[:rows], strategy=strategy, raises=False)
     assert [one.culprit.pattern.name for one in found.findings] == ["default-batch-size"], str(found)
-    assert found.right == (rows == 8), str(found)
+    assert found.right == (rows % replicas == 0), str(found)
     assert WITH_COUNT.get(loss, "(per_example_losses, global_batch_size=count); or") in str(found)
+
+
+def mean(w: Any, x: Any, y: Any) -> Any:
+    return jnp.sum((x @ w - y) ** 2) / max(x.shape[0], 1)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 8])
+@pytest.mark.parametrize(("loss", "how"), [(average, "SUM"), (mean, "MEAN")])
+def test_a_verdict_says_of_the_own_batch_what_one_step_of_it_shows(loss: Any, how: Any, rows: int) -> None:
+    strategy = mirrored(4)
+    w, optimizer = state(strategy)
+
+    def replica(x: Any, y: Any) -> None:
+        optimizer.apply_gradients(jd.grad(lambda: loss(w, x, y), [w])(), how)
+
+    step = jd.function(lambda x, y: strategy.run(replica, (x, y)))
+    x, y = ROWS[:rows], TARGETS[:rows]
+    found = testing.verify(step, x, y, strategy=strategy, raises=False)
+    before = w.numpy()
+    for batch in strategy.experimental_distribute_dataset([(x, y)]):
+        step(*batch)
+    on_one_device = before - 0.1 * 2 * x.T @ (x @ before - y) / rows
+    assert found.findings, "wrong for some batches"
+    assert found.right == np.allclose(w.numpy(), on_one_device, rtol=1e-5), str(found)
 
 
 # Steps that are given no batch.

@@ -259,7 +259,7 @@ def alias_devices(aliases: Mapping[str, str]) -> AliasedDevices:
 
 def _instead(device_type: str, index: int) -> str:
     """Advice that makes a missing device exist, or another stand for it."""
-    split = "call jd.config.set_logical_cpu_devices(n) before JAX starts to split the CPU into n devices"
+    split = "set JAXTRIBUTE_CPU_DEVICES=n, or call jd.config.set_logical_cpu_devices(n) first, to split the CPU into n"
     if device_type == "CPU":
         return split
     alias = f'{{"{device_type}:{index}": "CPU:{index}"}}'

@@ -23,6 +23,7 @@ from jaxtribute._src.addons.keras.stateful import attributes_kept, with_part
 from jaxtribute._src.addons.keras.steps import Lists, Step, predict_step, rows_of, test_step, train_step
 from jaxtribute._src.addons.keras.tables import Tables
 from jaxtribute._src.addons.keras.variables import StrategyVariable, adopt, on_servers
+from jaxtribute.errors import VariableError
 from jaxtribute.extending import Context
 from jaxtribute.typing import Leaf, Nest
 
@@ -217,6 +218,7 @@ def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], St
             whole = alike and Context.current().executor.traced
             for variable, value in zip(lists.all, values, strict=True):
                 if value is not None:
+                    _check_alike(variable, value, alike=whole)
                     variable.stored.assign(value if whole else strategy.experimental_local_results(value)[0])
             return result if make is predict_step else jax.tree.map(_first, result, is_leaf=_is_distributed)
 
@@ -225,6 +227,21 @@ def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], St
 
     padding = Padding.of(model, strategy, _KINDS[make]) if compiled else None
     return _padding(padding, place, step_of, strategy)
+
+
+def _check_alike(variable: Any, value: Any, *, alike: bool) -> None:
+    """Checks that all replicas have come to the same new value of a variable.
+
+    Raises:
+      VariableError: they have not.
+    """
+    if alike and isinstance(value, PerReplica):
+        raise VariableError(
+            f"the step of fit gave {variable.path or variable.name} another value on each of {value.mesh.size} "
+            "replicas, which compute with their own rows. HINT: in a train_step(self, state, data) update weights by "
+            "self.optimizer.stateless_apply, which averages gradients over the replicas; for several optimizers write "
+            "train_step(self, data)."
+        )
 
 
 def _padding(

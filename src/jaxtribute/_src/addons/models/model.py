@@ -60,7 +60,7 @@ class Model(Generic[M]):
         same on all replicas. NNX has it in its modules: `nnx.BatchStat` and the counts of `nnx.Rngs`.
       rng: a random key or seed for `key` and `keys`; of an abstract module of NNX also for its `nnx.Rngs`.
       precision: the policy of dtypes (`jd.precision.Policy` or its text), in which the model is called: parameters,
-        inputs and results are cast.
+        inputs and results are cast. `value` and `apply` cast parameters alone.
       wrt: the parameters that are trained, if not all: of NNX a filter, such as `nnx.LoRAParam`; of a nest a function
         of a leaf, or a nest of True and False, as `equinox.partition` takes it. The others stay as they are.
       options: arguments of `jd.Optimizer`, such as `accumulate_steps`.

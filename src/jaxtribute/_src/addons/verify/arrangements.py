@@ -64,6 +64,11 @@ class Arrangement:
         return tuple(number for number, size in enumerate(self.sizes) if not size)
 
     @property
+    def alike(self) -> bool:
+        """True if all replicas that have rows have as many."""
+        return len(set(self.sizes) - {0}) == 1
+
+    @property
     def kind(self) -> str:
         """The fall of the batch, in words."""
         if self.idle:
@@ -124,7 +129,8 @@ def arrangements(batch: int) -> Iterator[Sequence[Arrangement]]:
     yield _even(batch, 3)
     yield _even(batch, 4)
     yield [Arrangement(slice_sizes(rows, 3)) for rows in (11, 8)]
-    yield [Arrangement(slice_sizes(rows, 4)) for rows in (5, 9)]
+    # 3, 3, 3 and none, so that what only an empty replica shows is told from what unequal ones do.
+    yield [Arrangement(slice_sizes(rows, 4)) for rows in (9, 5)]
     # What is clipped, or not yet, hides how large gradients are.
     for factor in _FACTORS:
         yield [Arrangement(one.sizes, factor) for one in pairs(batch)]

@@ -167,4 +167,7 @@ class Step:
         function = function if around is None else around(function)
         strategy = self._strategies[0]
         drawn = drawn_rows(call.recent)
-        return Verification(self.name, function, args, kwargs, strategy, self._variables, drawn, first)
+        verification = Verification(self.name, function, args, kwargs, strategy, self._variables, drawn, first)
+        # The steps of `fit` that fill batches up are given the number of rows that count, too.
+        verification.padded = self._in_fit and len(args) > 1
+        return verification

@@ -33,6 +33,15 @@ class Finding:
         """True if batches that the replicas share evenly are right."""
         return all(one.kind != "divides" for one in self.failing)
 
+    def concerns(self, uneven: bool, idle: bool) -> bool:
+        """True if it changes what a program does.
+
+        Args:
+          uneven: the program has batches that its replicas share unevenly.
+          idle: it has batches that leave replicas empty.
+        """
+        return not self.conditional or uneven or (idle and any(one.idle and one.alike for one in self.failing))
+
 
 @dataclass(slots=True, eq=False)
 class Verdict:
@@ -52,7 +61,8 @@ class Verdict:
       unread: the line that differentiates a loss that reads nothing that is trained, if nothing has changed.
       blank: what is trained, and is no number (NaN) after the step on one device: all replicas agree on that.
       seconds: how long it took.
-      uneven: True if the program has batches that its replicas share unevenly.
+      uneven: True if the program has batches that its replicas share unevenly, not counting those without a row.
+      idle: True if it has batches that leave replicas without a row.
       asynchronous: True for a function of a coordinator, whose workers have one replica each: what differs on several
         replicas does no harm there.
       in_fit: True if the step is one of Keras's `fit`, which reduces losses, gradients and metrics by rules of its own.
@@ -72,13 +82,14 @@ class Verdict:
     blank: list[str] = field(default_factory=list)
     seconds: float = 0.0
     uneven: bool = False
+    idle: bool = False
     asynchronous: bool = False
     in_fit: bool = False
 
     @property
     def right(self) -> bool:
         """True if nothing was found that concerns the program's own batches and replicas."""
-        return self.asynchronous or all(one.conditional and not self.uneven for one in self.findings)
+        return self.asynchronous or not any(one.concerns(self.uneven, self.idle) for one in self.findings)
 
     @property
     def compared(self) -> bool:

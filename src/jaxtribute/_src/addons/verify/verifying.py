@@ -89,6 +89,8 @@ class Verification:
         self._paths = paths_of((tuple(args), kwargs))
         self.fed: dict[str, int] = {} if first is None else dict(first.fed)
         """By the path of a result the place where the next call was given it."""
+        self.padded = False
+        """True if batches are filled up, so that replicas always share them evenly."""
         self._context = Context.current()
         self._known: dict[Arrangement, tuple[Outcome, Draws]] = {}
         self._found: dict[Arrangement, Outcome] = {}
@@ -209,6 +211,10 @@ class Verification:
 
     def _groups(self, verdict: Verdict, *, brief: bool) -> Iterator[Sequence[Arrangement]]:
         """Gives the arrangements, as `arrangements` does: those of the call, of a later one, of other branches."""
+        for group in self._any_groups(verdict, brief=brief):
+            yield [one for one in group if one.kind == "divides"] if self.padded else group
+
+    def _any_groups(self, verdict: Verdict, *, brief: bool) -> Iterator[Sequence[Arrangement]]:
         if brief:
             yield pairs(self.batch)
             yield uneven()

@@ -57,6 +57,8 @@ class Watcher(Observer):
         self._drawn: list[Any] = []
         self._uneven: set[Any] = set()
         """The steps that have had a batch that their replicas share unevenly."""
+        self._idle: set[Any] = set()
+        """The steps that have had a batch that left replicas without a row."""
         self._reduced: set[Any] = set()
         """Reductions around steps that are verified."""
         self._busy = False
@@ -108,12 +110,18 @@ class Watcher(Observer):
             del self._drawn[:-_RECENT]
 
     def _look_at(self, batch: Any, key: Any) -> None:
-        """Notes whether replicas share a batch of a step unevenly; those without rows do not count."""
-        if key is not None and any(map(_is_uneven, Nests.flatten(batch)[0])):
+        """Notes how the replicas share a batch of a step."""
+        parts = [_shapes(leaf) for leaf in Nests.flatten(batch)[0]] if key is not None else []
+        if any(sum(shape[0] > 0 for shape in shapes) > 1 for shapes in parts):
             self._uneven.add(key)
-            step = self._steps.get(key)
-            for verdict in step.verdicts if step is not None else ():
-                verdict.uneven = True
+        if any(shape[0] == 0 for shapes in parts for shape in shapes):
+            self._idle.add(key)
+        step = self._steps.get(key)
+        for verdict in step.verdicts if step is not None else ():
+            self._tell(verdict, key)
+
+    def _tell(self, verdict: Verdict, key: Any) -> None:
+        verdict.uneven, verdict.idle = key in self._uneven, key in self._idle
 
     def _count(self) -> None:
         calls = max((step.calls for step in self._steps.values() if step is not None), default=CALLS[1])
@@ -214,7 +222,7 @@ class Watcher(Observer):
     def _add(self, verdict: Verdict | None, key: Any) -> None:
         if verdict is None:
             return
-        verdict.uneven = key in self._uneven
+        self._tell(verdict, key)
         self.ending.restart()
         self.verdicts.append(verdict)
         self._report(verdict)
@@ -243,9 +251,9 @@ def _is_default(strategy: Any) -> bool:
     return getattr(strategy, "is_default", False)
 
 
-def _is_uneven(leaf: Any) -> bool:
-    shapes = (leaf.shapes or ()) if isinstance(leaf, PerReplica) else ()
-    return len({shape for shape in shapes if shape[0]}) > 1
+def _shapes(leaf: Any) -> set[tuple[int, ...]]:
+    """The shapes of the replicas' parts of a batch, where they are not all the same."""
+    return set((leaf.shapes or ()) if isinstance(leaf, PerReplica) else ())
 
 
 class ScriptError(Exception):

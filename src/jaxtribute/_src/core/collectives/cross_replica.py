@@ -69,7 +69,8 @@ def reduce_value(value: Numeric, op: ReduceOp, axis: int | tuple[int, ...] | Non
         if replicas > 1 and op is ReduceOp.SUM and axis is None:
             raise ArgumentError(
                 f"reduce('SUM') over {replicas} replicas of {data!r}, which is not a distributed value, does not say "
-                "whether each replica holds it. HINT: pass what strategy.run returned, or use 'MEAN'."
+                "whether each replica holds it. HINT: return arrays of the replicas, such as jnp.asarray(x.shape[0]), "
+                "as equal numbers of Python become one; or use 'MEAN'."
             )
     reduction = reduction_of(op)
     array = reduction.prepared(data)
