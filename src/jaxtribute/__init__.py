@@ -18,7 +18,7 @@ from jaxtribute._src.public import lazy_names as _lazy_names
 from jaxtribute._src.public import publish as _publish
 
 # The launcher starts in a tenth of the time without JAX, and leaves the settings of the environment to its ranks.
-# It says what is wrong with a setting, and must come to do so.
+# The doctor says what is wrong with a setting, and must come to do so.
 _left_to_doctor = (errors.ConfigError,) if _examines() else ()
 if not _launches():
     from jaxtribute import config as config
