@@ -41,7 +41,9 @@ def test_training_on_two_workers(multi_process: SharedRunners, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_what_one_worker_saves_all_can_load(multi_process: SharedRunners, tmp_path: Path) -> None:
-    for found in multi_process(workers=2, devices=2).run(keras_workers.save_and_load, (str(tmp_path),)):
+    runner = multi_process(workers=2, devices=2)
+    # A dozen fits, which compile for most of their time.
+    for found in runner.run(keras_workers.save_and_load, (str(tmp_path),), timeout_s=400):
         assert found == dict.fromkeys(found, 0.0), found
         assert len(found) == 2 * len(keras_workers.SAVES)
 
