@@ -103,8 +103,12 @@ def test_a_verdict_says_of_the_own_batch_what_one_step_of_it_shows(loss: Any, ho
     for batch in strategy.experimental_distribute_dataset([(x, y)]):
         step(*batch)
     on_one_device = before - 0.1 * 2 * x.T @ (x @ before - y) / rows
-    assert found.findings, "wrong for some batches"
-    assert found.right == np.allclose(w.numpy(), on_one_device, rtol=1e-5), str(found)
+    same = np.allclose(w.numpy(), on_one_device, rtol=1e-5)
+    if rows == 1:  # of one row all shares are alike: only replicas that are empty show it
+        assert same or not found.complete, str(found)
+    else:
+        assert found.findings, "wrong for some batches"
+        assert found.right == same, str(found)
 
 
 # Steps that are given no batch.

@@ -63,6 +63,7 @@ class Verdict:
       seconds: how long it took.
       uneven: True if the program has batches that its replicas share unevenly, not counting those without a row.
       idle: True if it has batches that leave replicas without a row.
+      unsure: True if it differs where replicas have no rows, and nothing tells why.
       asynchronous: True for a function of a coordinator, whose workers have one replica each: what differs on several
         replicas does no harm there.
       in_fit: True if the step is one of Keras's `fit`, which reduces losses, gradients and metrics by rules of its own.
@@ -83,6 +84,7 @@ class Verdict:
     seconds: float = 0.0
     uneven: bool = False
     idle: bool = False
+    unsure: bool = False
     asynchronous: bool = False
     in_fit: bool = False
 
@@ -98,8 +100,13 @@ class Verdict:
 
     @property
     def complete(self) -> bool:
-        """True if the step was compared, and nothing hides what it trains."""
-        return self.compared and not self.pending and not self.still and not self.blank
+        """True if the step was compared, and nothing hides what it trains, or what the program's batches do."""
+        return self.compared and not self.pending and not self.hidden
+
+    @property
+    def hidden(self) -> bool:
+        """True if what was compared does not tell what the program trains."""
+        return self.still or bool(self.blank) or (self.unsure and self.idle)
 
     def __str__(self) -> str:
         from jaxtribute._src.addons.verify.report import text  # which imports this module

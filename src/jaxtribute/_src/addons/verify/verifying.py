@@ -364,6 +364,7 @@ class Verification:
         if wrong and not self._is_shared() and self._judge_alone(wrong, verdict, names):
             return
         if wrong and all(one.idle for one, _ in wrong):
+            verdict.unsure = True
             verdict.unverified.append(
                 f"{shown} differ where replicas have no rows ({wrong[0][0]}): see that nothing divides by their number"
             )

@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if not all(verdict.compared for verdict in verdicts):
         return NOTHING
-    return UNSEEN if unseen or any(verdict.still or verdict.blank for verdict in verdicts) else 0
+    return UNSEEN if unseen or any(verdict.hidden for verdict in verdicts) else 0
 
 
 def _show(error: BaseException | None, script: Path) -> None:
