@@ -13,6 +13,7 @@ from typing import Any as _Any
 from jaxtribute import errors as errors
 from jaxtribute._src.launching import examines as _examines
 from jaxtribute._src.launching import launches as _launches
+from jaxtribute._src.launching import looks_on as _looks_on
 from jaxtribute._src.offers import offer_all as _offer_all
 from jaxtribute._src.public import lazy_names as _lazy_names
 from jaxtribute._src.public import publish as _publish
@@ -122,7 +123,7 @@ _publish(__name__, [name for name in globals() if not name.startswith("_")])
 
 # At the end: what they load imports the names above.
 if not _launches():
-    if "JAXTRIBUTE_RUN" in _environ:
+    if "JAXTRIBUTE_RUN" in _environ and not _looks_on():
         _import_module(f"{__name__}._src.addons.live.starting").apply_environment()
     if "JAXTRIBUTE_FAULTS" in _environ:
         with _suppress(*_left_to_doctor):

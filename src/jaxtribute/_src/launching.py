@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 _COMMANDS = ("jaxtribute", "jaxtribute.cli")
+_LOOKING = ("doctor", "top", "serve", "migrate", "--version", "--help", "-h")
 
 
 def launches() -> bool:
@@ -18,7 +19,12 @@ def examines() -> bool:
     return _is("doctor")
 
 
-def _is(command: str) -> bool:
+def looks_on() -> bool:
+    """True if this process is one of the library's commands that train nothing: it is no part of a run."""
+    return _is(*_LOOKING)
+
+
+def _is(*commands: str) -> bool:
     # While Python looks for a module `sys.argv` has "-m" for its name; the words of the command line have it.
     words = sys.orig_argv[-len(sys.argv) :]
-    return words[1:2] == [command] and Path(words[0]).name in _COMMANDS
+    return len(words) > 1 and words[1] in commands and Path(words[0]).name in _COMMANDS

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +66,18 @@ def test_the_doctor_starts_where_programs_do_not(name: str) -> None:
     assert done.returncode == 1
     assert f"ERROR settings: JAXTRIBUTE_{name}='abc' is no" in done.stdout
     assert "devices: " in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "status"), [("doctor", 1), ("--version", 0)])
+def test_commands_that_train_nothing_are_no_part_of_a_run(command: str, status: int, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for run in (tmp_path / "file" / "run", tmp_path / "run"):
+        environment = os.environ | {"JAXTRIBUTE_RUN": str(run), "JAX_PLATFORMS": "cpu"}
+        words = [sys.executable, "-m", "jaxtribute", command]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        assert "Traceback" not in done.stdout + done.stderr
+        assert not run.exists()
+        if run.parent != tmp_path:
+            assert done.returncode == status, done.stdout
+            assert ("ERROR settings: JAXTRIBUTE_RUN" in done.stdout) == (command == "doctor")

@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from operator import attrgetter
+from pathlib import Path
 
 import jax
 
 from jaxtribute._src.addons.doctor.report import Finding, Level, Situation
 from jaxtribute._src.addons.doctor.versions import check_versions
+from jaxtribute._src.addons.launcher.environment import RUN
 from jaxtribute._src.addons.messaging.certificates import CERTIFICATE, problem_of
 from jaxtribute.cluster_resolver import known
 from jaxtribute.errors import ClusterSpecError
@@ -39,6 +41,16 @@ def check_settings(_: Situation) -> Iterator[Finding]:
     for name, problem in settings.problems().items():
         words, _hint, fix = problem.partition(" HINT: ")
         yield Finding(Level.ERROR, "settings", words if name in words else f"{name}: {words}", fix)
+    yield from _of_run(os.environ.get(RUN, ""))
+
+
+def _of_run(directory: str) -> Iterator[Finding]:
+    """Says that nothing can be written into the folder of a run."""
+    path = Path(directory).absolute()
+    place = next(one for one in (path, *path.parents) if one.exists())
+    if directory and not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        text = f"{RUN}={directory!r}: nothing can be written to {place}."
+        yield Finding(Level.ERROR, "settings", text, "name a folder that this user may write to.")
 
 
 def check_cluster(situation: Situation) -> Iterator[Finding]:

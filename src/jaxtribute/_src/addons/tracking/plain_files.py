@@ -23,7 +23,8 @@ class Table:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         # A text may hold halves of surrogates, as names of files do: UTF-8 has none.
-        self._file = (directory / "metrics.csv").open("a", encoding="utf-8", errors="backslashreplace", newline="")
+        # Line by line, so that a process that is killed has written them.
+        self._file = (directory / "metrics.csv").open("a", 1, encoding="utf-8", errors="backslashreplace", newline="")
         self._rows = csv.writer(self._file)
         # A run that goes on has the heading already.
         if not self._file.tell():
@@ -67,7 +68,7 @@ class JsonLines:
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._file = (directory / "metrics.jsonl").open("a", encoding="utf-8")
+        self._file = (directory / "metrics.jsonl").open("a", 1, encoding="utf-8")
 
     def _write(self, step: int | None, time_s: float | None, facts: Mapping[str, Json]) -> None:
         when = {} if step is None else {"step": step, "time": time_s}
