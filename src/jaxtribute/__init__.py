@@ -18,9 +18,9 @@ from jaxtribute._src.offers import offer_all as _offer_all
 from jaxtribute._src.public import lazy_names as _lazy_names
 from jaxtribute._src.public import publish as _publish
 
-# The launcher starts in a tenth of the time without JAX, and leaves the settings of the environment to its ranks.
 # The doctor says what is wrong with a setting, and must come to do so.
 _left_to_doctor = (errors.ConfigError,) if _examines() else ()
+# The launcher starts in a tenth of the time without JAX, and leaves the settings of the environment to its ranks.
 if not _launches():
     from jaxtribute import config as config
     from jaxtribute._src import forks as _forks

@@ -16,6 +16,7 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.addons.tracking import choosing, sending, summary
+from jaxtribute._src.addons.tracking.plain_files import JsonLines, Table
 from processes import run_python
 
 
@@ -72,6 +73,16 @@ def test_tensorboard(tmp_path: Path) -> None:
     data = file.read_bytes()
     for name in (b"configuration", b"loss", b"hits", b"weights", b"sample", b"a <b> text"):
         assert name in data
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Table, "metrics.csv"), (JsonLines, "metrics.jsonl")])
+def test_what_is_written_is_in_the_file_before_a_flush(
+    kind: type[Table | JsonLines], name: str, tmp_path: Path
+) -> None:
+    tracker = kind(tmp_path)
+    tracker.scalars({"loss": 0.5}, 3, 1.0)
+    assert "loss" in (tmp_path / name).read_text()
+    tracker.close()
 
 
 @pytest.mark.parametrize("name", ["csv", "jsonl", "tensorboard"])

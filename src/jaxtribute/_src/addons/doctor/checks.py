@@ -39,15 +39,15 @@ def check_settings(_: Situation) -> Iterator[Finding]:
     for module, name in _READ_BY.items():
         getattr(import_module(module), name)  # which loads what reads a setting, and that says how
     for name, problem in settings.problems().items():
-        words, _hint, fix = problem.partition(" HINT: ")
-        yield Finding(Level.ERROR, "settings", words if name in words else f"{name}: {words}", fix)
+        yield Finding.of_error("settings", problem if name in problem.partition(" HINT: ")[0] else f"{name}: {problem}")
     yield from _of_run(os.environ.get(RUN, ""))
 
 
 def _of_run(directory: str) -> Iterator[Finding]:
     """Says that nothing can be written into the folder of a run."""
     path = Path(directory).absolute()
-    place = next(one for one in (path, *path.parents) if one.exists())
+    # Not `exists`, which raises where a folder above may not be looked into.
+    place = next(one for one in (path, *path.parents) if os.access(one, os.F_OK))
     if directory and not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         text = f"{RUN}={directory!r}: nothing can be written to {place}."
         yield Finding(Level.ERROR, "settings", text, "name a folder that this user may write to.")
@@ -59,8 +59,7 @@ def check_cluster(situation: Situation) -> Iterator[Finding]:
     if found is not None:
         yield Finding(Level.FACT, "resolver", f"{type(found.resolver).__name__}: {found.why}")
     if situation.problem:
-        words, _, fix = situation.problem.partition(" HINT: ")
-        yield Finding(Level.ERROR, "cluster", words, fix)
+        yield Finding.of_error("cluster", situation.problem)
     elif found is None:
         # Nothing found is the usual case at home, and a mystery on a cluster: what was looked for tells.
         looked = "; ".join(kind.looks_for for kind in known() if kind.looks_for)
@@ -125,8 +124,7 @@ def _can_listen(situation: Situation, address: Address) -> Finding:
     try:
         where = Address.parse(bind) if bind else address
     except ClusterSpecError as error:
-        words, _, fix = str(error).partition(" HINT: ")
-        return Finding(Level.ERROR, "coordinator", f"{_BIND}: {words}", fix)
+        return Finding.of_error("coordinator", f"{_BIND}: {error}")
     try:
         family = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family[0], family[1]) as probe:

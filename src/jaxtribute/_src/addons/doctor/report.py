@@ -37,6 +37,12 @@ class Finding:
     text: str
     fix: str = ""
 
+    @classmethod
+    def of_error(cls, title: str, message: str) -> Finding:
+        """An error of the library: what its message says, and the hint as what to do."""
+        text, _, fix = message.partition(" HINT: ")
+        return cls(Level.ERROR, title, text, fix)
+
 
 @dataclass(frozen=True)
 class Situation:

@@ -38,8 +38,7 @@ def check(situation: Situation, seconds: float = SECONDS) -> Iterator[Finding]:
             yield Finding(Level.FACT, "test", f"without a cluster: {WORKERS} processes on the CPU of this machine")
             found = run_multi_process(rehearse, workers=WORKERS, args=(seconds,), timeout_s=120 + 2 * seconds)[0]
     except (JaxtributeError, RuntimeError, ValueError, AssertionError) as error:
-        words, _, fix = str(error).partition(" HINT: ")
-        yield Finding(Level.ERROR, "test", words, fix)
+        yield Finding.of_error("test", str(error))
         return
     reduced = ", ".join(f"{size >> 10} KB in {took * 1e3:.2f} ms" for size, took in found["reduce"].items())
     yield Finding(Level.GOOD, "all-reduce", f"{found['replicas']} replicas: {reduced} (medians of {found['rounds']})")
