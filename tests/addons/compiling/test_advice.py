@@ -107,7 +107,7 @@ BOTH, FEWER = 'accumulate_steps, wire="bfloat16", or what', "accumulate_steps, o
 def test_only_what_changes_something_is_advised(
     tmp_path: Path, strategy: str, optimizer: str, kind: str, told: str
 ) -> None:
-    found = advice(tmp_path, 2, 512, "bfloat16", True, False, strategy=strategy, optimizer=optimizer)
+    found = advice(tmp_path, 2, 1024, "bfloat16", True, False, strategy=strategy, optimizer=optimizer)
     waits = [line for line in found.splitlines() if f"waiting for {kind}" in line]
     assert waits, found
     assert all(f"more examples on each device, {told}" in line for line in waits), found
@@ -116,7 +116,7 @@ def test_only_what_changes_something_is_advised(
 
 @pytest.mark.parametrize("strategy", [WIRE, "cross_device_ops=jd.HierarchicalCopyAllReduce()"], ids=["wire", "tree"])
 def test_a_smaller_type_is_not_advised_where_it_is_set_or_refused(tmp_path: Path, strategy: str) -> None:
-    assert "wire=" not in advice(tmp_path, 2, 512, "bfloat16", True, False, strategy=strategy)
+    assert "wire=" not in advice(tmp_path, 2, 1024, "bfloat16", True, False, strategy=strategy)
 
 
 def variable(*, by_rows: bool = False, size: int = 1 << 20, wire: str | None = None) -> SimpleNamespace:

@@ -30,13 +30,15 @@ SCRIPT = """
         threading.setprofile(None)
         return sorted(found)
 
+    # Looked up here: what `jd` imports for a name that is asked for first is no part of a step.
+    value_and_grad = jd.value_and_grad
     strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         w = jd.Variable(jnp.ones((4, 2)))
         optimizer = jd.Optimizer(optax.adam(1e-2), [w])
 
     def fn(x):
-        loss, gradients = jd.value_and_grad(lambda: ((x @ w) ** 2).mean(), [w])()
+        loss, gradients = value_and_grad(lambda: ((x @ w) ** 2).mean(), [w])()
         optimizer.apply_gradients(gradients)
         return loss
 
