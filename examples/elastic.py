@@ -2,10 +2,12 @@
 
     python examples/elastic.py                                                        alone
     jaxtribute launch --elastic --workers 3 examples/elastic.py --kill 1              two of three finish
-    jaxtribute launch --elastic --workers 3 --max-restarts 3 examples/elastic.py --kill 1
+    jaxtribute launch --elastic --workers 3 --max-restarts 3 examples/elastic.py --kill 1 --epochs 200
 
 Each process is an island: it has a device, and runs the whole program. With `--kill` one of them kills itself in the
-middle of the training, as if its machine had gone. At the end each island says how often it has seen each image.
+second epoch, as if its machine had gone; with `--max-restarts` it is started again, which takes seconds, and joins the
+others if they are not done by then. With `--checkpoints DIR` a job that is started again goes on after the last epoch
+that was saved. At the end each island says how often it has seen each image.
 """
 
 import argparse
@@ -22,14 +24,16 @@ from sklearn.datasets import load_digits
 
 import jaxtribute as jd
 
-BATCH, EPOCHS, IMAGES = 64, 4, 1797
+BATCH, IMAGES = 64, 1797
 
 
 def main() -> int:
     """Trains, and returns 0 if each image was seen once in each epoch."""
     parser = argparse.ArgumentParser(description="Training that goes on when a process is killed.")
     parser.add_argument("--kill", type=int, metavar="ISLAND", help="the island that kills itself in the second epoch")
-    killed: int | None = parser.parse_args().kill
+    parser.add_argument("--epochs", type=int, default=4, metavar="N", help="passes over the images (4)")
+    parser.add_argument("--checkpoints", metavar="DIR", help="a folder that all machines see; saves each epoch")
+    options = parser.parse_args()
     strategy = jd.experimental.ElasticStrategy()
     found: Any = load_digits()
     data = (found.data / 16).astype(np.float32), found.target.astype(np.int32), np.arange(IMAGES, dtype=np.int32)
@@ -55,19 +59,28 @@ def main() -> int:
     def step(batch: Any) -> jax.Array:
         return strategy.reduce("SUM", strategy.run(replica, batch), axis=None)
 
-    # All islands read the same batches, so what shuffles is seeded.
-    dataset = strategy.experimental_make_numpy_dataset(data).shuffle(seed=0).batch(BATCH)
+    examples = strategy.experimental_make_numpy_dataset(data)
     first_life = os.environ.get("JAXTRIBUTE_INCARNATION", "0") == "0"
-    for epoch in range(EPOCHS):
+    checkpoint = jd.Checkpoint(hidden=hidden, output=output, seen=seen, optimizer=optimizer)
+    manager = jd.CheckpointManager(checkpoint, options.checkpoints) if options.checkpoints else None
+    if manager is not None:
+        manager.restore_or_initialize()
+    for epoch in range(int(np.max(seen)), options.epochs):
+        # All islands read the same batches, and so does a job that goes on: each epoch is shuffled by its number.
+        dataset = examples.shuffle(seed=epoch).batch(BATCH)
         losses: list[float] = []
         for number, batch in enumerate(strategy.experimental_distribute_dataset(dataset)):
-            if first_life and strategy.island == killed and (epoch, number) == (1, 10):
+            if first_life and strategy.island == options.kill and (epoch, number) == (1, 10):
                 os.kill(os.getpid(), signal.SIGKILL)
             losses.append(float(step(batch)))
         print(f"epoch {epoch}: loss {np.mean(losses):.4f}, islands {list(strategy.islands)}", flush=True)
+        if manager is not None:
+            manager.save()
+    if manager is not None:
+        manager.close()
     times = sorted({int(count) for count in np.asarray(seen)})
     print(f"Each of {IMAGES} images was seen {' or '.join(map(str, times))} times.")
-    return 0 if times == [EPOCHS] else 1
+    return 0 if times == [options.epochs] else 1
 
 
 if __name__ == "__main__":

@@ -115,16 +115,22 @@ def parsed(words: list[str]) -> argparse.Namespace:
 
 
 def test_the_files_for_islands_say_what_the_launcher_takes() -> None:
-    _, _, job = list(yaml.safe_load_all(ELASTIC_MANIFEST.read_text(encoding="utf-8")))
-    (container,) = job["spec"]["template"]["spec"]["containers"]
+    claim, _, _, job = list(yaml.safe_load_all(ELASTIC_MANIFEST.read_text(encoding="utf-8")))
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["volumes"][1]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert [one["name"] for one in pod["volumes"]] == [one["name"] for one in container["volumeMounts"]]
+    assert container["args"][-1].startswith(f"--checkpoints={container['volumeMounts'][1]['mountPath']}/")
     assert {"name": "JOB_COMPLETION_INDEX"}.items() <= container["env"][1].items()
     found = parsed([word.replace("$(JOB_COMPLETION_INDEX)", "1") for word in container["args"]])
-    domain = job["spec"]["template"]["spec"]["subdomain"]
-    assert list(found.hosts) == [f"{job['metadata']['name']}-{n}.{domain}" for n in range(job["spec"]["completions"])]
+    assert list(found.hosts) == [
+        f"{job['metadata']['name']}-{n}.{pod['subdomain']}" for n in range(job["spec"]["completions"])
+    ]
     text = ELASTIC_SBATCH.read_text(encoding="utf-8")
-    (line,) = re.findall(r"sh -c 'jaxtribute launch (.*)'", text.replace("\\\n", ""))
+    (line,) = re.findall(r"sh -c 'jaxtribute launch (.*)' \|\| status", text.replace("\\\n", ""))
     values = {"$hosts": "a,b", "$port": "20001", "$SLURM_PROCID": "1", "$key": "key", "$folder": "logs"}
     found = parsed([values.get(word, word) for word in shlex.split(line)])
+    assert found.arguments == ["--checkpoints", "$folder/checkpoints"]
     assert (found.hosts, found.node_rank, found.port) == (("a", "b"), 1, 20001)
 
 
@@ -207,6 +213,48 @@ def test_the_command_of_the_manifests_runs_in_every_pod(machines: tuple[Machine,
     assert said == [[f"[{rank}] task {rank} of 2 2 --checkpoints=/checkpoints/digits"] for rank in range(2)], outputs
     assert [one.returncode for one in pods] == [0, 0]
     assert job["spec"]["completions"] == len(pods)
+
+
+@pytest.mark.slow
+def test_the_islands_of_the_manifest_go_on_from_their_checkpoint(
+    machines: tuple[Machine, Machine], place: Path
+) -> None:
+    *_, job = yaml.safe_load_all(ELASTIC_MANIFEST.read_text(encoding="utf-8"))
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    shutil.copy(ROOT / "examples" / "elastic.py", place / "examples")
+    hosts = "--hosts=" + ",".join(machine.address for machine in machines)
+    words = [hosts if word.startswith("--hosts") else word for word in container["args"]]
+    words = [word.replace("/run/jaxtribute", str(place)).replace("=/checkpoints", f"={place}") for word in words]
+
+    def epochs(count: int) -> list[str]:
+        """The epochs that the first island tells of in a job of so many."""
+        pods = [
+            subprocess.Popen(
+                [*machine.within, *container["command"], *_ranked(words, rank), "--epochs", str(count)],
+                cwd=place,
+                env=environment(place),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank, machine in enumerate(machines)
+        ]
+        try:
+            outputs = [one.communicate(timeout=300)[0] for one in pods]
+        finally:
+            for one in pods:
+                one.kill()
+                one.wait()
+        assert [one.returncode for one in pods] == [0, 0], outputs
+        return re.findall(r"^\[0\] epoch (\d+)", outputs[0], re.MULTILINE)
+
+    assert epochs(1) == ["0"]
+    assert epochs(2) == ["1"]
+    assert sorted(path.name for path in (place / "logs").iterdir()) == [f"rank-{rank}.log" for rank in range(4)]
+
+
+def _ranked(words: list[str], rank: int) -> list[str]:
+    return [word.replace("$(JOB_COMPLETION_INDEX)", str(rank)) for word in words]
 
 
 @pytest.mark.slow

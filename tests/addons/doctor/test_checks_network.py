@@ -40,6 +40,8 @@ def test_the_coordinator_cannot_listen() -> None:
         assert "in use" in found.text
         elsewhere = findings([address, "127.0.0.1:1"], 0, JAXTRIBUTE_BIND_ADDRESS=free_address())
     assert elsewhere["coordinator"].level is Level.GOOD
+    # The check of settings tells of it.
+    assert findings([address, "127.0.0.1:1"], 0, JAXTRIBUTE_BIND_ADDRESS="nowhere") == {}
 
 
 def test_a_coordinator_that_answers() -> None:

@@ -81,3 +81,10 @@ def test_commands_that_train_nothing_are_no_part_of_a_run(command: str, status: 
         if run.parent != tmp_path:
             assert done.returncode == status, done.stdout
             assert ("ERROR settings: JAXTRIBUTE_RUN" in done.stdout) == (command == "doctor")
+
+
+def test_a_name_that_is_nearly_a_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXTRIBUTE_TIMOUT_S", "3")
+    (finding,) = checks.check_settings(look({}))
+    assert (finding.level, finding.text) == (Level.WARNING, "JAXTRIBUTE_TIMOUT_S is not read")
+    assert "JAXTRIBUTE_TIMEOUT_S" in finding.fix

@@ -56,15 +56,23 @@ def problems() -> dict[str, str]:
     return refused
 
 
-def check_names() -> None:
-    """Warns of environment variables whose names are nearly those of settings."""
+def misspelt() -> dict[str, str]:
+    """Environment variables whose names are nearly those of settings; each with the setting."""
+    meant: dict[str, str] = {}
     for name in os.environ.keys() - SETTINGS:
         if name.startswith(_PREFIX):
             import difflib  # few programs have one
 
             own = [setting.removeprefix(_PREFIX) for setting in SETTINGS]
             for near in difflib.get_close_matches(name.removeprefix(_PREFIX), own, 1, 0.8):
-                warnings.warn(f"{name} is not read. HINT: set {_PREFIX}{near}, if that is meant.", stacklevel=2)
+                meant[name] = _PREFIX + near
+    return meant
+
+
+def check_names() -> None:
+    """Warns of environment variables whose names are nearly those of settings."""
+    for name, meant in misspelt().items():
+        warnings.warn(f"{name} is not read. HINT: set {meant}, if that is meant.", stacklevel=2)
 
 
 def words(variable: str, known: frozenset[str]) -> frozenset[str]:

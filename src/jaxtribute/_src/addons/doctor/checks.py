@@ -40,6 +40,8 @@ def check_settings(_: Situation) -> Iterator[Finding]:
         getattr(import_module(module), name)  # which loads what reads a setting, and that says how
     for name, problem in settings.problems().items():
         yield Finding.of_error("settings", problem if name in problem.partition(" HINT: ")[0] else f"{name}: {problem}")
+    for name, meant in settings.misspelt().items():
+        yield Finding(Level.WARNING, "settings", f"{name} is not read", f"set {meant}, if that is meant.")
     yield from _of_run(os.environ.get(RUN, ""))
 
 
@@ -113,32 +115,33 @@ def check_network(situation: Situation) -> Iterator[Finding]:
     own, leader = Address.parse(roster.own.address), Address.parse(roster.members[0].address)
     # The first worker is where the coordination service listens; the others only need to get there.
     if roster.rank == 0:
-        yield _can_listen(situation, leader)
+        yield from _can_listen(situation, leader)
     else:
         yield _can_reach(leader, str(roster.members[0]))
         yield from _is_own(own)
 
 
-def _can_listen(situation: Situation, address: Address) -> Finding:
+def _can_listen(situation: Situation, address: Address) -> Iterator[Finding]:
     bind = situation.environ.get(_BIND)
     try:
         where = Address.parse(bind) if bind else address
-    except ClusterSpecError as error:
-        return Finding.of_error("coordinator", f"{_BIND}: {error}")
+    except ClusterSpecError:
+        return  # the check of settings has told of it
     try:
         family = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family[0], family[1]) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as the coordination service does
             probe.bind(family[4])
     except OSError as error:
-        return Finding(
+        yield Finding(
             Level.ERROR,
             "coordinator",
             f"this process is to listen at {where}, and cannot: {error}",
             "free that port, or choose another; where the cluster knows this machine by an address that it has not "
             f"itself (behind NAT), set {_BIND}=host:port.",
         )
-    return Finding(Level.GOOD, "coordinator", f"this process can listen at {where}")
+    else:
+        yield Finding(Level.GOOD, "coordinator", f"this process can listen at {where}")
 
 
 def _can_reach(address: Address, name: str) -> Finding:
