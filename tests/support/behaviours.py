@@ -267,6 +267,43 @@ def _(strategy: jd.Strategy, x: Any) -> Any:
     return strategy.run(lambda x, by: x + by, (x,), {"by": 2})
 
 
+def _slope(parts: Parts) -> Any:
+    """The slope, at 0.5, of the sum of each replica's share times exp(h) times what all have."""
+    return np.exp(0.5) * sums(parts) ** 2
+
+
+@across("a gradient around run, of all_reduce", everywhere(_slope))
+def _(strategy: jd.Strategy, x: Any) -> Any:
+    def share(h: Any, x: Any) -> Any:
+        return x.sum() * here().all_reduce("SUM", (jnp.exp(h) * x).sum())
+
+    return _differentiated(strategy, share, x)
+
+
+@across("a gradient around run, of all_gather", everywhere(_slope))
+def _(strategy: jd.Strategy, x: Any) -> Any:
+    def share(h: Any, x: Any) -> Any:
+        return x.sum() * here().all_gather(jnp.exp(h) * x, axis=0).sum()
+
+    return _differentiated(strategy, share, x)
+
+
+@across("a gradient around run, of the whole batch's", everywhere(_slope))
+def _(strategy: jd.Strategy, x: Any) -> Any:
+    def share(h: Any, x: Any) -> Any:
+        own = jax.grad(lambda w: (jnp.exp(h) * w * x).sum())(jnp.float32(1.0))
+        return x.sum() * here().all_reduce("SUM", own)
+
+    return _differentiated(strategy, share, x)
+
+
+def _differentiated(strategy: jd.Strategy, share: Callable[[Any, Any], Any], x: Any) -> Any:
+    def whole(h: Any, x: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(share, (h, x)), axis=None)
+
+    return jd.function(jax.grad(whole))(jnp.float32(0.5), x)
+
+
 @across("extended.reduce_to", everywhere(lambda p: np.mean(p, 0)), ragged=False)
 def _(strategy: jd.Strategy, x: Any) -> Any:
     return strategy.extended.reduce_to("MEAN", x, x)

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import jaxtribute as jd
-from jaxtribute.errors import ShapeError, VariableError
+from jaxtribute.errors import ShapeError, TraceError, VariableError
 from ragged import UNEVEN, agree, cut, deal, plain, rows
 from replicas import components, each_executor, execute, fraction, here, ident, mirrored, variable
 
@@ -268,6 +268,23 @@ def test_gradients_through_collectives() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("around", ["run", "jd.function"])
+def test_a_rule_that_the_program_is_cut_through_is_not_lost_in_silence(around: str) -> None:
+    @jax.custom_vjp
+    def total(x: Any) -> Any:
+        return here().all_reduce("SUM", x.sum())
+
+    total.defvjp(lambda x: (total(x), x), lambda x, cotangent: (7 * cotangent * jnp.ones_like(x),))
+    _, batch = three()
+
+    def whole(h: Any, batch: Any) -> Any:
+        return THREE.reduce("MEAN", THREE.run(lambda h, x: total(h * x), (h, batch)), axis=None)
+
+    step = jd.function(jax.grad(whole)) if around == "run" else jax.grad(jd.function(whole))
+    with pytest.raises(TraceError, match="the rule is lost there"):
+        step(jnp.float32(1.0), batch)
+
+
 def test_gradients_leave_idle_replicas_out() -> None:
     _, split = three()
     w = jnp.asarray(W)

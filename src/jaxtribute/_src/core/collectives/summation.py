@@ -305,6 +305,7 @@ def _spread(array: Numeric, rounds: Sequence[Pairs]) -> Any:
     return array
 
 
+@jax.custom_jvp
 def _as_sent(array: Numeric, received: Leaf) -> Any:
     """`array`, rounded as the others get it.
 
@@ -321,6 +322,10 @@ def _as_sent(array: Numeric, received: Leaf) -> Any:
     return lax.bitcast_convert_type(whole ^ jnp.broadcast_to(zero, whole.shape), array.dtype)
 
 
+# Bits have no gradient, and nothing is changed.
+_as_sent.defjvp(lambda primals, tangents: (_as_sent(*primals), tangents[0]))
+
+
 def _psum(array: Numeric) -> Any:
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         # XLA's compiler ends the process where it would compute the sum of complex constants by itself: "shape.h Check
@@ -331,8 +336,12 @@ def _psum(array: Numeric) -> Any:
 
 def _adjoint(total: Callable[[list[Any]], list[Any]], arrays: Sequence[Any]) -> list[Any]:
     """`total(arrays)`, its gradient being the same sum of the cotangents, equal on all replicas as well."""
-    # JAX must not differentiate the messages themselves: what `_as_sent` does to bits has no gradient.
-    call = jax.custom_vjp(total)
+
+    def jd_linear(leaves: list[Any]) -> list[Any]:
+        return total(leaves)
+
+    # By its name `is_linear` knows it: a program that is cut at its messages is differentiated message by message.
+    call = jax.custom_vjp(jd_linear)
     call.defvjp(lambda leaves: (total(leaves), None), lambda _, cotangents: (total(cotangents),))
     return call(list(arrays))
 

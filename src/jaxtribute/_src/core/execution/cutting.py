@@ -11,11 +11,27 @@ import jax.numpy as jnp
 from jaxtribute._src.core.execution.eager import InnerCollective
 from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, JaxprEqn, aval, bind, opened
 from jaxtribute._src.core.jaxprs.kinds import is_collective
-from jaxtribute._src.core.jaxprs.making import equal_p
-from jaxtribute._src.core.jaxprs.walking import LOOPS, any_in, called, evaluate
+from jaxtribute._src.core.jaxprs.making import equal_p, underivable
+from jaxtribute._src.core.jaxprs.walking import LOOPS, any_in, called, evaluate, is_linear
 from jaxtribute._src.core.types import Function
 from jaxtribute._src.core.values.mesh import AXIS, ReplicaMesh
 from jaxtribute._src.core.values.slices import whole_p
+from jaxtribute.errors import TraceError
+
+_RULED = frozenset({"custom_jvp_call", "custom_vjp_call", "linear_call"})
+"""Names of calls whose derivative is what somebody says, and not what their programs say."""
+
+
+def _refuse(*_: Any) -> Any:
+    raise TraceError(
+        "a gradient around strategy.run needs the rule of a function with one of its own (jax.custom_vjp or its like), "
+        "whose collectives are made by replicas of different shapes, piece by piece: the rule is lost there. HINT: "
+        "differentiate in the replica function, with jd.value_and_grad, or give all replicas equally many rows."
+    )
+
+
+_ruled_p = underivable("jd_ruled", _refuse)
+"""Marks a result of such a call that has been written out."""
 
 
 def inlined(closed: ClosedJaxpr, mesh: ReplicaMesh) -> ClosedJaxpr:
@@ -29,7 +45,10 @@ def inlined(closed: ClosedJaxpr, mesh: ReplicaMesh) -> ClosedJaxpr:
             return None
         inner = called(eqn)
         if inner is not None:
-            return evaluate(inner, operands, handle)
+            results = evaluate(inner, operands, handle)
+            # Of sums the written out messages have the right derivative.
+            ruled = eqn.primitive.name in _RULED and not is_linear(eqn)
+            return list(map(_ruled_p.bind, results)) if ruled else results
         if not is_cut(eqn):
             raise InnerCollective(f"a collective inside {eqn.primitive.name}")
         return None

@@ -37,6 +37,18 @@ def identity(name: str, transpose: Function = lambda cotangent, **_: cotangent) 
     return primitive
 
 
+def underivable(name: str, refuse: Function) -> Own:
+    """Makes an operation that returns its one operand, and that JAX does not differentiate.
+
+    Args:
+      name: its name in a program.
+      refuse: raises; it is given what JAX gives to a rule.
+    """
+    primitive = identity(name)
+    ad.primitive_jvps[primitive] = refuse
+    return primitive
+
+
 def placeholder(name: str) -> Own:
     """Makes an operation without operands that stands for an input of a program until it becomes one.
 
