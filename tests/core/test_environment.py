@@ -2,9 +2,7 @@
 
 import json
 import os
-import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -198,20 +196,3 @@ def test_long_values_are_cut_in_messages() -> None:
         resolved({TF_CONFIG: "x" * 1000000})
     assert len(str(caught.value)) < 1000
     assert "1,000,002 letters" in str(caught.value)
-
-
-SOURCE = Path(environment.__file__).parents[2]
-
-
-def test_names_that_are_nearly_right_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("JAXTRIBUTE_BENCH", "JAXTRIBUTE_ALL_CASES", "JAXTRIBUTE_", "PATHS"):
-        monkeypatch.setenv(name, "1")
-        environment.check_names()
-    monkeypatch.setenv("JAXTRIBUTE_TIMEOUTS_S", "5")
-    with pytest.warns(UserWarning, match=r"JAXTRIBUTE_TIMEOUTS_S is not read\. HINT: set JAXTRIBUTE_TIMEOUT_S"):
-        environment.check_names()
-
-
-def test_all_settings_are_known() -> None:
-    read = {name for file in SOURCE.rglob("*.py") for name in re.findall(r"JAXTRIBUTE_[A-Z_]*[A-Z]", file.read_text())}
-    assert read == environment.SETTINGS

@@ -9,7 +9,8 @@ import pytest
 
 from jaxtribute._src.addons.doctor import checks
 from jaxtribute._src.addons.doctor.report import Level, look
-from jaxtribute._src.core.environment import READERS, SETTINGS
+from jaxtribute._src.core.environment import READERS
+from jaxtribute._src.misspelt import SETTINGS
 
 _FREE = {
     "JAXTRIBUTE_RUN",  # any folder

@@ -68,10 +68,11 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
     "words", [{"reduce_op": None}, {"skip_gradients_aggregation": True}, {"experimental_aggregate_gradients": False}]
 )
 @pytest.mark.parametrize("compiled", [True, False])
-def test_gradients_that_the_program_has_reduced_are_applied_as_they_are(words: Any, compiled: bool) -> None:
+@pytest.mark.parametrize("make", [keras.Variable, jd.Variable], ids=["of Keras", "own"])
+def test_gradients_that_the_program_has_reduced_are_applied_as_they_are(words: Any, compiled: bool, make: Any) -> None:
     strategy = jd.MirroredStrategy(2)
     with strategy.scope():
-        weight, optimizer = keras.Variable(np.ones(3, np.float32)), keras.optimizers.SGD(1.0)
+        weight, optimizer = make(np.ones(3, np.float32)), keras.optimizers.SGD(1.0)
 
     def replica_step(x: Any, reduced: bool) -> None:
         context = jd.get_replica_context()
@@ -85,9 +86,61 @@ def test_gradients_that_the_program_has_reduced_are_applied_as_they_are(words: A
 
     (batch,) = strategy.experimental_distribute_dataset([X[:4, :3]])
     step(True)(batch)
-    np.testing.assert_allclose(np.asarray(weight.value), 1 - X[:4, :3].sum(0), rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(weight), 1 - X[:4, :3].sum(0), rtol=1e-6)
     with pytest.raises(jd.errors.VariableError, match="HINT"):
         step(False)(batch)
+
+
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9, clipnorm=1.0),
+    "AdamW": lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1),
+}
+STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
+    "three": lambda: jd.MirroredStrategy(3),
+    "four": lambda: jd.MirroredStrategy(4),
+    "central": lambda: jd.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:2"),
+    "sharded": lambda: jd.FullyShardedStrategy(["CPU:0", "CPU:1"], min_bytes=0),
+}
+
+
+def own_variables(strategy: jd.Strategy, optimizer: str, how: jd.VariableAggregation, compiled: bool) -> list[Any]:
+    """Two steps, the second with fewer rows, of a `jd.Variable` and a layer's kernel under one optimizer of Keras."""
+    with strategy.scope():
+        own = jd.Variable(np.full((5, 1), 0.1, np.float32), aggregation=how)
+        layer = keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)
+        layer.build((None, 5))
+        made = OPTIMIZERS[optimizer]()
+
+    def replica_step(x: Any, y: Any) -> Any:
+        def loss() -> Any:
+            return ((x @ own + layer(x) - y[:, None]) ** 2).sum() / BATCH
+
+        value, gradients = jd.value_and_grad(loss, [own, layer.kernel])()
+        made.apply_gradients(zip(gradients, [own, layer.kernel], strict=True))
+        return value
+
+    def step(batch: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica_step, args=batch), axis=None)
+
+    step = jd.function(step) if compiled else step
+    batches = [(X[i : i + BATCH], Y[i : i + BATCH]) for i in range(0, ROWS, BATCH)]
+    losses = [float(step(batch)) for batch in strategy.experimental_distribute_dataset(batches)]
+    return [*losses, np.asarray(own), np.asarray(layer.kernel)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("how", [jd.VariableAggregation.NONE, jd.VariableAggregation.SUM])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_variables_of_the_strategy_itself_are_updated_once(
+    strategy: str, optimizer: str, how: jd.VariableAggregation, compiled: bool
+) -> None:
+    """Whatever their aggregation, which is for what the program writes."""
+    expected = own_variables(jd.OneDeviceStrategy("CPU:0"), optimizer, how, True)
+    found = own_variables(STRATEGIES[strategy](), optimizer, how, compiled)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
 
 def test_gradients_are_summed_by_no_other_operation() -> None:

@@ -231,6 +231,17 @@ def test_an_optimizer_of_unknown_variables_says_to_build_it(servers: Any, dense:
         scheduled(servers, other_step)
 
 
+def test_a_variable_of_the_strategys_own_is_refused_by_name(servers: Any) -> None:
+    with servers.scope():
+        own, optimizer = jd.Variable(np.ones(3, np.float32), name="own"), keras.optimizers.SGD(0.5, momentum=0.9)
+
+    def step() -> Any:
+        optimizer.apply_gradients([(np.ones(3, np.float32), own)])
+
+    with pytest.raises(ArgumentError, match=r"update own:0 on the parameter servers.*HINT: make jd.Optimizer"):
+        scheduled(servers, step)
+
+
 def test_an_optimizer_builds_itself_on_the_coordinator(servers: Any, dense: Any) -> None:
     with servers.scope():
         optimizer = keras.optimizers.SGD(0.5, momentum=0.5)

@@ -189,3 +189,45 @@ def test_the_size_of_a_counter_hides_nothing(held: str, counted: float) -> None:
     with jax.numpy_dtype_promotion("standard"):
         found = testing.verify(step, *arguments, raises=False)
     assert "found / strategy.num_replicas_in_sync" in str(found)
+
+
+@pytest.mark.slow
+def test_a_function_of_tensorflows_that_has_not_run_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The program ends before its evaluation has begun; what ran over a dataset, as Python, has run."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import jaxtribute.compat.tf as tf, numpy as np
+strategy = tf.distribute.MirroredStrategy()
+with strategy.scope():
+    w = tf.Variable(np.zeros(2, np.float32), aggregation=tf.VariableAggregation.SUM)
+
+@tf.function
+def step(x):
+    strategy.run(lambda x: w.assign_add(tf.reduce_sum(x, axis=0)), args=(x,))
+
+@tf.function
+def epoch(dataset):
+    for x in dataset:
+        strategy.run(lambda x: w.assign_add(tf.reduce_sum(x, axis=0)), args=(x,))
+
+@tf.function
+def evaluate(x):
+    return strategy.reduce("SUM", strategy.run(lambda x: x.mean(), args=(x,)), axis=None)
+
+rows = tf.data.Dataset.from_tensor_slices(np.ones((24, 2), np.float32)).batch(12)
+dataset = strategy.experimental_distribute_dataset(rows)
+epoch(dataset)
+while True:
+    for x in dataset:
+        step(x)
+"""
+    )
+    jax.devices()
+    status = main(["verify", str(script)])
+    told = capsys.readouterr().out
+    assert status == 3, told
+    assert "train.py:16) have not run" in told
+    assert "epoch (" not in told.partition("ended there")[2]

@@ -1,8 +1,11 @@
 """Assignments with TensorFlow's arguments, and its older names for reading."""
 
 import inspect
+from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxtribute as jd
@@ -15,6 +18,30 @@ def test_tensorflows_arguments_are_accepted_and_the_variable_is_returned() -> No
     assert v.assign_add(3.0, True, "b", False) is v
     assert v.assign_sub(1.0, read_value=True) is v
     assert float(v) == 4.0
+
+
+class Foreign:
+    """A variable of another library: what it holds may be traced, and NumPy cannot have that."""
+
+    def __init__(self, value: jax.Array) -> None:
+        self.value = value
+
+    def __jax_array__(self) -> jax.Array:
+        return self.value
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.asarray(self.value)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_another_librarys_variable_is_its_array(compiled: bool) -> None:
+    v = jd.Variable(jnp.ones(2))
+
+    def step(x: jax.Array) -> None:
+        v.assign_add(Foreign(2 * x))  # pyright: ignore[reportArgumentType]
+
+    (jd.function(step) if compiled else step)(jnp.ones(2))
+    assert v.numpy().tolist() == [3.0, 3.0]
 
 
 @pytest.mark.parametrize("name", ["assign", "assign_add", "assign_sub"])

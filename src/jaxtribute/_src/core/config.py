@@ -13,7 +13,7 @@ from typing import SupportsIndex
 
 from jaxtribute._src.core import allocator, backend, devices
 from jaxtribute._src.core.backend import prepare_cpu_backend
-from jaxtribute._src.core.environment import CPU_DEVICES, check_names, count, reader, shown
+from jaxtribute._src.core.environment import CPU_DEVICES, count, reader, shown
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ConfigError
 
 MOST_DEVICES = 1 << 14
@@ -61,7 +61,6 @@ def apply_environment() -> None:
     Raises:
         ConfigError: A variable has an invalid value, or JAX has already started with another number of devices.
     """
-    check_names()
     wanted = _cpu_devices_told()
     if not wanted:
         prepare_cpu_backend()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,15 +17,6 @@ _T = TypeVar("_T")
 
 CPU_DEVICES = "JAXTRIBUTE_CPU_DEVICES"
 """Number of logical devices that `import jaxtribute` makes of the CPU."""
-_PREFIX = "JAXTRIBUTE_"
-SETTINGS = frozenset(
-    _PREFIX + name
-    for name in (
-        "BIND_ADDRESS CPU_DEVICES DEBUG FAULTS INCARNATION LAUNCHER LOCAL_CLUSTER MEMORY PJRT_NPROC PREEMPTION_REPORT "
-        "RAY_TASK RESTART RUN RUN_TASK SEARCHING SILENCE_S SLURM_GPUS SPARE STRAGGLERS_S TIMEOUT_S TRACK TUNE_ALLOCATOR"
-    ).split()
-)
-"""All that are read, those too that the library sets for its own processes."""
 DIGITS = 18
 """Of a number that counts anything; Python refuses to read very long ones."""
 _LONGEST = 300
@@ -54,25 +44,6 @@ def problems() -> dict[str, str]:
         except JaxtributeError as error:
             refused[variable] = str(error)
     return refused
-
-
-def misspelt() -> dict[str, str]:
-    """Environment variables whose names are nearly those of settings; each with the setting."""
-    meant: dict[str, str] = {}
-    for name in os.environ.keys() - SETTINGS:
-        if name.startswith(_PREFIX):
-            import difflib  # few programs have one
-
-            own = [setting.removeprefix(_PREFIX) for setting in SETTINGS]
-            for near in difflib.get_close_matches(name.removeprefix(_PREFIX), own, 1, 0.8):
-                meant[name] = _PREFIX + near
-    return meant
-
-
-def check_names() -> None:
-    """Warns of environment variables whose names are nearly those of settings."""
-    for name, meant in misspelt().items():
-        warnings.warn(f"{name} is not read. HINT: set {meant}, if that is meant.", stacklevel=2)
 
 
 def words(variable: str, known: frozenset[str]) -> frozenset[str]:

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any, SupportsFloat, SupportsIndex, TypeVar, cast, overload
 
-from jaxtribute._src.core.environment import misspelt as misspelt
 from jaxtribute._src.core.environment import problems as problems
 from jaxtribute._src.core.environment import reader as reader
 from jaxtribute.errors import ArgumentError, ArgumentTypeError

@@ -16,6 +16,7 @@ from jaxtribute._src.addons.doctor.report import Finding, Level, Situation
 from jaxtribute._src.addons.doctor.versions import check_versions
 from jaxtribute._src.addons.launcher.environment import RUN
 from jaxtribute._src.addons.messaging.certificates import CERTIFICATE, problem_of
+from jaxtribute._src.misspelt import misspelt
 from jaxtribute.cluster_resolver import known
 from jaxtribute.errors import ClusterSpecError
 from jaxtribute.extending import Address, settings, visible_gpus, whole_number
@@ -40,7 +41,7 @@ def check_settings(_: Situation) -> Iterator[Finding]:
         getattr(import_module(module), name)  # which loads what reads a setting, and that says how
     for name, problem in settings.problems().items():
         yield Finding.of_error("settings", problem if name in problem.partition(" HINT: ")[0] else f"{name}: {problem}")
-    for name, meant in settings.misspelt().items():
+    for name, meant in misspelt().items():
         yield Finding(Level.WARNING, "settings", f"{name} is not read", f"set {meant}, if that is meant.")
     yield from _of_run(os.environ.get(RUN, ""))
 

@@ -15,12 +15,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtribute import DistributedValues, ReduceOp, ReplicaContext, Strategy
+from jaxtribute import DistributedValues, ReduceOp, ReplicaContext, Strategy, Variable
 from jaxtribute._src.addons.keras import share
-from jaxtribute._src.addons.keras.internals import KerasOptimizer, KerasVariable, in_stateless_scope
+from jaxtribute._src.addons.keras.internals import (
+    KerasOptimizer,
+    KerasVariable,
+    in_stateless_scope,
+    updated_by,
+)
 from jaxtribute.errors import ArgumentError, VariableError
-from jaxtribute.extending import Context
+from jaxtribute.extending import Context, InReplica
 from jaxtribute.typing import Array, Leaf, Nest
+
+
+class _Alike(InReplica):
+    """A replica that writes what all write: that they do is checked in the program."""
+
+    def given(self, executor: Any, variable: Variable, value: Leaf, update: Any, as_replica: bool) -> Any:
+        return jnp.asarray(value, variable.dtype)
+
+
+@contextmanager
+def _alike(executor: Any) -> Generator[None]:
+    before, executor.standpoint = executor.standpoint, _Alike()
+    try:
+        yield
+    finally:
+        executor.standpoint = before
 
 
 class _Applying(threading.local):
@@ -87,18 +108,33 @@ def summed_gradients(
     replica = own_replica()
     if replica is None or _applying.active or in_stateless_scope():
         return original(optimizer, grads, trainable_variables)
+    trainable_variables = trainable_variables if trainable_variables is None else list(trainable_variables)
     if not optimizer.built and trainable_variables is not None:  # once for all replicas
-        trainable_variables = list(trainable_variables)
         replica.merge_call(lambda _: optimizer.build(trainable_variables))
     # None, for a weight that the loss does not use, is no leaf and stays where it is.
+    grads = list(grads)
     if not _applying.reduced:
         if _applying.seen is not None:
-            _applying.seen.append(list(grads))
-        grads = replica.all_reduce(ReduceOp.SUM, list(grads))
+            _applying.seen.append(grads)
     elif not Context.current().executor.traced:
-        replica.merge_call(_check_alike, (list(grads),))
+        replica.merge_call(_check_alike, (grads,))
+    known = updated_by(optimizer) if trainable_variables is None else trainable_variables
     with _set("active"):
+        if any(isinstance(variable, Variable) for variable in known):
+            if _applying.reduced and Context.current().executor.traced:
+                with _alike(Context.current().executor):
+                    return original(optimizer, grads, trainable_variables)
+            return replica.merge_call(_applied_once, (grads, optimizer, original, trainable_variables))
+        grads = grads if _applying.reduced else replica.all_reduce(ReduceOp.SUM, grads)
         return original(optimizer, grads, trainable_variables)
+
+
+def _applied_once(
+    strategy: Strategy, grads: Nest, optimizer: KerasOptimizer, original: Callable[..., Any], variables: Nest
+) -> Any:
+    """Updates a strategy's own variables: in replicas each would write, and their aggregation is for the program's."""
+    op = ReduceOp.MEAN if _applying.reduced else ReduceOp.SUM
+    return original(optimizer, strategy.reduce(op, grads, axis=None), variables)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxtribute import Variable
 from jaxtribute._src.addons.keras import internals, share
 from jaxtribute._src.addons.keras.custom_loops import summed_gradients
 from jaxtribute._src.addons.keras.internals import KerasOptimizer
@@ -24,6 +25,13 @@ def applied(
         trainable_variables = variables = list(trainable_variables)
     else:
         variables = internals.updated_by(optimizer) if optimizer.built else []
+    own = [variable.name for variable in variables if isinstance(variable, Variable) and variable.policy.remote]
+    if own:
+        raise ArgumentError(
+            f"{optimizer.name}, an optimizer of Keras, is to update {', '.join(own)} on the parameter servers, where "
+            "it updates the variables of Keras's layers alone. HINT: make jd.Optimizer(optax.sgd(0.1), variables), or "
+            "with another transformation of Optax, in strategy.scope()."
+        )
     if not any(map(is_on_servers, variables)):
         return summed_gradients(original, optimizer, grads, trainable_variables)
     return _apply(optimizer, list(grads), variables)

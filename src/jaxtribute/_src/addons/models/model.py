@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 from jaxtribute import Optimizer, ReduceOp, Variable, VariableAggregation, value_and_grad
+from jaxtribute._src.addons.models.copies import Copy, lost_in, warn_of_lost, warn_of_state
 from jaxtribute._src.addons.models.parts import Kind, Outline, Part, is_key, take_apart
 from jaxtribute._src.addons.models.trees import take_state_apart
 from jaxtribute._src.addons.models.unchanged import unchanged
@@ -107,6 +108,9 @@ class Model(Generic[M]):
         if precision is not None:
             _warn_of_own_types(self._kind, self._outline.wider_than(precision.compute, model), precision)
         self._cells = _made(parts, "", key)
+        self._copies: list[Copy] | None = None
+        """The copies that a loss takes of this model, while it is differentiated."""
+        self._moving = [".".join(cell.path) if cell.part.kind in _AGGREGATIONS else None for cell in self._cells]
         self._parameters = self._outline.nest(self.trainable_variables)
         found = None if state is None else take_state_apart(state)
         self._state: Outline | None = None if found is None else found[1]
@@ -206,12 +210,18 @@ class Model(Generic[M]):
     def value(self) -> M:
         """A new model with the present values; changes of it are not kept: assign it to keep them.
 
+        A loss calls a module of Flax NNX as `model(x)`, which keeps its batch statistics and counts.
+
         Raises:
           ShapeError: (when assigned) another structure.
           VariableError: (when assigned) another shape or dtype; or in a replica function, where only updates change
             parameters.
         """
-        return self._outline.build(self._values())
+        values, copies = self._values(), self._copies
+        copy = self._outline.build(values)
+        if copies is not None:
+            copies.append((copy, values))
+        return copy
 
     @value.setter
     def value(self, value: Nest) -> None:
@@ -298,7 +308,13 @@ class Model(Generic[M]):
         Source: `tf.keras.optimizers.Optimizer.minimize`.
         """
         differentiate = value_and_grad if self._scale is None else self._scale.value_and_grad
-        value, gradients = differentiate(loss, self, has_aux=has_aux, memory=memory)(*args)
+        self._copies = copies = []
+        try:
+            value, gradients = differentiate(loss, self, has_aux=has_aux, memory=memory)(*args)
+        finally:
+            self._copies = None
+        if any(self._moving):
+            warn_of_lost(self._kind, lost_in(copies, self._outline, self._moving))
         self.apply_gradients(gradients)
         return value
 
@@ -317,6 +333,7 @@ class Model(Generic[M]):
         """
         if self._optimizer is None:
             raise ArgumentError("this jd.Model has no optimizer. HINT: jd.Model(module, optax.adam(1e-3)).")
+        warn_of_state(self._kind, gradients, self._moving)
         self._optimizer.apply_gradients(gradients, reduce_op, **extra)
 
     # Its arrays.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -93,8 +94,13 @@ class Ending:
         if self._called is None:
             return []
         ran = self._called
-        functions = [one for one in gc.get_objects() if type(one) is Function and one not in ran]
-        codes = [getattr(one.python_function, "__code__", None) for one in functions]
+        # Of a kind of its own, such as `tf.function`'s, it may have run as Python, which it tells itself.
+        functions = [
+            one
+            for one in gc.get_objects()
+            if issubclass(type(one), Function) and one not in ran and not getattr(one, "ran_as_python", False)
+        ]
+        codes = [getattr(inspect.unwrap(one.python_function), "__code__", None) for one in functions]
         return [
             f"{code.co_name} ({Place(code.co_filename, code.co_firstlineno)})"
             for code in codes

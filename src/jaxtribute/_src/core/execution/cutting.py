@@ -12,7 +12,7 @@ from jaxtribute._src.core.execution.eager import InnerCollective
 from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, JaxprEqn, aval, bind, opened
 from jaxtribute._src.core.jaxprs.kinds import is_collective
 from jaxtribute._src.core.jaxprs.making import equal_p, underivable
-from jaxtribute._src.core.jaxprs.walking import LOOPS, any_in, called, evaluate, is_linear
+from jaxtribute._src.core.jaxprs.walking import LOOPS, any_in, called, evaluate
 from jaxtribute._src.core.types import Function
 from jaxtribute._src.core.values.mesh import AXIS, ReplicaMesh
 from jaxtribute._src.core.values.slices import whole_p
@@ -46,8 +46,8 @@ def inlined(closed: ClosedJaxpr, mesh: ReplicaMesh) -> ClosedJaxpr:
         inner = called(eqn)
         if inner is not None:
             results = evaluate(inner, operands, handle)
-            # Of sums the written out messages have the right derivative.
-            ruled = eqn.primitive.name in _RULED and not is_linear(eqn)
+            # Of sums, which their name tells, the written out messages have the right derivative.
+            ruled = eqn.primitive.name in _RULED and opened(inner).debug_info.func_name != "jd_linear"
             return list(map(_ruled_p.bind, results)) if ruled else results
         if not is_cut(eqn):
             raise InnerCollective(f"a collective inside {eqn.primitive.name}")

@@ -26,8 +26,6 @@ _CALLS = frozenset(
 LOOPS = frozenset({"scan", "while", "cond"})
 STRUCTURES = _CALLS | LOOPS | {"shard_map"}
 """Names of the operations that do nothing but run the programs inside them."""
-LINEAR = "jd_linear"
-"""Name of the functions whose derivative rule says nothing else than their program, but says it better."""
 
 Handler = Callable[[JaxprEqn, list[Any]], "Sequence[Any] | None"]
 """Gives the results of an operation on operands; None if the operation is to be applied as it is."""
@@ -68,12 +66,6 @@ def called(eqn: JaxprEqn) -> ClosedJaxpr | None:
     if jaxpr is None or len(jaxpr.invars) != len(eqn.invars) or len(jaxpr.outvars) != len(eqn.outvars):
         return None
     return as_closed(inside[0])
-
-
-def is_linear(eqn: JaxprEqn) -> bool:
-    """True if an operation calls a function with a derivative rule that says what its program says: by its name."""
-    inner = called(eqn)
-    return inner is not None and opened(inner).debug_info.func_name == LINEAR
 
 
 def evaluate(program: ClosedJaxpr, inputs: Sequence[Any], handle: Handler) -> list[Any]:

@@ -69,7 +69,13 @@ def function(func: Callable[..., Any] | None = None, input_signature: Nest = Non
 
 
 class _Function(Function[..., Any]):
-    """A compiled function that may be called with datasets."""
+    """A compiled function that may be called with datasets.
+
+    Attributes:
+      ran_as_python: whether it has been, and so run as Python.
+    """
+
+    ran_as_python = False
 
     def __init__(
         self, python_function: Callable[..., Any], input_signature: Nest = None, donate_argnums: Sequence[int] = ()
@@ -85,7 +91,7 @@ class _Function(Function[..., Any]):
         # Within a program that is being traced the function is part of that one.
         if context.executor.traced or not any(isinstance(value, (DistributedDataset, Dataset)) for value in given):
             return super().__call__(*args, **kwargs)
-        executor = Eager(self._compiled)
+        executor, self.ran_as_python = Eager(self._compiled), True
         with Context.entered(Context(context.strategy, context.replica, executor)):
             return self.python_function(*args, **kwargs)
 

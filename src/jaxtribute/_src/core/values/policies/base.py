@@ -300,6 +300,8 @@ def coerce(variable: Variable, value: Numeric) -> Any:
             "HINT: reduce it first, e.g. strategy.reduce('MEAN', value, axis=None); in a replica function use one that "
             "was passed to strategy.run, where it is the replica's own."
         )
+    if not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):
+        value = value.__jax_array__()  # of another library's variable, which may hold a tracer
     if not isinstance(value, jax.Array):
         value = _host_array(variable, value)
     elif value.dtype != variable.dtype:
