@@ -41,7 +41,7 @@ _PASSING = frozenset(
 """Operations between a sum over the replicas and its division."""
 _ONE = frozenset([1.0])
 _REAL = ("float", "bfloat", "int", "uint")
-_MEAN = "takes a mean over the replicas, which counts each once, and lax.pmean of no rows is NaN"
+_MEAN = "takes a mean over the replicas, which counts each once, however many rows it has"
 
 
 class _Class(Protocol):

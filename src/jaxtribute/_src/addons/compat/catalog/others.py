@@ -50,6 +50,17 @@ ABSENT: dict[str, str] = {
     "tf.py_function": "datasets' functions are Python already; in compiled functions use `jax.pure_callback`",
     "tf.numpy_function": "datasets' functions are Python already; in compiled functions use `jax.pure_callback`",
     "tf.random.Generator": "use `jax.random` with keys",
+    "tf.math.confusion_matrix": "write `jnp.zeros((n, n), jnp.int32).at[labels, predictions].add(1)`",
+    **{
+        f"tf.{name}_initializer": f"use `tf.keras.initializers.{kind}`"
+        for name, kind in {
+            "constant": "Constant",
+            "zeros": "Zeros",
+            "ones": "Ones",
+            "random_normal": "RandomNormal",
+            "random_uniform": "RandomUniform",
+        }.items()
+    },
     "tf.debugging": "use Python's `assert`, or `jax.experimental.checkify` in compiled functions",
     "tf.tpu.XLAOptions": "JAX needs none",
     "tf.tpu.experimental.embedding": "tables lie over the replicas: `jd.nn.ShardedTable(rows, width)` in the scope, "
