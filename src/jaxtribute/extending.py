@@ -68,6 +68,7 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.execution.program import Program as Program
     from jaxtribute._src.core.execution.row_gradients import overlaid_rows as overlaid_rows
     from jaxtribute._src.core.execution.standpoints import InReplica as InReplica
+    from jaxtribute._src.core.execution.standpoints import seen_from as seen_from
     from jaxtribute._src.core.execution.traced import TracedProgram as TracedProgram
     from jaxtribute._src.core.execution.traced import TracedReplica as TracedReplica
     from jaxtribute._src.core.execution.traced import check_untraced as check_untraced

@@ -181,20 +181,13 @@ def environment(place: Path) -> dict[str, str]:
     return os.environ | {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "HOME": str(place)}
 
 
-@pytest.mark.slow
-def test_the_command_of_the_manifests_runs_in_every_pod(machines: tuple[Machine, Machine], place: Path) -> None:
-    jobs = [manifest(path) for path in MANIFESTS]
-    told = [[word.replace(first, "first") for word in pod["containers"][0]["args"]] for _, pod, first in jobs]
-    assert told[0] == told[1], "the manifests run different commands"
-    job, pod, first = jobs[0]
-    (container,) = pod["containers"]
-    changed = {"--coordinator": (first, machines[0].address), "--key": ("/run/jaxtribute", str(place))}
-    changed |= {option: ("/checkpoints", str(place)) for option in ("--log-dir", "--run")}
-    command = [word.replace(*changed.get(word.partition("=")[0], ("", ""))) for word in container["args"]]
-    given = {entry["name"]: entry["value"] for entry in container["env"]}
+def printed_in_pods(
+    machines: tuple[Machine, Machine], place: Path, command: list[str], given: dict[str, str]
+) -> list[str]:
+    """What a command prints on each machine, where Kubernetes tells it its number; it must end well on all."""
     pods = [
         subprocess.Popen(
-            [*machine.within, *container["command"], *command],
+            [*machine.within, *(word.replace("$(JOB_COMPLETION_INDEX)", str(index)) for word in command)],
             cwd=place,
             env=environment(place) | given | {"JOB_COMPLETION_INDEX": str(index)},
             stdout=subprocess.PIPE,
@@ -209,10 +202,25 @@ def test_the_command_of_the_manifests_runs_in_every_pod(machines: tuple[Machine,
         for one in pods:
             one.kill()
             one.wait()
+    assert [one.returncode for one in pods] == [0, 0], outputs
+    return outputs
+
+
+@pytest.mark.slow
+def test_the_command_of_the_manifests_runs_in_every_pod(machines: tuple[Machine, Machine], place: Path) -> None:
+    jobs = [manifest(path) for path in MANIFESTS]
+    told = [[word.replace(first, "first") for word in pod["containers"][0]["args"]] for _, pod, first in jobs]
+    assert told[0] == told[1], "the manifests run different commands"
+    job, pod, first = jobs[0]
+    (container,) = pod["containers"]
+    changed = {"--coordinator": (first, machines[0].address), "--key": ("/run/jaxtribute", str(place))}
+    changed |= {option: ("/checkpoints", str(place)) for option in ("--log-dir", "--run")}
+    command = [word.replace(*changed.get(word.partition("=")[0], ("", ""))) for word in container["args"]]
+    given = {entry["name"]: entry["value"] for entry in container["env"]}
+    outputs = printed_in_pods(machines, place, [*container["command"], *command], given)
     said = [[line for line in output.splitlines() if line.startswith("[")] for output in outputs]
     assert said == [[f"[{rank}] task {rank} of 2 2 --checkpoints=/checkpoints/digits"] for rank in range(2)], outputs
-    assert [one.returncode for one in pods] == [0, 0]
-    assert job["spec"]["completions"] == len(pods)
+    assert job["spec"]["completions"] == len(machines)
 
 
 @pytest.mark.slow
@@ -228,33 +236,12 @@ def test_the_islands_of_the_manifest_go_on_from_their_checkpoint(
 
     def epochs(count: int) -> list[str]:
         """The epochs that the first island tells of in a job of so many."""
-        pods = [
-            subprocess.Popen(
-                [*machine.within, *container["command"], *_ranked(words, rank), "--epochs", str(count)],
-                cwd=place,
-                env=environment(place),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank, machine in enumerate(machines)
-        ]
-        try:
-            outputs = [one.communicate(timeout=300)[0] for one in pods]
-        finally:
-            for one in pods:
-                one.kill()
-                one.wait()
-        assert [one.returncode for one in pods] == [0, 0], outputs
-        return re.findall(r"^\[0\] epoch (\d+)", outputs[0], re.MULTILINE)
+        output, _ = printed_in_pods(machines, place, [*container["command"], *words, "--epochs", str(count)], {})
+        return re.findall(r"^\[0\] epoch (\d+)", output, re.MULTILINE)
 
     assert epochs(1) == ["0"]
     assert epochs(2) == ["1"]
     assert sorted(path.name for path in (place / "logs").iterdir()) == [f"rank-{rank}.log" for rank in range(4)]
-
-
-def _ranked(words: list[str], rank: int) -> list[str]:
-    return [word.replace("$(JOB_COMPLETION_INDEX)", str(rank)) for word in words]
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from jaxtribute._src.addons.keras.internals import (
     updated_by,
 )
 from jaxtribute.errors import ArgumentError, VariableError
-from jaxtribute.extending import Context, InReplica
+from jaxtribute.extending import Context, InReplica, seen_from
 from jaxtribute.typing import Array, Leaf, Nest
 
 
@@ -33,15 +33,6 @@ class _Alike(InReplica):
 
     def given(self, executor: Any, variable: Variable, value: Leaf, update: Any, as_replica: bool) -> Any:
         return jnp.asarray(value, variable.dtype)
-
-
-@contextmanager
-def _alike(executor: Any) -> Generator[None]:
-    before, executor.standpoint = executor.standpoint, _Alike()
-    try:
-        yield
-    finally:
-        executor.standpoint = before
 
 
 class _Applying(threading.local):
@@ -122,7 +113,7 @@ def summed_gradients(
     with _set("active"):
         if any(isinstance(variable, Variable) for variable in known):
             if _applying.reduced and Context.current().executor.traced:
-                with _alike(Context.current().executor):
+                with seen_from(Context.current().executor, _Alike()):
                     return original(optimizer, grads, trainable_variables)
             return replica.merge_call(_applied_once, (grads, optimizer, original, trainable_variables))
         grads = grads if _applying.reduced else replica.all_reduce(ReduceOp.SUM, grads)

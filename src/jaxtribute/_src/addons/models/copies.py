@@ -60,8 +60,10 @@ def warn_of_state(kind: str, gradients: Nest, moving: Sequence[str | None]) -> N
       gradients: the gradients.
       moving: the names of the arrays that steps change, None for all others.
     """
+    if not type(gradients).__module__.startswith("flax.nnx"):
+        return
     names = [name for name in moving if name is not None]
-    if names and type(gradients).__module__.startswith("flax.nnx"):
+    if names:
         warnings.warn(
             f"gradients by a module of Flax, which was a copy of the {kind}: what the loss changed in it, such as "
             f"{names[0]}, is not kept. {_HINT}",

@@ -285,7 +285,12 @@ IN_MERGE_CALL = InMergeCall()
 
 @contextmanager
 def seen_from(executor: Executor, standpoint: AcrossReplicas) -> Generator[None]:
-    """Gives an executor another standpoint for a while: code of all replicas that does something for each of them."""
+    """Gives an executor another standpoint for a while: code of all replicas that does something for each of them.
+
+    Args:
+      executor: the executor of the code within.
+      standpoint: how it sees variables.
+    """
     before, executor.standpoint = executor.standpoint, standpoint
     try:
         yield
