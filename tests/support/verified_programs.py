@@ -365,11 +365,23 @@ def adversarial(strategy: jd.Strategy, wrong: str) -> Made:
     return step, (*arrays((ROWS, 4)), jax.random.key(3))
 
 
+def put_back(everyone: Any, own: Any, first: Any, wrong: str) -> Any:
+    """Gathered rows, or, wrong, these without gradients, and a replica's own rows in their place."""
+    held_back = jax.lax.stop_gradient(everyone)
+    if wrong == "replaced":
+        return jax.lax.dynamic_update_slice(held_back, own, (first, 0))  # at: contrastive.replaced
+    if wrong == "replaced_at":
+        return held_back.at[first + jnp.arange(own.shape[0])].set(own)  # at: contrastive.replaced_at
+    return everyone
+
+
 @program(
     "right supervised pairs_of_one_example",
     local="pairs-of-rows",
     targets="numbers-of-rows pairs-of-rows",
     one_way="pairs-of-rows",
+    replaced="gathered-without-gradients",
+    replaced_at="gathered-without-gradients",
     whole="reduced-twice",
     softmax="softmax-over-batch",
     redundancy="local-total",
@@ -401,7 +413,9 @@ def contrastive(strategy: jd.Strategy, wrong: str) -> Made:
             else:
                 before = context().all_gather(jnp.full(1, rows), axis=0)
                 place = jnp.arange(before.shape[0]) < context().replica_id_in_sync_group
-                target = jnp.where(place, before, 0).sum() + jnp.arange(rows)
+                first = jnp.where(place, before, 0).sum()
+                target = first + jnp.arange(rows)
+                everyone = put_back(everyone, other, first, wrong)
             each = cross_entropy(one @ everyone.T, target)
             if wrong == "one_way":
                 logits = other @ one.T, jnp.arange(rows)  # at: contrastive.one_way
@@ -561,6 +575,34 @@ def accumulated(strategy: jd.Strategy, wrong: str) -> Made:
                 found = jd.grad(lambda part=part: loss_of(x[part], y[part]), held)()
                 total = [one + other for one, other in zip(total, found, strict=True)]
         sgd.apply_gradients(total, "MEAN" if wrong == "short" else "SUM")
+
+    @jd.function
+    def step(batch: Any) -> None:
+        strategy.run(replica, args=batch)
+
+    return step, ((*arrays((ROWS, 4)), labels(2)),)
+
+
+@program("right", mean="local-mean", counted="local-count", clipped="gradient-before-reduction")
+def over_calls(strategy: jd.Strategy, wrong: str) -> Made:
+    w, v = held = variables(strategy, (4, 4), (4, 2))
+    with strategy.scope():
+        sgd = jd.Optimizer(optax.sgd(0.1), held, accumulate_steps=4, accumulate_op="SUM")
+
+    def replica(x: Any, y: Any) -> Any:
+        def loss() -> Any:
+            each = cross_entropy(jnp.tanh(x @ w) @ v, y)
+            if wrong == "mean":
+                return each.sum() / (x.shape[0] * 4)  # at: over_calls.mean
+            if wrong == "counted":
+                return each.sum() / (jnp.ones_like(each).sum() * 4)  # at: over_calls.counted
+            return each.sum() / (ROWS * 4)
+
+        found = jd.grad(loss, held)()
+        if wrong == "clipped":
+            norm = optax.tree.norm(found)  # at: over_calls.clipped
+            found = [one * jnp.minimum(1.0, 0.01 / norm) for one in found]
+        sgd.apply_gradients(found)
 
     @jd.function
     def step(batch: Any) -> None:
@@ -1013,7 +1055,7 @@ def embedded(strategy: jd.Strategy, wrong: str) -> Made:
     """A table whose rows lie over the replicas."""
     (head,) = variables(strategy, (4,))
     with strategy.scope():
-        table = jd.nn.ShardedTable(20, 4, lambda ids: jnp.cos(ids[:, None] + jnp.arange(4.0)))
+        table = jd.nn.ShardedTable(20, 4, lambda ids: jnp.cos(ids[:, None].astype(jnp.float32) + jnp.arange(4.0)))
         adagrad = jd.Optimizer(optax.adagrad(0.1), [table, head])
 
     def replica(ids: Any, y: Any) -> Any:

@@ -100,12 +100,12 @@ class Suspects:
 
     def _judged(self, leaf: int) -> Culprit:
         record, relation = self._runs.record(leaf), self._runs.relation(leaf)
-        # Only from here on is something none of the usual relations.
+        # Only from here on is something none of the usual relations; what one device alone computes has none.
         broken = min(
             (
                 number
                 for number in self._trail.chain
-                if number >= leaf and self._runs.relation(number).kind is Kind.NONE
+                if number >= leaf and self._runs.relation(number).kind is Kind.NONE and all(self._runs.others(number))
             ),
             default=None,
         )
@@ -177,6 +177,8 @@ class Suspects:
 
     def _broken(self, leaf: int) -> Culprit:
         """An operation whose operands are right."""
+        if self._runs.cuts_sum(leaf):
+            return self._named("gathered-without-gradients", leaf)
         if self._runs.counts_rows(leaf):
             return self._named("rows-of-replica", leaf)
         kinds = [self._runs.operand(leaf, place).kind for place in range(len(self._runs.record(leaf).operands))]
@@ -439,8 +441,8 @@ class Suspects:
         for number in self._wrong:
             kind, record = self._runs.relation(number).kind, self._runs.record(number)
             names = [UNREDUCED[kind, one] for one in how if (kind, one) in UNREDUCED]
-            if record.name in ("max", "min") and kind is Kind.SUM:
-                names = ["local-total"]
+            if kind is Kind.SUM and (record.name in ("max", "min") or "MEAN" in how):
+                names = ["local-total"]  # how the variable is aggregated may not be the user's to say
             if names or kind in (Kind.SUM, Kind.ROWS, Kind.MEAN):
                 culprit = self._named(names[0] if names else "one-replica", number)
                 if line is not None and line.line != getattr(culprit.place, "line", 0):

@@ -161,6 +161,13 @@ _PATTERNS = (
         "rows.shape[0]; numbers-of-rows in docs/guide/verify.md has it for all batches",
     ),
     Pattern(
+        "gathered-without-gradients",
+        "rows are gathered without their gradients, and this replica's own are put back: what the losses of the other "
+        "replicas make of its rows is lost",
+        "leave jax.lax.stop_gradient and the own rows out: jd.get_replica_context().all_gather(rows, axis=0) has the "
+        "gradients of all replicas' losses; reduce with 'SUM'",
+    ),
+    Pattern(
         "softmax-over-batch",
         "a softmax or logsumexp over the batch sees this replica's rows alone",
         "gather first: jd.get_replica_context().all_gather(scores, axis=0)",

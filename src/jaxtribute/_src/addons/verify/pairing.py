@@ -123,6 +123,13 @@ class Runs:
         columns = [np.asarray(other.operands[1])[..., rest] for other in others]
         return relate(np.asarray(record.operands[1])[..., rest], columns, self.arrangement).good
 
+    def cuts_sum(self, number: int) -> bool:
+        """True for a derivative that takes a replica's rows out of what is still to be added up over the replicas."""
+        record = self.record(number)
+        if not record.backwards or record.name not in ("slice", "dynamic_slice", "gather"):
+            return False
+        return self.operand(number, 0).kind is Kind.SUM and bool(self.scaled_axes(number))
+
     def is_last(self, number: int) -> bool:
         """True if nothing on the same expression is made of an operation's results."""
         place = self.record(number).place
@@ -179,6 +186,8 @@ class Runs:
             relation = relate(value, parts, self.arrangement, _scale(record), self._close(number))
             if worst is SKIPPED or not relation.good:
                 worst = relation
+        if worst.kind is Kind.NONE and record.name.startswith("all_gather") and self.operand(number, 0).good:
+            return SKIPPED  # the replicas' parts behind each other, of which one device has the sum alone
         by_chance = worst.alike and not self.is_sum(number)
         given = [self.operand(number, place) for place in range(len(record.operands))] if by_chance else []
         if any(one.kind is Kind.ROWS or (one.kind is Kind.SUM and not one.alike) for one in given):

@@ -128,7 +128,8 @@ class Trail:
         for place in range(len(self._runs.record(number).operands)):
             makers, of_whole = self._runs.makers_of(number, place), whole or self._runs.divides(number, place)
             relation = self._runs.operand(number, place)
-            if makers and not self._is_right(relation, of_whole) and not self._runs.is_own_index(number, place):
+            cut = place > 0 and self._runs.cuts_sum(number)
+            if makers and not (self._is_right(relation, of_whole) or self._runs.is_own_index(number, place) or cut):
                 found.append((place, of_whole))
                 if self._runs.is_between(number, place) and self._runs.relation(makers[0]).good:
                     self.between[number] = makers[0], relation
