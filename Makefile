@@ -32,8 +32,9 @@ format: $(READY)  ## write the formatting and the safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: $(READY)  ## the tests that start no process of their own: minutes
-	$(PYTEST) -m "not slow"
+SLOW =
+test: $(READY)  ## the tests that start no process of their own: minutes; with SLOW=8 also one in eight of the others
+	$(PYTEST) $(if $(SLOW),--numprocesses=5 --durations=30 --slow-share=$(SLOW),-m "not slow")
 
 test-core: $(READY)  ## the core's tests that start no process
 	$(PYTEST) -m "not slow" tests/core

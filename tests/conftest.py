@@ -24,6 +24,7 @@ from jaxtribute._src.core.execution import rendezvous
 from longest import dealt
 from namespaces import Machine, NoRightsError, two_machines
 from samples import ALL_CASES, is_chosen
+from shares import share, turn
 
 try:
     from jaxtribute._src.addons.testing import leaks
@@ -60,6 +61,7 @@ hypothesis.settings.load_profile("jaxtribute")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=int, metavar="N", help="run at most N cases of each test, evenly spread")
+    parser.addoption("--slow-share", type=int, metavar="N", help="run one in N of the slow tests: each commit others")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -74,6 +76,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _mark(items)
     left_out = _left_out(items)
     items[:] = [item for item in items if item not in left_out]
+    if (parts := config.getoption("--slow-share")) is not None:
+        slow = [item for item in items if item.get_closest_marker("slow") is not None]
+        left_out = set(slow) - share(slow, parts, turn(config.rootpath))
+        items[:] = [item for item in items if item not in left_out]
     yield
     if (most := config.getoption("--cases")) is not None:
         items[:] = _spread(items, most)

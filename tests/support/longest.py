@@ -36,17 +36,17 @@ def dealt(items: Sequence[pytest.Item], workers: int, ray_places: int) -> list[p
     The last process gets none of them, as they start processes of their own. Tests of Ray are in as many parts as may
     run at a time, so that no process waits for another's.
     """
-    long = [item for item in items if _seconds(item)]
+    long = [item for item in items if seconds_of(item)]
     chosen = set(long)
     others = (item for item in items if item not in chosen)
     lanes = max(workers - 1, 1)
     parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
-    for item in sorted(long, key=lambda item: (not _needs_ray(item), -_seconds(item))):
+    for item in sorted(long, key=lambda item: (not _needs_ray(item), -seconds_of(item))):
         allowed = parts[: min(ray_places, lanes)] if _needs_ray(item) else parts[:lanes]
-        min(allowed, key=lambda part: sum(map(_seconds, part))).append(item)
+        min(allowed, key=lambda part: sum(map(seconds_of, part))).append(item)
     found: list[pytest.Item] = []
     for number, part in enumerate(parts):
-        part.sort(key=_seconds, reverse=True)
+        part.sort(key=seconds_of, reverse=True)
         size = (len(items) - len(found)) // (workers - number)
         found += [*part, *islice(others, max(size - len(part), 0))]
     return [*found, *others]
@@ -56,5 +56,6 @@ def _needs_ray(item: pytest.Item) -> bool:
     return item.get_closest_marker("ray") is not None
 
 
-def _seconds(item: pytest.Item) -> int:
+def seconds_of(item: pytest.Item) -> int:
+    """What is written down of a test; 0 for a short one."""
     return SECONDS.get(item.nodeid.partition("[")[0], _OF_RAY if _needs_ray(item) else 0)
