@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 
 _PREFIX = "JAXTRIBUTE_"
 SETTINGS = frozenset(
@@ -32,4 +31,6 @@ def misspelt() -> dict[str, str]:
 def check_names() -> None:
     """Warns of environment variables whose names are nearly those of settings."""
     for name, meant in misspelt().items():
-        warnings.warn(f"{name} is not read. HINT: set {meant}, if that is meant.", stacklevel=2)
+        from jaxtribute._src.core.callers import warn
+
+        warn(f"{name} is not read. HINT: set {meant}, if that is meant.")

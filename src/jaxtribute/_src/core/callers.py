@@ -6,6 +6,7 @@ import sys
 import sysconfig
 import threading
 import traceback
+import warnings
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
@@ -75,10 +76,21 @@ def _holds_libraries(folder: str, above: int) -> bool:
     return next(root.glob("*.dist-info/RECORD"), None) is not None
 
 
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warns at the line of the user's code that led here; of a thread that has none, at its outermost line."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame.f_back is not None and not is_of_user(frame.f_globals.get("__name__")):
+        frame = frame.f_back
+    names, code = frame.f_globals, frame.f_code
+    registry = names.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, category, code.co_filename, frame.f_lineno, names.get("__name__"), registry)
+
+
 class Callers:
-    """The line that a thread is at, and the owner of its code."""
+    """The line that a thread is at, the owner of its code, and warnings at the user's line."""
 
     frame_of = staticmethod(frame_of)
     is_of_user = staticmethod(is_of_user)
     located = staticmethod(located)
     stack = staticmethod(stack)
+    warn = staticmethod(warn)

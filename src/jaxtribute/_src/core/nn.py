@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxtribute._src.core import context as contexts
-from jaxtribute._src.core.callers import caller
+from jaxtribute._src.core.callers import caller, warn
 from jaxtribute._src.core.jaxprs.core import Tracer
 from jaxtribute._src.core.types import ArrayLike
 from jaxtribute._src.core.values.operators import operand
@@ -106,12 +105,11 @@ def _look_at(examples: int, count: float) -> None:
     times = examples * replica.num_replicas_in_sync
     # The largest part of a batch that is distributed is the mean part, rounded up.
     if times >= count + replica.num_replicas_in_sync:
-        warnings.warn(
+        warn(
             f"{caller()}: each replica got a batch of {examples} whole, so over all replicas its examples count "
             f"{times}, and the loss is divided by {count:g}. HINT: distribute the batch, "
             f"strategy.experimental_distribute_dataset, or give global_batch_size={times}.",
             RuntimeWarning,
-            stacklevel=3,
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -14,7 +13,7 @@ import jax
 
 from jaxtribute import DistributedValues, Variable
 from jaxtribute.errors import ArgumentError, OutOfRangeError
-from jaxtribute.extending import Context, points
+from jaxtribute.extending import Callers, Context, points
 from jaxtribute.typing import Function, Leaf, Nest, Numeric
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ C = TypeVar("C")
 def warn_deprecated(name: str, instead: str) -> None:
     """Warns the caller's caller that `name` is deprecated in TensorFlow, and says what to write instead."""
     # Three levels up is the line of the user's: above this function and the method that is deprecated.
-    warnings.warn(f"{name} is deprecated. HINT: {instead}.", DeprecationWarning, stacklevel=3)
+    Callers.warn(f"{name} is deprecated. HINT: {instead}.", DeprecationWarning)
 
 
 class LegacyMethods:

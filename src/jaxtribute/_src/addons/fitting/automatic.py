@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -24,7 +23,7 @@ from jaxtribute._src.addons.launcher.regular_files import read_regular
 from jaxtribute._src.addons.memory.amounts import checked, known_as, memory_stats
 from jaxtribute._src.addons.tools.user_scripts import modules_beside
 from jaxtribute.errors import ArgumentError, ConfigError
-from jaxtribute.extending import parse_json
+from jaxtribute.extending import Callers, parse_json
 from jaxtribute.typing import Device, Foreign
 
 _LOG = logging.getLogger(__name__)
@@ -93,10 +92,9 @@ def _check_devices(topology: str, devices: Sequence[Device], choice: Path) -> No
     except ArgumentError:  # such devices cannot be planned for by their name
         return
     if topology not in ("", here):
-        warnings.warn(
+        Callers.warn(
             f"{choice} was chosen for {topology}, and this is {here}: another way may be faster, and what fitted there "
-            f"may not fit here. HINT: jaxtribute plan --fit --topology {here} --save {choice} SCRIPT.",
-            stacklevel=3,
+            f"may not fit here. HINT: jaxtribute plan --fit --topology {here} --save {choice} SCRIPT."
         )
 
 

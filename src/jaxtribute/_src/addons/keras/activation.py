@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-
-from jaxtribute.extending import Library, points
+from jaxtribute.extending import Callers, Library, points
 
 
 def connect() -> None:
@@ -13,11 +11,10 @@ def connect() -> None:
 
     backend: str = config.backend()
     if backend != "jax":
-        warnings.warn(
+        Callers.warn(
             f"Keras runs on its {backend} backend, which jaxtribute's strategies do not reach: models made in their "
             "scopes are trained as without them. HINT: set the environment variable KERAS_BACKEND=jax before the "
-            "first import of keras.",
-            stacklevel=2,
+            "first import of keras."
         )
         return
     from jaxtribute._src.addons.keras.patches import patch

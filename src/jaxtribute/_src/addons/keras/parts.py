@@ -7,7 +7,6 @@ all of it. Which of both it is says the step itself: it is traced for two number
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +25,7 @@ from jaxtribute._src.addons.keras.meeting import entered, share_of
 from jaxtribute._src.addons.keras.rows import FACTOR, ROWS, Kind, Part, Rows, batch_of
 from jaxtribute._src.addons.keras.share import EXACT, Share
 from jaxtribute.errors import InputError, VariableError
-from jaxtribute.extending import Context, Literal, Programs, ReplicaMesh, TracedReplica
+from jaxtribute.extending import Callers, Context, Literal, Programs, ReplicaMesh, TracedReplica
 from jaxtribute.typing import Leaf, Nest
 
 _OF_REPLICAS = frozenset({Kind.ALIKE, Kind.TOTAL, Kind.OTHER})
@@ -415,4 +414,4 @@ def _degree(part: Part) -> int | None:
 
 
 def _say(text: str) -> None:
-    warnings.warn(text, stacklevel=2)
+    Callers.warn(text)

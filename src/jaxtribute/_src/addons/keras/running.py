@@ -8,7 +8,6 @@ times something, and a rest that does not depend on it; what rows the rest is ma
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -25,7 +24,7 @@ from jaxtribute._src.addons.keras.meeting import share_of
 from jaxtribute._src.addons.keras.merging import SEED, state_p
 from jaxtribute._src.addons.keras.rows import FACTOR, ROWS, Kind, Part, Rows, batch_of
 from jaxtribute._src.addons.keras.share import Share
-from jaxtribute.extending import Context, JaxprEqn, Programs, ReplicaMesh, TracedReplica
+from jaxtribute.extending import Callers, Context, JaxprEqn, Programs, ReplicaMesh, TracedReplica
 from jaxtribute.typing import Array, Nest
 
 Ends = Callable[[Share, Any], Sequence[Any]]
@@ -138,14 +137,13 @@ class RunningSums:
 
     def _say(self, variable: Any, line: str | None) -> None:
         where = f" ({line})" if line else ""
-        warnings.warn(
+        Callers.warn(
             f"a step of {self._model.name!r} gives the variable {variable.path!r} a value of the rows that is no "
             f"running sum over them and no moving average of their mean, such as a maximum or an average of sums"
             f"{where}: the replicas' values are averaged, or the first one's is taken, where one device computes it "
             "of the whole batch. HINT: compute it of what get_replica_context().all_reduce has made of the rows; add "
             "sums over the rows as they are (v + sum), or with add_weight(..., aggregation='sum'); use a "
-            "keras.metrics.Metric; or say add_weight(..., aggregation='mean') if the replicas' mean is meant.",
-            stacklevel=2,
+            "keras.metrics.Metric; or say add_weight(..., aggregation='mean') if the replicas' mean is meant."
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from jaxtribute._src.addons.memory.chains import Chain, nbytes
 from jaxtribute._src.addons.memory.choosing import Plan, Search
 from jaxtribute._src.addons.memory.running import run
 from jaxtribute.errors import ArgumentError
-from jaxtribute.extending import Kinds, points
+from jaxtribute.extending import Callers, Kinds, points
 from jaxtribute.typing import Function, Nest
 
 
@@ -121,7 +120,7 @@ def _say_that_it_does_not_fit(chain: Chain, plan: Plan, whole: Plan, memory: int
     )
     if memory != AUTO:
         raise ArgumentError(text)
-    warnings.warn(text, stacklevel=2)
+    Callers.warn(text)
 
 
 def mib(count: float) -> str:

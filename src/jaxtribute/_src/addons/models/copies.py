@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from jaxtribute.errors import VariableError
+from jaxtribute.extending import Callers
 from jaxtribute.typing import Nest
 
 _HINT = (
@@ -45,10 +45,9 @@ def warn_of_lost(kind: str, lost: Sequence[str]) -> None:
       lost: the names of the arrays.
     """
     if lost:
-        warnings.warn(
+        Callers.warn(
             f"a step has changed {', '.join(lost[:3])}{', ...' if len(lost) > 3 else ''} in model.value, which is a "
-            f"copy of the {kind}: the jd.Model keeps what it had. {_HINT}",
-            stacklevel=4,
+            f"copy of the {kind}: the jd.Model keeps what it had. {_HINT}"
         )
 
 
@@ -64,8 +63,7 @@ def warn_of_state(kind: str, gradients: Nest, moving: Sequence[str | None]) -> N
         return
     names = [name for name in moving if name is not None]
     if names:
-        warnings.warn(
+        Callers.warn(
             f"gradients by a module of Flax, which was a copy of the {kind}: what the loss changed in it, such as "
-            f"{names[0]}, is not kept. {_HINT}",
-            stacklevel=3,
+            f"{names[0]}, is not kept. {_HINT}"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -20,7 +19,7 @@ from jaxtribute._src.addons.models.trees import take_state_apart
 from jaxtribute._src.addons.models.unchanged import unchanged
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, VariableError
 from jaxtribute.experimental import CommunicationOptions
-from jaxtribute.extending import Context
+from jaxtribute.extending import Callers, Context
 from jaxtribute.typing import ArrayLike, Leaf, Nest, ReduceOpLike
 
 if TYPE_CHECKING:
@@ -406,10 +405,9 @@ class _Cell:
 
 def _warn_of_own_types(kind: str, modules: Sequence[str], precision: Policy) -> None:
     if modules:
-        warnings.warn(
+        Callers.warn(
             f"{', '.join(modules)} of the {kind} compute in float32 or longer, whatever precision says, and so does "
-            f"all that uses their results. HINT: make them with dtype={precision.compute}, nnx.Embed above all.",
-            stacklevel=3,
+            f"all that uses their results. HINT: make them with dtype={precision.compute}, nnx.Embed above all."
         )
 
 

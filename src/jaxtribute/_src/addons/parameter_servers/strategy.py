@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,7 +17,7 @@ from jaxtribute._src.addons.parameter_servers.variables.access import Access
 from jaxtribute._src.addons.parameter_servers.variables.variable import ServerPolicy, ServerVariable
 from jaxtribute.config import prepare_cpu_backend
 from jaxtribute.errors import ArgumentError, VariableError
-from jaxtribute.extending import Policy, ReplicaMesh, default_devices, settings
+from jaxtribute.extending import Callers, Policy, ReplicaMesh, default_devices, settings
 from jaxtribute.typing import DType, Function, Leaf, Nest
 
 if TYPE_CHECKING:
@@ -208,10 +207,9 @@ class ParameterServerStrategy(Strategy):
         Source: `tf.distribute.ParameterServerStrategy.run`.
         """
         if self.cluster is not None:
-            warnings.warn(
+            Callers.warn(
                 f"strategy.run({name_of(fn)}) runs on the coordinator, while the workers wait. HINT: call it in a "
-                "function that is passed to coordinator.schedule.",
-                stacklevel=2,
+                "function that is passed to coordinator.schedule."
             )
         return super().run(fn, args, kwargs, options)
 

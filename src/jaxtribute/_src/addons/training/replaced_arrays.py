@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from types import CellType, FunctionType, MethodType
@@ -62,10 +61,9 @@ def _warn(places: list[_Place], replicas: int) -> None:
             continue
         else:
             told = f"was replaced while {replicas} replicas ran, by each for itself: nothing is reduced between them"
-        warnings.warn(
+        Callers.warn(
             f"{place.name}, an array outside of a replica function, {told}. HINT: make it a variable in the strategy's "
-            "scope, jd.Variable(value, aggregation='mean'), or return the new value.",
-            stacklevel=2,
+            "scope, jd.Variable(value, aggregation='mean'), or return the new value."
         )
 
 

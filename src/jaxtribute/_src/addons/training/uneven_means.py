@@ -10,7 +10,6 @@ divided by another one.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf, isnan
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxtribute import REPLICA_AXIS as AXIS
-from jaxtribute.extending import Jaxpr, JaxprEqn, Literal, Programs, Tracer, points
+from jaxtribute.extending import Callers, Jaxpr, JaxprEqn, Literal, Programs, Tracer, points
 from jaxtribute.nn import compute_average_loss
 
 _LIBRARY = str(Path(__file__).resolve().parents[3]) + os.sep
@@ -72,7 +71,7 @@ def check(classes: Sequence[_Class], rows: Sequence[int]) -> list[str]:
     had = f"{counts} {_HINT}"
     for line in _default_counts([one.jaxpr for one in classes]) if len(set(rows)) > 1 else ():
         told = "divides a loss by its replica's rows times the replicas: compute_average_loss has no global_batch_size"
-        warnings.warn(f"{line} {told}. {counts} {_GIVE}", RuntimeWarning, stacklevel=2)
+        Callers.warn(f"{line} {told}. {counts} {_GIVE}", RuntimeWarning)
     for sums in zip(*(one.collectives for one in classes), strict=True):
         for total in _inner_means(sums[0], len(rows)):
             _warn(total, _MEAN, had)
@@ -95,7 +94,7 @@ def check(classes: Sequence[_Class], rows: Sequence[int]) -> list[str]:
 
 def _warn(total: JaxprEqn, told: str, had: str) -> None:
     line = Programs.user_line(total, "site-packages", _LIBRARY) or Programs.user_line(total) or "a replica"
-    warnings.warn(f"{line} {told}. {had}", RuntimeWarning, stacklevel=3)
+    Callers.warn(f"{line} {told}. {had}", RuntimeWarning)
 
 
 def _default_counts(programs: Sequence[Jaxpr]) -> list[str]:

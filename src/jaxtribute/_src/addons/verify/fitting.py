@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from jaxtribute._src.addons.verify.asserting import NotOneDeviceError
 from jaxtribute._src.addons.verify.report import text
 from jaxtribute._src.addons.verify.verdict import Verdict
 from jaxtribute._src.addons.verify.watching import KINDS, Watcher
-from jaxtribute.extending import subscribe
+from jaxtribute.extending import Callers, subscribe
 
 
 class Verify(keras.callbacks.Callback):
@@ -84,10 +83,9 @@ class Verify(keras.callbacks.Callback):
         del logs
         self._end()
         if not self.verdicts:
-            warnings.warn(
+            Callers.warn(
                 f"Verify() has verified nothing: no step of {type(self.model).__name__} ran on a strategy's replicas. "
-                "HINT: make and compile the model in a strategy's scope, such as that of jd.MirroredStrategy(2).",
-                stacklevel=2,
+                "HINT: make and compile the model in a strategy's scope, such as that of jd.MirroredStrategy(2)."
             )
 
     on_test_end = on_train_end

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core import settings
-from jaxtribute._src.core.callers import caller
+from jaxtribute._src.core.callers import caller, warn
 from jaxtribute._src.core.context import Context, entered
 from jaxtribute._src.core.execution.budgets import Budget, asked_for, checked, within_budget
 from jaxtribute._src.core.execution.nests import flatten, is_array, variables_in
@@ -167,7 +166,7 @@ def _differentiated(
             result = under(overlay := Overlay(executor, made))
             if not overlay.is_read:
                 told = "reads none of its variables: gradients of zero. HINT: read them in it, as model.value"
-                warnings.warn(f"{caller()}: a loss {told}; what was read before is a constant.", stacklevel=2)
+                warn(f"{caller()}: a loss {told}; what was read before is a constant.")
             return result
 
         def under(overlay: Overlay) -> Any:

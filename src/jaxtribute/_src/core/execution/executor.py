@@ -14,7 +14,6 @@ in force. The defaults here are those of code that has no other replicas beside 
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxtribute._src.core import context as contexts
-from jaxtribute._src.core.callers import caller
+from jaxtribute._src.core.callers import caller, warn
 from jaxtribute._src.core.collectives import in_replica
 from jaxtribute._src.core.collectives.cross_replica import gather_value, reduce_leaves, reduce_value
 from jaxtribute._src.core.collectives.options import EXACT
@@ -173,7 +172,7 @@ class Executor(ABC):
         if axis is not None:
             return [reduce_value(value, op, axis, mesh) for value in values]
         for told in {getattr(value, "wrong_mean", "") for value in values if op is ReduceOp.MEAN} - {""}:
-            warnings.warn(f"{caller()} takes the mean of the replicas' means. {told}", RuntimeWarning, stacklevel=2)
+            warn(f"{caller()} takes the mean of the replicas' means. {told}", RuntimeWarning)
         # A loss that went along with gradients is reduced already: only the rest costs a collective.
         totals = [_known_total(value, op) for value in values]
         rest = [value for value, total in zip(values, totals, strict=True) if total is None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
@@ -11,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxtribute._src.core.callers import warn
 from jaxtribute._src.core.execution.nests import leaves_of
 from jaxtribute._src.core.input.batches import as_batch, path_name
 from jaxtribute._src.core.input.splitting import Shard
@@ -146,10 +146,9 @@ class _Watched:
             worst = out_of_range(np.asarray(leaf), dtype)
             if worst is not None:
                 self._said = True
-                warnings.warn(
+                warn(
                     f"{path_name(path)} holds {worst}, of which {dtype} keeps the last bits, and so another number. "
-                    "HINT: map ids into its range in the pipeline, or call jax.config.update('jax_enable_x64', True).",
-                    stacklevel=2,
+                    "HINT: map ids into its range in the pipeline, or call jax.config.update('jax_enable_x64', True)."
                 )
                 return
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
+from jaxtribute._src.core.callers import warn
 from jaxtribute._src.core.input.options import AutoShardPolicy, InputOptions
 from jaxtribute._src.core.input.sources import Source
 from jaxtribute._src.core.input.splitting import Shard
@@ -68,17 +68,15 @@ def _automatic(source: Source, shard: Shard) -> tuple[AutoShardPolicy, str]:
         reason = "it reads no files that can be shared out"
     # Six levels up is the user's own call of the strategy's method.
     if source.reads == "all":
-        warnings.warn(
+        warn(
             f"AutoShardPolicy.AUTO shards this {source.name} by DATA, because {reason}: every worker reads all of it "
             "and keeps its share. HINT: give at least one file a worker, use a Grain MapDataset, or choose "
-            "AutoShardPolicy.DATA to say that this is meant.",
-            stacklevel=6,
+            "AutoShardPolicy.DATA to say that this is meant."
         )
     elif files:
-        warnings.warn(
+        warn(
             f"AutoShardPolicy.AUTO shards this {source.name} by DATA, because {reason}. HINT: give at least one file "
-            "a worker, or choose AutoShardPolicy.DATA to say that this is meant.",
-            stacklevel=6,
+            "a worker, or choose AutoShardPolicy.DATA to say that this is meant."
         )
     return AutoShardPolicy.DATA, reason
 

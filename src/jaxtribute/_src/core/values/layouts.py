@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from itertools import chain
 from pathlib import Path
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxtribute._src.core import context as contexts
+from jaxtribute._src.core.callers import warn
 from jaxtribute._src.core.types import Foreign, Numeric
 from jaxtribute._src.core.values.mesh import Layout, ReplicaMesh
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -312,8 +312,7 @@ class LayoutMap(MutableMapping[str, Any]):
         unused = self._layouts.keys() - self._fitted
         self._fitted |= unused
         if unused:
-            warnings.warn(
+            warn(
                 f"no variable fits {sorted(unused)} of a LayoutMap; the step trains {sorted(names)[:8]}. HINT: correct "
-                "the patterns: what no key fits is whole on each device.",
-                stacklevel=2,
+                "the patterns: what no key fits is whole on each device."
             )
