@@ -379,6 +379,38 @@ def _optimizer(strategy: jd.Strategy) -> Callable[[Any], Any]:
 ROWS["cross-replica: Optimizer"] = Row(_optimizer, everywhere(_trained))
 
 
+def _momentum(parts: Parts) -> Any:
+    return np.ones((7, 1)) * np.concatenate(parts).sum(0)
+
+
+def _slots(strategy: jd.Strategy) -> Callable[[Any], Any]:
+    """What replicas, `merge_call` and the code around see of slots that lie in slices."""
+    v = variable(strategy, np.ones((7, 3), np.float32))
+    optimizer = jd.Optimizer(optax.sgd(0.5, momentum=0.5), [v], shard_update=True)
+    (slot,) = optimizer.variables
+
+    def replica(x: Any) -> Any:
+        optimizer.apply_gradients(jd.grad(lambda: (v * x.sum(0, keepdims=True)).sum(), [v])())
+        merged = here().merge_call(lambda _strategy: slot.read_value())
+        return slot.read_value(), optax.tree.norm(optimizer.state), merged
+
+    def step(x: Any) -> Any:
+        seen = strategy.run(replica, (x,))
+        with strategy.scope():
+            slot.assign(2 * slot.read_value())
+            return *seen, *strategy.run(lambda: (slot.read_value(),))
+
+    return step
+
+
+def _slots_expected(parts: Parts) -> Any:
+    held = _momentum(parts)
+    return held, np.linalg.norm(held), held, 2 * held
+
+
+ROWS["cross-replica: slots in slices"] = Row(_slots, everywhere(_slots_expected))
+
+
 def _metric(strategy: jd.Strategy) -> Callable[[Any], Any]:
     v = variable(strategy, 0.0, synchronization=ON_READ, aggregation=AGG.SUM)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import jaxtribute as jd
 from jaxtribute._src.core.collectives import cross_replica
-from jaxtribute._src.core.values.policies.sliced import SlicedPolicy
+from jaxtribute._src.core.values.policies.sharded import ShardedPolicy
 from jaxtribute.errors import ArgumentError
 from ragged import UNEVEN, deal, rows
 from replicas import each_executor, fraction, here, ident, mirrored, one_device, variable
@@ -116,7 +116,7 @@ def run_steps(
 def test_transformations_with_a_sharded_update(name: str) -> None:
     variables, optimizer = run_steps(FOUR, TRANSFORMS[name], SHAPES, shard=True, compiled=True)
     check(variables, optax_steps(TRANSFORMS[name], SHAPES, 3))
-    sliced = [slot.shape for slot in optimizer.variables if isinstance(slot.policy, SlicedPolicy)]
+    sliced = [slot.shape for slot in optimizer.variables if isinstance(slot.policy, ShardedPolicy)]
     assert bool(sliced) == (name not in {"sgd", "noise"})
     assert all(np.prod(shape) >= 4 for shape in sliced)
 

@@ -14,7 +14,7 @@ from grouped_programs import grouped
 from jaxtribute._src.core.optimizer.parameters import Parameters
 from jaxtribute._src.core.optimizer.slots import Slots
 from jaxtribute._src.core.values.policies.mirrored import MirroredPolicy
-from jaxtribute._src.core.values.policies.sliced import SlicedPolicy
+from jaxtribute._src.core.values.policies.sharded import ShardedPolicy
 from jaxtribute.errors import ArgumentTypeError, ShapeError
 from replicas import mirrored, one_device, variable
 
@@ -35,7 +35,7 @@ def test_slots_take_a_share_of_the_memory(shape: tuple[int, ...], elements: int)
     count, mu, nu = optimizer_of(shape).variables
     assert bytes_a_device(count) == [4] * 4
     for slot in (mu, nu):
-        assert isinstance(slot.policy, SlicedPolicy)
+        assert isinstance(slot.policy, ShardedPolicy)
         assert slot.shape == shape
         assert bytes_a_device(slot) == [4 * elements] * 4
 
@@ -45,8 +45,8 @@ def test_small_variables_and_scalars_are_kept_whole() -> None:
     kinds = {slot.name: type(slot.policy) for slot in optimizer.variables}
     assert kinds == {
         "count:0": MirroredPolicy, "v0/mu:0": MirroredPolicy, "v1/mu:0": MirroredPolicy,
-        "v2/mu:0": SlicedPolicy, "v0/nu:0": MirroredPolicy, "v1/nu:0": MirroredPolicy,
-        "v2/nu:0": SlicedPolicy,
+        "v2/mu:0": ShardedPolicy, "v0/nu:0": MirroredPolicy, "v1/nu:0": MirroredPolicy,
+        "v2/nu:0": ShardedPolicy,
     }  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def test_not_sharded() -> None:
     for slot in optimizer_of((4, 6), shard=False).variables:
         assert isinstance(slot.policy, MirroredPolicy)
     v = variable(one_device(1), np.ones((4, 6), np.float32))
-    assert not any(isinstance(slot.policy, SlicedPolicy) for slot in jd.Optimizer(optax.adam(1.0), [v]).variables)
+    assert not any(isinstance(slot.policy, ShardedPolicy) for slot in jd.Optimizer(optax.adam(1.0), [v]).variables)
 
 
 def test_slots_are_read_and_written_whole() -> None:
@@ -93,8 +93,7 @@ def test_slots_are_read_and_written_whole() -> None:
 
     double()
     np.testing.assert_array_equal(slot.numpy(), 2 * (value - 1))
-    flat = np.concatenate([np.asarray(part) for part in slot.values])
-    np.testing.assert_array_equal(flat, [*(2 * (value - 1)).reshape(-1), 0])
+    np.testing.assert_array_equal(np.asarray(slot.stored), [*(2 * (value - 1)).reshape(-1), 0])
 
 
 def test_slots_refuse_what_does_not_fit() -> None:

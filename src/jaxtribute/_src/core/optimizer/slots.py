@@ -17,7 +17,7 @@ from jaxtribute._src.core.types import Array, Leaf
 from jaxtribute._src.core.values.enums import VariableSynchronization
 from jaxtribute._src.core.values.placing import own
 from jaxtribute._src.core.values.policies.base import Policy
-from jaxtribute._src.core.values.policies.sliced import SlicedPolicy
+from jaxtribute._src.core.values.policies.sharded import ShardedPolicy
 from jaxtribute._src.core.values.slices import Cut
 from jaxtribute._src.core.values.variable import Variable
 from jaxtribute.errors import ShapeError
@@ -152,7 +152,7 @@ def _as_owner(
         return variables[owner].policy
     layout, mesh = variables[owner].policy.layout, variables[owner].policy.mesh
     if owner in sliced and mesh is not None:
-        return SlicedPolicy(mesh, sliced[owner], layout)
+        return ShardedPolicy(mesh, layout=layout, cut=sliced[owner])
     return plain.laid_out(layout).fitted(leaf.shape, leaf.dtype)
 
 
