@@ -18,11 +18,11 @@ X = np.random.RandomState(0).normal(size=(12, 3)).astype(np.float32)
 class Gan(keras.Model):
     """Two models with two losses, and no `call`, as in Keras's examples."""
 
-    def __init__(self, replicas: int = 1) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.first = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
         self.second = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, kernel_initializer="ones")])
-        self.loss_metric, self.replicas = keras.metrics.Mean(name="loss"), replicas
+        self.loss_metric = keras.metrics.Mean(name="loss")
 
     @property
     def metrics(self) -> list[Any]:
@@ -36,7 +36,10 @@ class Gan(keras.Model):
         weights = self.first.trainable_weights, self.second.trainable_weights
         (one, two), gradients = jd.value_and_grads(losses, weights)()
         for values, variables in zip(gradients, weights, strict=True):
-            pairs = [(value / self.replicas, variable) for value, variable in zip(values, variables, strict=True)]
+            pairs = [
+                (value / jd.get_strategy().num_replicas_in_sync, variable)
+                for value, variable in zip(values, variables, strict=True)
+            ]
             self.optimizer.apply_gradients(pairs[:1]) if variables is weights[0] else self.other.apply_gradients(pairs)
         self.loss_metric.update_state(one)
         return {"loss": self.loss_metric.result(), "two": two}
@@ -65,7 +68,7 @@ def expected() -> tuple[list[float], Any, Any]:
 def test_a_train_step_of_data_alone(replicas: int, eager: bool) -> None:
     strategy = jd.MirroredStrategy(devices(replicas)) if replicas else jd.get_strategy()
     with strategy.scope():
-        model = Gan(max(replicas, 1))
+        model = Gan()
         model.other = keras.optimizers.SGD(0.1)
         model.compile(keras.optimizers.SGD(0.1), run_eagerly=eager)
     history = model.fit(tf.data.Dataset.from_tensor_slices(X).batch(4), epochs=1, verbose=0).history
@@ -77,27 +80,69 @@ def test_a_train_step_of_data_alone(replicas: int, eager: bool) -> None:
     np.testing.assert_allclose(got, np.mean(X.astype(np.float64) @ a), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", ["mean", "sum", "compute_loss"])
-def test_gradients_of_a_mean_over_a_replicas_rows_are_told(form: str) -> None:
-    class Step(keras.Sequential):
-        def train_step(self, data: Any) -> dict[str, Any]:
-            def loss() -> Any:
-                out = self(data[0])
-                if form == "compute_loss":
-                    return self.compute_loss(y=data[1], y_pred=out)
-                return jnp.mean((out - data[1]) ** 2) if form == "mean" else jnp.sum((out - data[1]) ** 2) / 8
+FORMS: dict[str, tuple[Callable[[Any, Any, keras.Model], Any], bool]] = {
+    "mean": (lambda out, y, model: jnp.mean((out - y) ** 2), True),
+    "half a mean": (lambda out, y, model: 0.5 * jnp.mean((out - y) ** 2), True),
+    "mean by two": (lambda out, y, model: jnp.mean((out - y) ** 2) / 2, True),
+    "a loss of Keras": (lambda out, y, model: keras.losses.MeanSquaredError()(y, out), True),
+    "sum": (lambda out, y, model: jnp.sum((out - y) ** 2) / 8, False),
+    "compute_loss": (lambda out, y, model: model.compute_loss(y=y, y_pred=out), False),
+    "by the replicas": (lambda out, y, model: jnp.mean((out - y) ** 2) / _replicas(), False),
+    "by the strategy's": (lambda out, y, model: jnp.mean((out - y) ** 2) * (1 / model.strategy_of_mine()), False),
+    "by a number of its own": (
+        lambda out, y, model: jnp.mean((out - y) ** 2) / keras.ops.cast(_replicas(), "float32"),
+        False,
+    ),
+}
+"""Losses, and whether their gradients are as many times too large as there are replicas."""
 
+
+def _replicas() -> int:
+    context = jd.get_replica_context()
+    assert context is not None
+    return context.num_replicas_in_sync
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "Ftrl", "Adam", "RMSprop", "Adadelta", "Lamb"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.quick_cases(9)
+def test_gradients_of_a_mean_over_a_replicas_rows_are_told(form: str, optimizer: str) -> None:
+    loss_of, wrong = FORMS[form]
+    strategy = jd.MirroredStrategy(2)
+
+    class Step(keras.Sequential):
+        def strategy_of_mine(self) -> int:
+            return strategy.num_replicas_in_sync
+
+        def train_step(self, data: Any) -> dict[str, Any]:
+            loss = lambda: loss_of(self(data[0]), data[1], self)  # noqa: E731
             gradients = jd.value_and_grad(loss, self.trainable_weights)()[1]
             self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
             return {}
 
-    with jd.MirroredStrategy(2).scope():
-        model = Step([keras.Input((3,)), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.1), "mse")
+    with strategy.scope():
+        model = Step([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile(getattr(keras.optimizers, optimizer)(0.1), "mse")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        model.fit(X, X[:, :1], batch_size=8, verbose=0)
-    assert ["2 times those of one device" in str(one.message) for one in told] == [True] * (form == "mean")
+        model.fit(X, X[:, :2], batch_size=8, verbose=0)
+    assert ["2 times those of one device" in str(one.message) for one in told] == [True] * wrong
+    assert strategy.num_replicas_in_sync == 2
+
+
+def test_a_division_by_a_number_that_was_asked_for_before_may_be_meant() -> None:
+    class Step(keras.Sequential):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            loss = lambda: jnp.mean((self(data[0]) - data[1]) ** 2) / 2  # noqa: E731
+            gradients = jd.grad(loss, self.trainable_weights)()
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+            return {}
+
+    with jd.MirroredStrategy(2).scope():
+        model = Step([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    with pytest.warns(UserWarning, match="2 times those of one device, unless a division by 2 in it is that by their"):
+        model.fit(X, X[:, :2], batch_size=8, verbose=0)
 
 
 class Counting(Gan):
@@ -117,7 +162,7 @@ def test_optimizers_that_are_not_built_yet(eager: bool) -> None:
     weights: list[Any] = []
     for replicas in (1, 2):
         with jd.MirroredStrategy(devices(replicas)).scope():
-            model = Counting(replicas)
+            model = Counting()
             model.other, model.seen_losses = keras.optimizers.Adam(0.1), []
             model.compile(keras.optimizers.Adam(0.1), run_eagerly=eager)
         model.fit(tf.data.Dataset.from_tensor_slices(X).batch(4), epochs=1, verbose=0)

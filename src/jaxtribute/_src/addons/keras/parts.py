@@ -7,9 +7,12 @@ all of it. Which of both it is says the step itself: it is traced for two number
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -207,17 +210,26 @@ class PartsOfSteps:
         return Parts(self._shared(outputs), summed, loss == 1, added, rows.picked, told, powers, shown)
 
     def _tell_means(self, share: Share, batch: Nest, added: frozenset[int]) -> None:
-        """Says that gradients are of a mean over a replica's rows, unless the step divides by how many replicas are."""
-        replicas = share.context.num_replicas_in_sync
+        """Says that gradients are of a mean over a replica's rows, unless the step asks how many replicas there are."""
+        replicas, strategy = share.context.num_replicas_in_sync, share.context.strategy
         outputs = self._analysed(share, batch, added, gradients=True)[1]
-        means = any(known == {0} for known in _degrees_of_updates(outputs).values())
-        if means and not _divides_by(replicas, self._traced(share, batch, ROWS, added, gradients=True).program):
-            _say(
-                f"the step of {self._model.name!r} gives its optimizer gradients of a mean over each replica's rows, "
-                f"which are added up: they are {replicas} times those of one device. HINT: take "
-                "self.compute_loss(y=y, y_pred=...), or divide the sum over the rows by "
-                "get_replica_context().all_reduce('SUM', len(rows))."
-            )
+        if not any(known == {0} for known in _degrees_of_updates(outputs).values()):
+            return
+        mine = self._traced(share, batch, ROWS, added, gradients=True).gradients()
+        with _as_of(strategy, replicas + 1):
+            theirs = self._traced(share, batch, ROWS, added, gradients=True).gradients()
+        if _written(mine) != _written(theirs):
+            return
+        unless = (
+            f", unless a division by {replicas} in it is that by their number" if _divides_by(replicas, mine) else ""
+        )
+        _say(
+            f"the step of {self._model.name!r} gives its optimizer gradients of a mean over each replica's rows, "
+            f"which are added up: they are {replicas} times those of one device{unless}. HINT: take "
+            "self.compute_loss(y=y, y_pred=...), or divide the sum over the rows by "
+            "get_replica_context().all_reduce('SUM', len(rows)). If batches divide, you may also divide the mean by "
+            "get_strategy().num_replicas_in_sync, asked for in the step."
+        )
 
     def _tell_unknown(self, outputs: dict[Any, Part]) -> None:
         """Says which logs and gradients of a step of the user's own are no sums and no means over the examples."""
@@ -343,6 +355,11 @@ class _Traced:
     program: Any
     names: list[Any]
 
+    def gradients(self) -> Any:
+        """The part of the program that makes what optimizers are given."""
+        outputs = zip(self.names, Programs.opened(self.program).outvars, strict=True)
+        return Programs.pruned(self.program, [output for name, output in outputs if isinstance(name, tuple)])[0]
+
 
 @dataclass(frozen=True)
 class Number:
@@ -368,6 +385,24 @@ def _has_empty(program: Any) -> bool:
         or any(map(_has_empty, Programs.programs_in(eqn)))
         for eqn in Programs.opened(program).eqns
     )
+
+
+def _written(program: Any) -> tuple[str, list[bytes]]:
+    """A program with all its numbers."""
+    return str(program), [np.asarray(number).tobytes() for number in Programs.constants(program)]
+
+
+@contextmanager
+def _as_of(strategy: Any, replicas: int) -> Generator[None]:
+    """Lets this thread, and no other, see another number of replicas."""
+    kind, thread = type(strategy), threading.get_ident()
+    own = getattr(kind, _REPLICAS)
+    seen = property(lambda other: replicas if threading.get_ident() == thread else own.fget(other))
+    with mock.patch.object(kind, _REPLICAS, seen):
+        yield
+
+
+_REPLICAS = "num_replicas_in_sync"
 
 
 def _divides_by(number: int, program: Any) -> bool:
