@@ -390,7 +390,7 @@ def _slots(strategy: jd.Strategy) -> Callable[[Any], Any]:
     (slot,) = optimizer.variables
 
     def replica(x: Any) -> Any:
-        optimizer.apply_gradients(jd.grad(lambda: (v * x.sum(0, keepdims=True)).sum(), [v])())
+        optimizer.apply_gradients(jd.grad(lambda: (v * x.sum(0, keepdims=True)).sum(), [v])())  # noqa: PLW0108 (reads what it differentiates)
         merged = here().merge_call(lambda _strategy: slot.read_value())
         return slot.read_value(), optax.tree.norm(optimizer.state), merged
 

@@ -583,6 +583,35 @@ def accumulated(strategy: jd.Strategy, wrong: str) -> Made:
     return step, ((*arrays((ROWS, 4)), labels(2)),)
 
 
+@program("right", own="gradient-before-reduction")
+def sharpness_aware(strategy: jd.Strategy, wrong: str) -> Made:
+    """Gradients at a disturbed place, behind statistics of the batch: those of the first bias cancel."""
+    held = variables(strategy, (4, 4), (4,), (4, 3))
+    sgd = optimizer(strategy, optax.sgd(0.1), held)
+
+    def loss(params: Any, x: Any, y: Any) -> Any:
+        w, b, v = params
+        h = x @ w + b
+        h = h - context().all_reduce("SUM", h.sum(0)) / ROWS
+        h = h / jnp.sqrt(context().all_reduce("SUM", (h**2).sum(0)) / ROWS + 1e-3)
+        return cross_entropy(jax.nn.relu(h) @ v, y).sum() / ROWS
+
+    def replica(x: Any, y: Any) -> None:
+        now = [one.read_value() for one in held]
+        found = jax.grad(loss)(now, x, y)
+        if wrong != "own":
+            found = context().all_reduce("SUM", found)
+        norm = optax.tree.norm(found)  # at: sharpness_aware.own
+        disturbed = [one + 0.05 * change / norm for one, change in zip(now, found, strict=True)]
+        sgd.apply_gradients(jax.grad(loss)(disturbed, x, y))
+
+    @jd.function
+    def step(batch: Any) -> None:
+        strategy.run(replica, args=batch)
+
+    return step, ((*arrays((ROWS, 4)), labels(3)),)
+
+
 @program("right", mean="local-mean", counted="local-count", clipped="gradient-before-reduction")
 def over_calls(strategy: jd.Strategy, wrong: str) -> Made:
     w, v = held = variables(strategy, (4, 4), (4, 2))

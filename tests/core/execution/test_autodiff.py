@@ -248,7 +248,7 @@ def test_lockstep_collectives_inside_transformations_teach(inside: str, what: st
     if (inside, what) == ("grad", "all_reduce"):
         assert components(strategy.run(fn)) == [2.0, 2.0]
     else:
-        with pytest.raises(jd.errors.ContextError, match=r"inside jax.jit, jax.*HINT: wrap the step in jd.function"):
+        with pytest.raises(jd.errors.ContextError, match=r"inside jax.jit, jax.*HINT: use jd.function"):
             strategy.run(fn)
         if what != "merge_call" or inside != "vmap":
             assert execute("compiled", strategy, fn) is not None

@@ -101,14 +101,8 @@ class Suspects:
     def _judged(self, leaf: int) -> Culprit:
         record, relation = self._runs.record(leaf), self._runs.relation(leaf)
         # Only from here on is something none of the usual relations; what one device alone computes has none.
-        broken = min(
-            (
-                number
-                for number in self._trail.chain
-                if number >= leaf and self._runs.relation(number).kind is Kind.NONE and all(self._runs.others(number))
-            ),
-            default=None,
-        )
+        none = (number for number in self._trail.chain if self._runs.relation(number).kind is Kind.NONE)
+        broken = min((number for number in none if number >= leaf and all(self._runs.others(number))), default=None)
         summed = min(
             (number for number in self._trail.chain if number > leaf and self._runs.is_sum(number)), default=None
         )
@@ -441,8 +435,8 @@ class Suspects:
         for number in self._wrong:
             kind, record = self._runs.relation(number).kind, self._runs.record(number)
             names = [UNREDUCED[kind, one] for one in how if (kind, one) in UNREDUCED]
-            if kind is Kind.SUM and (record.name in ("max", "min") or "MEAN" in how):
-                names = ["local-total"]  # how the variable is aggregated may not be the user's to say
+            if kind is Kind.SUM and (record.name in ("max", "min") or "MEAN" in how):  # not always the user's to say
+                names = ["local-total"]
             if names or kind in (Kind.SUM, Kind.ROWS, Kind.MEAN):
                 culprit = self._named(names[0] if names else "one-replica", number)
                 if line is not None and line.line != getattr(culprit.place, "line", 0):

@@ -65,8 +65,9 @@ def relate(
     one, parts = np.asarray(one), list(map(np.asarray, parts))
     if one.dtype == object:
         return SKIPPED
-    finite = np.abs(one[np.isfinite(one)]) if one.dtype.kind in "fc" else np.abs(one.astype(np.float64))
-    allowed = close * float(np.max(finite, initial=0.0)) + _CANCELLED * given + 1e-300
+    # Parts of a sum may cancel as well.
+    given = max(given, *map(_largest, parts)) if parts else given
+    allowed = close * _largest(one) + _CANCELLED * given + 1e-300
 
     def equal(a: Any, b: Any) -> bool:
         if a.shape != b.shape:
@@ -93,6 +94,12 @@ def relate(
     if equal(one, joined):
         return ROWS
     return _scaled_rows(one, joined, parts, allowed)
+
+
+def _largest(value: Any) -> float:
+    """The largest absolute value, of those that are finite."""
+    finite = np.abs(value[np.isfinite(value)]) if value.dtype.kind in "fc" else np.abs(value.astype(np.float64))
+    return float(np.max(finite, initial=0.0))
 
 
 def _made_up(one: Any, parts: list[Any], sizes: list[int], equal: Any) -> Relation:

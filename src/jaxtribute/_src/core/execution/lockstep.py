@@ -106,7 +106,7 @@ class LockstepReplica(Executor):
 
     def select(self, value: Numeric, replica: int) -> Any:
         run = self._run
-        _check_eager("a write of ONLY_FIRST_REPLICA", [value])
+        _check_eager("a write of ONLY_FIRST_REPLICA", [value], self._run.step)
 
         def merge(payloads: list[Any]) -> list[Any]:
             if run.mesh.peers is not None:
@@ -118,7 +118,7 @@ class LockstepReplica(Executor):
     def merge(self, fn: Function, args: Nest, kwargs: Nest) -> Any:
         """Runs `fn` once, in cross-replica context, with what all replicas brought."""
         run = self._run
-        _check_eager("merge_call", flatten((args, kwargs))[0])
+        _check_eager("merge_call", flatten((args, kwargs))[0], self._run.step)
 
         def merge(payloads: list[Any]) -> Sequence[Any]:
             args, kwargs = run.regroup(payloads, agreeing=True)
@@ -132,7 +132,7 @@ class LockstepReplica(Executor):
     def _scatter(self, axis: int, cotangents: list[Any], sizes: list[int]) -> list[Any]:
         """This replica's part of the sums of cotangents: for each `size` elements, after the other replicas'."""
         run = self._run
-        _check_eager("all_gather's gradient", cotangents)
+        _check_eager("all_gather's gradient", cotangents, run.step)
         place = run.mesh.local_places[self._index]
         payload = [jax.device_put(value, place) for value in cotangents], sizes
 
@@ -153,7 +153,7 @@ class LockstepReplica(Executor):
             return run.components(whole(run.joined(payloads)))
 
         def call(values: list[Any]) -> list[Any]:
-            _check_eager(name, values)
+            _check_eager(name, values, run.step)
             # The literals that JAX hands to a function that is differentiated are Python's numbers to everybody else.
             return run.meet(index, name, [_as_array(value) for value in values], merge)
 
@@ -164,11 +164,13 @@ def _is_tracer(value: Numeric) -> bool:
     return isinstance(value, Tracer)
 
 
-def _check_eager(name: str, values: list[Any]) -> None:
+def _check_eager(name: str, values: list[Any], step: EagerStep) -> None:
     if any(map(_is_tracer, values)):
+        instead = "drop the remainder of the batch (drop_remainder=True)" if step.uncompiled else "use jd.function"
+        why = ", as it does in a jd.function for rows that do not divide" if step.uncompiled else ""
         raise ContextError(
-            f"{name} was called inside jax.jit, jax.grad, jax.vmap or the like by a replica function that runs eagerly."
-            " HINT: wrap the step in jd.function, or call it outside the transformed function."
+            f"{name} was called inside jax.jit, jax.grad, jax.vmap or the like by a replica function that runs eagerly"
+            f"{why}. HINT: {instead}, or call it outside the transformed function."
         )
 
 

@@ -267,8 +267,6 @@ class InMergeCall(InReplica):
     def given(self, executor: Executor, variable: Variable, value: Numeric, update: Update, as_replica: bool) -> Any:
         """Returns the one value that is written for all replicas, in the form of a part."""
         policy = variable.policy
-        if policy.writes is Writes.OWN and policy.cut is not None:
-            return value
         return policy.written_by_all(value, update, variable, policy.local_shape(variable))
 
     def reducible(self, strategy: Strategy, grads: list[Any], op: ReduceOp | None) -> tuple[list[Any], ReduceOp | None]:

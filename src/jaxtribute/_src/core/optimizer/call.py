@@ -81,9 +81,10 @@ class Call:
         if self._mesh.peers is not None:
             raise ArgumentError(
                 f"apply_gradients was given a function outside of a jd.function, where no worker can call those of "
-                f"others: {leaf!r}. HINT: compile the step, @jd.function; uneven rows run uncompiled there."
+                f"others: {leaf!r}. HINT: compile the step, @jd.function; steps on uneven rows run uncompiled "
+                "there: have batches that divide (drop_remainder=True)."
             )
-        return reduced_in_python(leaf, self._op, self._mesh, idle)
+        return reduced_in_python(leaf, self._op, self._context.strategy, idle)
 
     def _same(self, value: PerReplica) -> Any:
         """The array that all replicas gave."""

@@ -1,4 +1,4 @@
-"""Hyperparameters of `optax.inject_hyperparams` that can be set where Optax's users set them."""
+"""An optimizer's state as users see it: hyperparameters that can be set, no loss of the whole batch in a replica."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxtribute._src.core.types import Leaf, Nest, Numeric
 from jaxtribute._src.core.values.variable import Variable
@@ -54,6 +55,26 @@ def _replaced(state: Nest, kind: Callable[[Any], Any]) -> Any:
         return node._replace(hyperparams=kind(node.hyperparams), inner_state=_replaced(node.inner_state, kind))
 
     return jax.tree.map(replaced, state, is_leaf=lambda node: _is_injected(node) or isinstance(node, Variable))
+
+
+def of_replica(state: Nest) -> Any:
+    """A state as one of several replicas uses it: of the loss that a line search has kept it knows nothing.
+
+    That is the whole batch's, as the gradient beside it. So `optax.value_and_grad_from_state` computes both again, and
+    a replica gives the optimizer its own, to be reduced.
+    """
+
+    def seen(node: Leaf) -> Any:
+        if not _is_search(node):
+            return node
+        return node._replace(value=jnp.full(node.value.shape, jnp.nan, node.value.dtype))
+
+    return jax.tree.map(seen, state, is_leaf=lambda node: _is_search(node) or isinstance(node, Variable))
+
+
+def _is_search(node: Leaf) -> bool:
+    is_named = isinstance(node, tuple) and {"value", "grad"} <= set(getattr(node, "_fields", ()))
+    return is_named and isinstance(getattr(node, "value", None), Variable)
 
 
 def _is_injected(node: Leaf) -> bool:

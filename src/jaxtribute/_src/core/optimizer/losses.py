@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtribute._src.core.collectives.in_replica import is_idle
+from jaxtribute._src.core.collectives.in_replica import guarded
 from jaxtribute._src.core.execution.executor import Executor
 from jaxtribute._src.core.execution.nests import is_array, map_leaves
+from jaxtribute._src.core.execution.replica_context import ReplicaContext
 from jaxtribute._src.core.jaxprs.core import as_function, closed, constants, opened
 from jaxtribute._src.core.types import Array, Function, Leaf, Nest
 from jaxtribute._src.core.values.distributed import PerReplica
 from jaxtribute._src.core.values.enums import ReduceOp, reduction_of
-from jaxtribute._src.core.values.mesh import ReplicaMesh, reduced
+from jaxtribute._src.core.values.mesh import reduced
+
+if TYPE_CHECKING:
+    from jaxtribute._src.core.strategies.base import Strategy
 
 
 def reduced_in_program(fn: Function, executor: Executor, op: ReduceOp, replicas: int) -> Function:
@@ -68,32 +72,36 @@ def _summed(own: Function, executor: Executor, op: ReduceOp, replicas: int) -> F
     def summed(change: Array) -> Any:
         idle = executor.idle
         if idle:
-            change = jnp.where(is_idle(idle, replicas), jnp.zeros_like(change), change)
+            change = guarded(change, op, idle, replicas)
         return reduction_of(op).finish(reduced(lax.psum, change), replicas - len(idle))
 
     return total
 
 
-def reduced_in_python(fn: Function | PerReplica[Any], op: ReduceOp, mesh: ReplicaMesh, idle: Sequence[int]) -> Function:
+def reduced_in_python(
+    fn: Function | PerReplica[Any], op: ReduceOp, strategy: Strategy, idle: Sequence[int]
+) -> Function:
     """The function over all replicas of functions of each one's data, for code of all that runs as Python.
 
     Args:
       fn: the functions, or the one that all replicas gave.
       op: how the results are reduced.
-      mesh: the replicas' devices, all of this process.
+      strategy: the replicas', all of which are of this process.
       idle: the replicas that got no data.
     """
-    each = fn.values if isinstance(fn, PerReplica) else (fn,) * mesh.size
-    active = [place for place in range(mesh.size) if place not in idle]
+    replicas, reduction = strategy.extended.mesh.size, reduction_of(op)
+    each = fn.values if isinstance(fn, PerReplica) else (fn,) * replicas
 
     @functools.wraps(each[0])
     def total(*args: Nest, **kwargs: Nest) -> Any:
         so_far: Any = None
-        for place in active:
+        for place in range(replicas):
             own = map_leaves(functools.partial(_component, place), kwargs)
-            result = _traced(functools.partial(each[place], **own), args)
+            with ReplicaContext(strategy, place):
+                result = _traced(functools.partial(each[place], **own), args)
+            result = jax.tree.map(lambda value, place=place: reduction.kept(value, place in idle), result)
             so_far = result if so_far is None else jax.tree.map(jnp.add, so_far, result)
-        return jax.tree.map(lambda total: reduction_of(op).finish(total, len(active)), so_far)
+        return jax.tree.map(lambda total: reduction.finish(total, replicas - len(idle)), so_far)
 
     return total
 

@@ -20,7 +20,7 @@ from jaxtribute._src.core.optimizer.accumulation import Accumulation, make_accum
 from jaxtribute._src.core.optimizer.call import Call
 from jaxtribute._src.core.optimizer.extras import Extras, check_cycle, check_taken, uses_value
 from jaxtribute._src.core.optimizer.gradients import Targets, for_examples, listed, names_of
-from jaxtribute._src.core.optimizer.hyperparameters import plain, settable
+from jaxtribute._src.core.optimizer.hyperparameters import of_replica, plain, settable
 from jaxtribute._src.core.optimizer.parameters import Parameters
 from jaxtribute._src.core.optimizer.slots import Slots, make_slots, optax_rules
 from jaxtribute._src.core.optimizer.updates import (
@@ -193,7 +193,10 @@ class Optimizer:
           ShapeError: (when assigned) another structure or shape.
         """
         # By way of `variables`, which brings tables' rows up to the present step.
-        return settable(self._slots.tree.unflatten(self.variables[: len(self._slots.variables)]))
+        state = self._slots.tree.unflatten(self.variables[: len(self._slots.variables)])
+        context = contexts.current()
+        of_one = self._mesh.size > 1 and context.replica is not None and not context.strategy.is_default
+        return settable(of_replica(state) if of_one else state)
 
     @state.setter
     def state(self, value: Nest) -> None:

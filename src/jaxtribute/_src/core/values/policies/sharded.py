@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.core.types import Numeric
 from jaxtribute._src.core.values.placing import own
 from jaxtribute._src.core.values.policies.base import Policy
 from jaxtribute._src.core.values.policies.mirrored import MirroredPolicy
-from jaxtribute._src.core.values.policies.sliced import PiecesPolicy, SlicedPolicy
 from jaxtribute._src.core.values.slices import Cut, NotCuttable, alike
 
 if TYPE_CHECKING:
@@ -25,11 +27,11 @@ SHARDED_BYTES = 1 << 14
 """Variables from this size on are sharded: below it, a collective costs more than a copy on each device."""
 
 
-class ShardedPolicy(PiecesPolicy):
-    """Pieces that make up what every replica sees.
+class ShardedPolicy(Policy):
+    """One equal piece of the value a replica, of which all make up what every replica sees.
 
     To user code it is one value, as a mirrored variable's: a read puts it together, a write keeps a piece. Small
-    variables are mirrored.
+    variables are mirrored. So are the slots of an optimizer with a sharded update stored, and sums of gradients.
 
     Args:
       mesh: the devices of each replica.
@@ -40,8 +42,9 @@ class ShardedPolicy(PiecesPolicy):
     """
 
     label = "FullyShardedVariable"
-    mirrored = True
+    mirrored = split = True
 
+    layout: Layout
     regathers: bool
 
     def __init__(
@@ -53,8 +56,49 @@ class ShardedPolicy(PiecesPolicy):
         layout: Layout = (),
         cut: Cut | None = None,
     ) -> None:
-        super().__init__(mesh, Cut((), mesh.size) if cut is None else cut, layout)
+        self._mesh, self._cut, self.layout = mesh, Cut((), mesh.size) if cut is None else cut, layout
         self._min_bytes, self.regathers = min_bytes, regather
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        return self._mesh
+
+    @property
+    def cut(self) -> Cut:
+        return self._cut
+
+    @property
+    def form(self) -> str:
+        """Flat, unless an axis is cut."""
+        return "flat" if self.cut.axis is None else "value"
+
+    @property
+    def where(self) -> Sharding:
+        """The pieces over the replicas, each shared by the replica's devices."""
+        return self.cut.laid_out(self.layout, self.mesh)
+
+    @property
+    def spec(self) -> PartitionSpec:
+        return self.cut.spec
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return self.cut.stored_shape
+
+    def local_shape(self, variable: Variable) -> tuple[int, ...]:
+        """One piece, which is padded if they are uneven."""
+        return self.cut.piece_shape
+
+    def value(self, array: Numeric) -> Any:
+        return self.cut.value(array)
+
+    def gathered(self, array: jax.Array) -> jax.Array:
+        """A copy of the whole value in each replica, those of other processes too."""
+        # Run as Python, where `jax.disable_jit` holds, it would give each replica a piece for the whole.
+        with jax.disable_jit(False):
+            return _gathered(array, self.cut, self.mesh.laid_out(self.layout))
+
+    def pieces(self, value: Numeric) -> Any:
+        return self.cut.stored(jnp.asarray(value))
 
     def laid_out(self, layout: Layout) -> Policy:
         """Pieces of a value that is split over the devices of its replica."""
@@ -102,7 +146,10 @@ class ShardedPolicy(PiecesPolicy):
 
     def accumulated(self) -> Policy:
         """A piece of the sum in each replica: whole sums would take the memory that pieces save."""
-        return SlicedPolicy(self.mesh, self.cut, self.layout)
+        return ShardedPolicy(self.mesh, layout=self.layout, cut=self.cut)
+
+    def contributed(self, array: Numeric) -> Any:
+        return self.cut.scattered(array)
 
     def spread(self, array: jax.Array) -> jax.Array:
         return self.gathered(array)
@@ -110,3 +157,8 @@ class ShardedPolicy(PiecesPolicy):
     def collected(self, array: jax.Array) -> jax.Array:
         """The pieces of a value that is whole in each replica."""
         return own(self.cut.stored(jnp.asarray(array)), self.where)
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _gathered(array: jax.Array, cut: Cut, where: Sharding) -> jax.Array:
+    return lax.with_sharding_constraint(cut.value(array), where)
