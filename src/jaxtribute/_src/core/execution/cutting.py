@@ -18,6 +18,8 @@ from jaxtribute._src.core.values.mesh import AXIS, ReplicaMesh
 from jaxtribute._src.core.values.slices import whole_p
 from jaxtribute.errors import TraceError
 
+_ADDED = frozenset({"psum", "reduce_scatter"})
+"""Names of operations in which zero is nothing."""
 _RULED = frozenset({"custom_jvp_call", "custom_vjp_call", "linear_call"})
 """Names of calls whose derivative is what somebody says, and not what their programs say."""
 
@@ -95,27 +97,31 @@ class _Meeting(NamedTuple):
     Attributes:
       eqn: the operation.
       variable: the variable that it gathers, if it does no more than that.
+      of_derivative: True if it adds up what a derivative gives each replica.
     """
 
     eqn: JaxprEqn
     variable: Any
+    of_derivative: bool
 
     def fits(self, other: _Meeting) -> bool:
         """True if replicas that run two programs may meet here."""
-        return self.eqn.primitive is other.eqn.primitive and self.variable is other.variable
+        return self.eqn.primitive is other.eqn.primitive and self[1:] == other[1:]
 
 
 def completed(programs: Sequence[Program], mesh: ReplicaMesh) -> list[Program]:
-    """Lets each program make the gathers of variables that only another one makes.
+    """Lets each program make the gathers of variables, and the sums of derivatives, that only another one makes.
 
-    All replicas must come to a gather, and one without examples may have no use for it: to look up no rows JAX does
-    not read the table. Programs that differ in other collectives are left as they are.
+    All replicas must come to them, and one without examples may have no use for them: to look up no rows JAX does not
+    read the table, and what a loss of no rows does not depend on has no derivative. Programs that differ in other
+    collectives are left as they are.
     """
     meetings = list(map(_meetings, programs))
     # What only a shorter one gathers is not looked for: such programs are left to differ, and the caller refuses them.
     longest = max(meetings, key=len)
     return [
-        _with_gathers(program, _missing(own, longest), mesh) for program, own in zip(programs, meetings, strict=True)
+        _with_meetings(program, _missing(own, longest, _is_empty(program)), mesh)
+        for program, own in zip(programs, meetings, strict=True)
     ]
 
 
@@ -125,34 +131,40 @@ def _meetings(program: Program) -> list[_Meeting]:
     meetings: list[_Meeting] = []
     for eqn in filter(is_cut, jaxpr.eqns):
         source = sources.get(eqn.invars[0]) if eqn.primitive is whole_p else None
-        meetings.append(_Meeting(eqn, None if isinstance(source, int) else source))
+        backwards = "transpose(" in str(eqn.source_info.name_stack) and eqn.primitive.name in _ADDED
+        meetings.append(_Meeting(eqn, None if isinstance(source, int) else source, backwards))
     return meetings
 
 
-def _missing(own: Sequence[_Meeting], others: Sequence[_Meeting]) -> list[tuple[int, _Meeting]]:
-    """The gathers that a program lacks, each with the number of its own meetings that come before."""
+def _is_empty(program: Program) -> bool:
+    """True if the replicas have no examples."""
+    return any(0 in aval(var).shape for var in opened(program.closed).invars)
+
+
+def _missing(own: Sequence[_Meeting], others: Sequence[_Meeting], empty: bool) -> list[tuple[int, _Meeting]]:
+    """The meetings that a program lacks and can make, each with the number of its own that come before."""
     missing: list[tuple[int, _Meeting]] = []
     place = 0
     for meeting in others:
-        # As a merge of two sequences: what fits goes together; what does not must be a gather that this program can
-        # make in addition. Any other difference makes it impossible, and the caller says why.
+        # As a merge of two sequences: what fits goes together; what does not must be one that this program can make in
+        # addition. Any other difference makes it impossible, and the caller says why.
         if place < len(own) and own[place].fits(meeting):
             place += 1
-        elif meeting.variable is None:
+        elif meeting.variable is None and not (empty and meeting.of_derivative):
             return []
         else:
             missing.append((place, meeting))
     return missing if place == len(own) else []
 
 
-def _with_gathers(program: Program, missing: Sequence[tuple[int, _Meeting]], mesh: ReplicaMesh) -> Program:
+def _with_meetings(program: Program, missing: Sequence[tuple[int, _Meeting]], mesh: ReplicaMesh) -> Program:
     if not missing:
         return program
     known = set(program.sources)
     pieces: dict[Any, Any] = {}
     for _, meeting in missing:
         # A program that lacks a gather may lack the variable too, which then becomes a further input.
-        if meeting.variable not in known:
+        if meeting.variable is not None and meeting.variable not in known:
             pieces[meeting.variable] = meeting.eqn.invars[0]
     sources = [*program.sources, *pieces]
 
@@ -160,22 +172,24 @@ def _with_gathers(program: Program, missing: Sequence[tuple[int, _Meeting]], mes
         given = dict(zip(sources, inputs, strict=True))
         place = 0
 
-        def gather() -> None:
+        def meet() -> None:
             for before, meeting in missing:
                 if before == place:
-                    # Nobody uses what is gathered here. It stands in the program all the same, as a place at which this
-                    # class meets the others; `Merged` makes one gather of those of all classes.
-                    probes = [jnp.zeros(aval(probe).shape, aval(probe).dtype) for probe in meeting.eqn.invars[1:]]
-                    bind(meeting.eqn, [given[meeting.variable], *probes])
+                    # Nobody uses what comes of it. It stands in the program all the same, as a place at which this
+                    # class meets the others; `Merged` makes one operation of those of all classes.
+                    operands = [jnp.zeros(aval(one).shape, aval(one).dtype) for one in meeting.eqn.invars]
+                    if meeting.variable is not None:
+                        operands[0] = given[meeting.variable]
+                    bind(meeting.eqn, operands)
 
         def handle(eqn: JaxprEqn, _: list[Any]) -> None:
             nonlocal place
             if is_cut(eqn):
-                gather()
+                meet()
                 place += 1
 
         results = evaluate(program.closed, inputs[: len(program.sources)], handle)
-        gather()
+        meet()
         return results
 
     return Program(_traced(run, [*opened(program.closed).invars, *pieces.values()], mesh), sources)

@@ -198,7 +198,8 @@ class LockstepRun:
         # What is rebuilt from the arguments, such as a module of NNX, is the replicas' own.
         with contexts.entered(Context(self.strategy, None, LockstepReplica(self, 0))):
             calls = self.components(bound)
-        self._rendezvous = Rendezvous([partial(self._replica, index, fn, *call) for index, call in enumerate(calls)])
+        bodies = [partial(self._replica, index, fn, *call) for index, call in enumerate(calls)]
+        self._rendezvous = Rendezvous(bodies, self.idle)
         return self.regroup(self._rendezvous.run())
 
     def _replica(self, index: int, fn: Function, args: Nest, kwargs: Nest) -> Any:

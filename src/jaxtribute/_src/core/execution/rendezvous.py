@@ -50,10 +50,11 @@ class Rendezvous:
 
     Args:
       bodies: the function of each replica.
+      idle: the replicas that got no data.
     """
 
-    def __init__(self, bodies: Sequence[Callable[[], Any]]) -> None:
-        self._replicas = list(map(_Replica, bodies))
+    def __init__(self, bodies: Sequence[Callable[[], Any]], idle: Sequence[int] = ()) -> None:
+        self._replicas, self._idle = list(map(_Replica, bodies)), idle
         self._finished = Signal()
         self._left: list[Signal] = []  # for each other thread that has come in, the sign that it has gone
         self._error: BaseException | None = None
@@ -222,10 +223,14 @@ class Rendezvous:
         for i, replica in enumerate(self._replicas):
             ended = replica.state is _State.DONE
             lines.append(f"  replica {i} " + ("has ended" if ended else f"calls {replica.meeting} at {replica.place}"))
+        without = (
+            f"; replicas {list(self._idle)} have no rows, and the loss of no rows may depend on less: compile the step"
+        )
         return ContextError(
             "the replicas do not meet: each must make the same collective calls in the same order, but\n"
             + "\n".join(lines)
-            + "\nHINT: call collectives and merge_call on every replica, outside conditions that depend on the replica."
+            + "\nHINT: call collectives and merge_call on every replica, outside conditions that depend on the replica"
+            + (f"{without}, @jd.function, or drop the remainder." if self._idle else ".")
         )
 
 
