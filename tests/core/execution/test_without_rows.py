@@ -19,7 +19,6 @@ W = np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2)
 STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
     "two": lambda: mirrored(2),
     "four": lambda: mirrored(4),
-    "sharded": lambda: jd.FullyShardedStrategy(["CPU:0", "CPU:1", "CPU:2"], min_bytes=1),
     "central": lambda: jd.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:2"),
 }
 
@@ -82,6 +81,16 @@ def test_their_gradients_are_those_of_one_device(name: str, losses: Any, sizes: 
     np.testing.assert_allclose(w, expected, rtol=1e-5, atol=1e-6)
 
 
+TOLD = r"do not meet(.|\n)*replicas \[1\] have no rows.*@jd.function, or drop the remainder"
+
+
 def test_eager_steps_say_what_to_do() -> None:
-    with pytest.raises(jd.errors.ContextError, match=r"do not meet(.|\n)*replicas \[1\] have no rows.*@jd.function"):
+    with pytest.raises(jd.errors.ContextError, match=TOLD):
         trained(mirrored(2), others_alone, (4, 1), compiled=False)
+
+
+def test_what_is_gathered_for_others_is_not_guessed() -> None:
+    """Where JAX has left out of the program without rows what only others use of theirs."""
+    strategy = jd.FullyShardedStrategy(["CPU:0", "CPU:1"], min_bytes=1)
+    with pytest.raises(jd.errors.ContextError, match=TOLD):
+        trained(strategy, others_alone, (4, 1), compiled=True)

@@ -106,7 +106,8 @@ class _Meeting(NamedTuple):
 
     def fits(self, other: _Meeting) -> bool:
         """True if replicas that run two programs may meet here."""
-        return self.eqn.primitive is other.eqn.primitive and self[1:] == other[1:]
+        same = self.eqn.primitive is other.eqn.primitive and self.variable is other.variable
+        return same and [aval(one).shape for one in self.eqn.invars] == [aval(one).shape for one in other.eqn.invars]
 
 
 def completed(programs: Sequence[Program], mesh: ReplicaMesh) -> list[Program]:
