@@ -30,8 +30,7 @@ C = TypeVar("C")
 
 
 def warn_deprecated(name: str, instead: str) -> None:
-    """Warns the caller's caller that `name` is deprecated in TensorFlow, and says what to write instead."""
-    # Three levels up is the line of the user's: above this function and the method that is deprecated.
+    """Warns the user that `name` is deprecated in TensorFlow, and says what to write instead."""
     Callers.warn(f"{name} is deprecated. HINT: {instead}.", DeprecationWarning)
 
 

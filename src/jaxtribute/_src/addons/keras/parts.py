@@ -35,6 +35,7 @@ _OF_REPLICAS = frozenset({Kind.ALIKE, Kind.TOTAL, Kind.OTHER})
 """The kinds of logs that may be others on each replica."""
 _NEAR = 1e-6
 """Relative error of a number in single precision beside what a program has written."""
+_REPLICAS = "num_replicas_in_sync"
 _TOLD = 3
 """Number of lines that a warning lists."""
 _NO_NUMBERS = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
@@ -400,9 +401,6 @@ def _as_of(strategy: Any, replicas: int) -> Generator[None]:
     seen = property(lambda other: replicas if threading.get_ident() == thread else own.fget(other))
     with mock.patch.object(kind, _REPLICAS, seen):
         yield
-
-
-_REPLICAS = "num_replicas_in_sync"
 
 
 def _divides_by(number: int, program: Any) -> bool:

@@ -98,15 +98,18 @@ class _Meeting(NamedTuple):
       eqn: the operation.
       variable: the variable that it gathers, if it does no more than that.
       of_derivative: True if it adds up what a derivative gives each replica.
+      differentiated: True if it belongs to the value that is differentiated, and not to its derivative.
     """
 
     eqn: JaxprEqn
     variable: Any
     of_derivative: bool
+    differentiated: bool
 
     def fits(self, other: _Meeting) -> bool:
         """True if replicas that run two programs may meet here."""
         same = self.eqn.primitive is other.eqn.primitive and self.variable is other.variable
+        same = same and self.differentiated == other.differentiated
         return same and [aval(one).shape for one in self.eqn.invars] == [aval(one).shape for one in other.eqn.invars]
 
 
@@ -132,8 +135,10 @@ def _meetings(program: Program) -> list[_Meeting]:
     meetings: list[_Meeting] = []
     for eqn in filter(is_cut, jaxpr.eqns):
         source = sources.get(eqn.invars[0]) if eqn.primitive is whole_p else None
-        backwards = "transpose(" in str(eqn.source_info.name_stack) and eqn.primitive.name in _ADDED
-        meetings.append(_Meeting(eqn, None if isinstance(source, int) else source, backwards))
+        stack = str(eqn.source_info.name_stack)
+        backwards = "transpose(" in stack
+        adds, forwards = backwards and eqn.primitive.name in _ADDED, "jvp(" in stack and not backwards
+        meetings.append(_Meeting(eqn, None if isinstance(source, int) else source, adds, forwards))
     return meetings
 
 
@@ -151,8 +156,8 @@ def _missing(own: Sequence[_Meeting], others: Sequence[_Meeting], empty: bool) -
         # addition. Any other difference makes it impossible, and the caller says why.
         if place < len(own) and own[place].fits(meeting):
             place += 1
-        elif meeting.variable is None and not (empty and meeting.of_derivative):
-            return []
+        elif meeting.variable is None and not (empty and meeting.of_derivative and not any(map(meeting.fits, own))):
+            return []  # of several that are alike nobody could say which one is missing
         else:
             missing.append((place, meeting))
     return missing if place == len(own) else []

@@ -223,14 +223,16 @@ class Rendezvous:
         for i, replica in enumerate(self._replicas):
             ended = replica.state is _State.DONE
             lines.append(f"  replica {i} " + ("has ended" if ended else f"calls {replica.meeting} at {replica.place}"))
-        without = (
-            f"; replicas {list(self._idle)} have no rows, and the loss of no rows may depend on less: compile the step"
-        )
+        hint = "call collectives and merge_call on every replica, outside conditions that depend on the replica"
+        if self._idle:
+            hint += (
+                f"; replicas {list(self._idle)} have no rows, and the loss of no rows may depend on less: compile the "
+            )
+            hint += "step, @jd.function, or drop the remainder"
         return ContextError(
             "the replicas do not meet: each must make the same collective calls in the same order, but\n"
             + "\n".join(lines)
-            + "\nHINT: call collectives and merge_call on every replica, outside conditions that depend on the replica"
-            + (f"{without}, @jd.function, or drop the remainder." if self._idle else ".")
+            + f"\nHINT: {hint}."
         )
 
 

@@ -66,7 +66,6 @@ def _automatic(source: Source, shard: Shard) -> tuple[AutoShardPolicy, str]:
         reason = f"its {len(files)} file(s) do not go round {shard.workers} workers"
     else:
         reason = "it reads no files that can be shared out"
-    # Six levels up is the user's own call of the strategy's method.
     if source.reads == "all":
         warn(
             f"AutoShardPolicy.AUTO shards this {source.name} by DATA, because {reason}: every worker reads all of it "
