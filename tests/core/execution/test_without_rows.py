@@ -79,7 +79,8 @@ def trained(strategy: jd.Strategy, losses: Callable[..., Any], sizes: tuple[int,
     if compiled:
         step = jd.function(step)
     batches = np.split(X[: sum(sizes)], np.cumsum(sizes)[:-1])
-    return [float(step(x)) for x in strategy.experimental_distribute_dataset(batches)], w.numpy()
+    distributed = list(strategy.experimental_distribute_dataset(batches))  # read to its end, though a step may fail
+    return [float(step(x)) for x in distributed], w.numpy()
 
 
 @pytest.mark.parametrize("sizes", [(4, 1, 3), (1, 1), (2, 3)], ids=str)
