@@ -84,7 +84,6 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.checkpoint.checkpoint import Checkpoint as Checkpoint
     from jaxtribute._src.core.checkpoint.folder import latest_checkpoint as latest_checkpoint
     from jaxtribute._src.core.checkpoint.manager import CheckpointManager as CheckpointManager
-    from jaxtribute._src.core.cluster.main_process import is_main as is_main
     from jaxtribute._src.core.cluster.spec import ClusterDeviceFilters as ClusterDeviceFilters
     from jaxtribute._src.core.cluster.spec import ClusterSpec as ClusterSpec
     from jaxtribute._src.core.execution.autodiff import grad as grad
@@ -102,6 +101,7 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.strategies.fully_sharded import FullyShardedStrategy as FullyShardedStrategy
     from jaxtribute._src.core.strategies.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
     from jaxtribute._src.core.values.spec import ArraySpec as ArraySpec
+    from jaxtribute._src.main_process import is_main as is_main
 
 
 _found, _listed = _lazy_names(__name__)

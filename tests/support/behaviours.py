@@ -304,6 +304,33 @@ def _differentiated(strategy: jd.Strategy, share: Callable[[Any, Any], Any], x: 
     return jd.function(jax.grad(whole))(jnp.float32(0.5), x)
 
 
+def _weighted(strategy: jd.Strategy, x: Any, call: Callable[[Any], Any]) -> Any:
+    """The derivatives by what all replicas have, and by their own numbers, of a loss made in `strategy.run`."""
+
+    def share(h: Any, x: Any) -> Any:
+        return x.sum() * here().all_reduce("SUM", (jnp.exp(h) * x).sum())
+
+    def whole(h: Any, x: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(share, (h, x)), axis=None)
+
+    return jax.grad(call(whole), argnums=(0, 1))(jnp.float32(0.5), x)
+
+
+def _slopes(parts: Parts) -> list[Any]:
+    """The slope at 0.5, and that by each replica's numbers."""
+    return [(_slope(parts), np.full_like(part, 2 * np.exp(0.5) * sums(parts))) for part in parts]
+
+
+@across("a gradient around run in eager code", _slopes, ragged=False)
+def _(strategy: jd.Strategy, x: Any) -> Any:
+    return _weighted(strategy, x, lambda whole: whole)
+
+
+@across("a gradient around a compiled function", _slopes, ragged=False)
+def _(strategy: jd.Strategy, x: Any) -> Any:
+    return _weighted(strategy, x, jd.function)
+
+
 @across("extended.reduce_to", everywhere(lambda p: np.mean(p, 0)), ragged=False)
 def _(strategy: jd.Strategy, x: Any) -> Any:
     return strategy.extended.reduce_to("MEAN", x, x)

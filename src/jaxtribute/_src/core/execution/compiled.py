@@ -31,7 +31,7 @@ from jaxtribute._src.core.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.core.values.agreement import all_parts
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica, idle_replicas
 from jaxtribute._src.core.values.mesh import AXIS, ReplicaMesh
-from jaxtribute._src.core.values.placing import put
+from jaxtribute._src.core.values.placing import put, put_differentiated
 from jaxtribute._src.core.values.variable import Variable
 from jaxtribute.errors import ShapeError, TraceError, VariableError
 
@@ -249,13 +249,13 @@ def run_transformed(
         raise TraceError(
             f"strategy.run on {mesh.size} replicas inside a function that is differentiated or transformed is one "
             f"program, which is not possible here: {reason}. HINT: differentiate in the replica function, with "
-            "jd.value_and_grad, and reduce the gradients."
+            "jd.value_and_grad, and reduce the gradients, or call it all within a jd.function."
         ) from reason
 
 
 def _put(value: Numeric, where: Sharding) -> Any:
     """An input of the replicas' program on their devices; what it is computed from may be differentiated."""
-    return jax.device_put(value, where) if isinstance(value, Tracer) else put(value, where)
+    return put_differentiated(value, where) if isinstance(value, Tracer) else put(value, where)
 
 
 def _trace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -96,6 +96,31 @@ def put(value: Numeric, where: Sharding | Device) -> jax.Array:
         return jax.random.wrap_key_data(put(numbers_of(value), where), impl=jax.random.key_impl(value))
     host = _canonical(value) if isinstance(value, np.ndarray) else np.asarray(jnp.asarray(value))
     return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
+
+
+def put_differentiated(value: Any, where: Sharding) -> Any:
+    """`value`, which JAX differentiates or transforms, on the devices of `where`."""
+    return jax.device_put(value, where) if where.is_fully_addressable else _spread(value, where)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _spread(value: Any, where: Sharding) -> Any:
+    """`value` on devices of several processes: JAX would send its cotangent back between them, which CPUs cannot."""
+    return jax.device_put(value, where) if isinstance(value, Tracer) else put(value, where)
+
+
+def _spread_forward(value: Any, where: Sharding) -> tuple[Any, Any]:
+    local = isinstance(value, Tracer) or value.is_fully_addressable
+    return _spread(value, where), None if local else value
+
+
+def _spread_backward(_: Sharding, spread: Any, cotangent: Any) -> tuple[Any]:
+    """The cotangent where the value lay: each process has its own copy."""
+    stays = spread is not None or isinstance(cotangent, Tracer)
+    return (cotangent if stays else cotangent.addressable_data(0),)
+
+
+_spread.defvjp(_spread_forward, _spread_backward)
 
 
 @lru_cache(maxsize=256)
