@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,9 @@ def test_the_files_for_islands_say_what_the_launcher_takes() -> None:
     assert [one["name"] for one in pod["volumes"]] == [one["name"] for one in container["volumeMounts"]]
     assert container["args"][-1].startswith(f"--checkpoints={container['volumeMounts'][1]['mountPath']}/")
     assert {"name": "JOB_COMPLETION_INDEX"}.items() <= container["env"][1].items()
-    found = parsed([word.replace("$(JOB_COMPLETION_INDEX)", "1") for word in container["args"]])
+    assert {"name": "JOB_FAILURES"}.items() <= container["env"][2].items()
+    found = parsed(expanded(container["args"], {"JOB_COMPLETION_INDEX": "1", "JOB_FAILURES": "2"}))
+    assert found.rejoin_if == 2
     assert list(found.hosts) == [
         f"{job['metadata']['name']}-{n}.{pod['subdomain']}" for n in range(job["spec"]["completions"])
     ]
@@ -181,28 +184,43 @@ def environment(place: Path) -> dict[str, str]:
     return os.environ | {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "HOME": str(place)}
 
 
+def expanded(words: list[str], told: dict[str, str]) -> list[str]:
+    """A command as Kubernetes makes it of a manifest's."""
+    return [re.sub(r"\$\((\w+)\)", lambda found: told[found[1]], word) for word in words]
+
+
+def started_pod(
+    machine: Machine, index: int, place: Path, command: list[str], given: dict[str, str]
+) -> "subprocess.Popen[str]":
+    """Starts a command on a machine, where Kubernetes tells it its number and what `given` says."""
+    told = given | {"JOB_COMPLETION_INDEX": str(index)}
+    return subprocess.Popen(
+        [*machine.within, *expanded(command, told)],
+        cwd=place,
+        env=environment(place) | told,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
 def printed_in_pods(
     machines: tuple[Machine, Machine], place: Path, command: list[str], given: dict[str, str]
 ) -> list[str]:
-    """What a command prints on each machine, where Kubernetes tells it its number; it must end well on all."""
-    pods = [
-        subprocess.Popen(
-            [*machine.within, *(word.replace("$(JOB_COMPLETION_INDEX)", str(index)) for word in command)],
-            cwd=place,
-            env=environment(place) | given | {"JOB_COMPLETION_INDEX": str(index)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for index, machine in enumerate(machines)
-    ]
+    """What a command prints on each machine; it must end well on all."""
+    pods = [started_pod(machine, index, place, command, given) for index, machine in enumerate(machines)]
+    return ended_well(pods)
+
+
+def ended_well(pods: list["subprocess.Popen[str]"]) -> list[str]:
+    """What pods have printed, all of which must end with 0."""
     try:
         outputs = [one.communicate(timeout=300)[0] for one in pods]
     finally:
         for one in pods:
             one.kill()
             one.wait()
-    assert [one.returncode for one in pods] == [0, 0], outputs
+    assert [one.returncode for one in pods] == [0] * len(pods), "\n\n".join(outputs)
     return outputs
 
 
@@ -223,25 +241,63 @@ def test_the_command_of_the_manifests_runs_in_every_pod(machines: tuple[Machine,
     assert job["spec"]["completions"] == len(machines)
 
 
-@pytest.mark.slow
-def test_the_islands_of_the_manifest_go_on_from_their_checkpoint(
-    machines: tuple[Machine, Machine], place: Path
-) -> None:
+@pytest.fixture
+def islands_command(machines: tuple[Machine, Machine], place: Path) -> list[str]:
+    """The command of the manifest of islands, with the paths and addresses of two machines here."""
     *_, job = yaml.safe_load_all(ELASTIC_MANIFEST.read_text(encoding="utf-8"))
     (container,) = job["spec"]["template"]["spec"]["containers"]
     shutil.copy(ROOT / "examples" / "elastic.py", place / "examples")
     hosts = "--hosts=" + ",".join(machine.address for machine in machines)
     words = [hosts if word.startswith("--hosts") else word for word in container["args"]]
     words = [word.replace("/run/jaxtribute", str(place)).replace("=/checkpoints", f"={place}") for word in words]
+    return [*container["command"], *words]
 
-    def epochs(count: int) -> list[str]:
-        """The epochs that the first island tells of in a job of so many."""
-        output, _ = printed_in_pods(machines, place, [*container["command"], *words, "--epochs", str(count)], {})
+
+@pytest.mark.slow
+def test_the_islands_of_the_manifest_go_on_from_their_checkpoint(
+    machines: tuple[Machine, Machine], place: Path, islands_command: list[str]
+) -> None:
+    def epochs(count: int, failures: int) -> list[str]:
+        """The epochs that the first island tells of in a job of so many, whose pods have all failed so often."""
+        command, given = [*islands_command, "--epochs", str(count)], {"JOB_FAILURES": str(failures)}
+        output, _ = printed_in_pods(machines, place, command, given)
         return re.findall(r"^\[0\] epoch (\d+)", output, re.MULTILINE)
 
-    assert epochs(1) == ["0"]
-    assert epochs(2) == ["1"]
+    assert epochs(1, 0) == ["0"]
+    assert epochs(2, 0) == ["1"]
+    assert epochs(3, 1) == ["2"]
     assert sorted(path.name for path in (place / "logs").iterdir()) == [f"rank-{rank}.log" for rank in range(4)]
+
+
+@pytest.mark.slow
+def test_a_pod_that_takes_the_place_of_another_joins_the_islands(
+    machines: tuple[Machine, Machine], place: Path, islands_command: list[str]
+) -> None:
+    command, log = [*islands_command, "--epochs", "100"], place / "logs" / "rank-2.log"
+
+    def until(words: str) -> None:
+        end = time.monotonic() + 120
+        while not (log.exists() and re.search(words, log.read_text(), re.MULTILINE)):
+            if time.monotonic() > end or pods[1].poll() is not None:
+                pods[1].kill()
+                raise AssertionError(f"no {words!r} in\n{log.read_text()}\n{pods[1].communicate()[0]}")
+            time.sleep(0.05)
+
+    pods = [started_pod(machine, rank, place, command, {"JOB_FAILURES": "0"}) for rank, machine in enumerate(machines)]
+    try:
+        until(r"^epoch \d+: .* islands \[0, 1, 2, 3\]")
+        pods[0].terminate()  # as a node is drained; its islands save nothing of their own
+        output = pods[0].communicate(timeout=120)[0]
+        assert pods[0].returncode == 75, output
+        until(r"^epoch \d+: .* islands \[2, 3\]")
+        pods[0] = started_pod(machines[0], 0, place, command, {"JOB_FAILURES": "1"})
+        outputs = ended_well(pods)
+    finally:
+        for one in pods:
+            one.kill()
+            one.wait()
+    assert re.search(r"^\[2\] epoch 99: .* islands \[0, 1, 2, 3\]", outputs[1], re.MULTILINE), outputs[1]
+    assert "Each of 1797 images was seen 100 times." in outputs[0]
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ import optax
 import pytest
 from tests.addons.elastic.test_exchange import islands, summing, together
 from tests.addons.elastic.test_strategy import Job, Killed
+from tests.support.processes import free_ports
 
 import jaxtribute as jd
 from jaxtribute._src.addons.elastic.exchange import Islands
@@ -270,6 +271,90 @@ def test_an_island_of_a_job_that_has_ended_is_told_soon(timeout_s: float) -> Non
     with pytest.raises(ClusterError, match="no other island trains: island 0 has ended"):
         Job(2, timeout_s=timeout_s).strategy(1, 1)
     assert time.monotonic() - begun < 15
+
+
+def far_addresses(count: int) -> list[str]:
+    """Addresses on as many hosts, all of them this machine's."""
+    return [f"127.0.0.{rank + 1}:{port}" for rank, port in enumerate(free_ports(count))]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_islands_that_have_all_been_started_again_begin_together(count: int) -> None:
+    addresses = far_addresses(count)
+    processes = [Island(rank, 7 + 10 * rank) for rank in range(count)]
+
+    def start(me: Island) -> Islands:
+        time.sleep(0.1 * me.rank)  # one comes after the other
+        return Islands(me, addresses, silent_s=2.0, timeout_s=20.0)
+
+    with ThreadPoolExecutor(count) as pool:
+        made = list(pool.map(start, processes))
+    try:
+        assert all(island.view == View(0, tuple(processes)) for island in made)
+        for _ in range(3):
+            assert together(made, lambda island: int(summing(island, np.int32(1))[0])) == [count] * count
+        # From here on all is as ever: one that dies is left out, and joins as another process.
+        made[0].close()
+        assert together(made[1:], lambda island: int(summing(island, np.int32(1))[0])) == [count - 1] * (count - 1)
+        assert [island.committed for island in made[1:]] == [4] * (count - 1)
+    finally:
+        for island in made:
+            island.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_one_that_dies_while_all_begin_again_splits_nothing(seed: int) -> None:
+    """Each island dies once at a random moment of the start, and comes back as a later process."""
+    chance = np.random.default_rng(seed)
+    count = int(chance.choice([2, 3]))
+    addresses, end = far_addresses(count), time.monotonic() + DEADLINE_S
+    victim, lives_s = int(chance.integers(count)), float(chance.uniform(0, 0.4))
+    delays = chance.uniform(0, 0.2, count)
+    done = threading.Barrier(count)
+
+    def live(rank: int) -> tuple[View, list[int]]:
+        time.sleep(delays[rank])
+        incarnation = 1
+        while time.monotonic() < end:
+            try:
+                island = Islands(Island(rank, incarnation), addresses, silent_s=2.0, timeout_s=10.0)
+            except (ClusterError, DeadlineError, OSError):
+                incarnation += 1
+                continue
+            try:
+                if rank == victim and incarnation == 1:
+                    time.sleep(lives_s)
+                    continue
+                sums: list[int] = []
+                while sums.count(count) < 3:  # all are back, and train on
+                    sums.append(journalled(island))
+                    time.sleep(0.01)
+                view = island.view
+                done.wait(DEADLINE_S)
+                return view, sums
+            except (ClusterError, DeadlineError):
+                continue
+            finally:
+                incarnation += 1
+                island.close()
+        raise AssertionError(f"island {rank} has not come to an end: {seed=}")
+
+    def journalled(island: Islands) -> int:
+        """A step that newcomers are given from the journal."""
+        if island.newcomer is not None:
+            entry = island.newcomer.next("sum", None)
+            if entry is not None:
+                return int(entry.arrays[0])
+        total = int(summing(island, np.int32(1))[0])
+        island.journal.append("sum", island.view, np.int32(total))
+        return total
+
+    with ThreadPoolExecutor(count) as pool:
+        ends = list(pool.map(live, range(count)))
+    views, sums = zip(*ends, strict=True)
+    assert len(set(views)) == 1, views
+    assert len({tuple(each) for each in sums}) == 1, sums
+    assert all(1 <= each <= count for each in sums[0])
 
 
 def test_results_are_kept_as_they_are() -> None:

@@ -86,6 +86,7 @@ class Islands(Exchanges):
             if self.newcomer is not None:
                 self._links.greet()
                 self.newcomer.begin()
+                self._begin_again(self.newcomer.first)
             else:
                 self._links.await_all(timeout_s)
         except JaxtributeError:
@@ -200,6 +201,15 @@ class Islands(Exchanges):
                 self._links.deliver(newcomer.rank, Lane.JOURNAL, head, state, _JOIN_LIMIT_S, wanted)
 
     # For a newcomer.
+
+    def _begin_again(self, first: View | None) -> None:
+        """Is in the first view from here on, if all islands are newcomers that know nothing."""
+        if first is not None:
+            with self.lock:
+                self.membership.begin(first)
+                self._progress.enter(first, Status(0))
+                self.newcomer = None
+            _tell(first, self.me)
 
     def joined(self, step: int) -> None:
         """Takes note that this island has the others' state before a step: it takes that one with them."""

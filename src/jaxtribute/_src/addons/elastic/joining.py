@@ -4,10 +4,16 @@ It runs its program from the start. Each step that the others have committed giv
 of being computed. At the journal's end it asks to be taken in. The islands of the new view settle what they have
 committed; one of them sends the values of all variables; and the newcomer takes its next step with them. They wait for
 it from the view on, not before.
+
+If all islands are newcomers that know nothing, as where a scheduler has started every machine again, none can join the
+others: they begin again together. Each tells the others which process of each island it knows of; an island begins once
+all have told it the same as it tells itself, and tells whoever asks then. No two such beginnings have living members:
+what an island tells changes only if a later process of another one is there, and one that has begun tells nothing else.
 """
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -31,6 +37,8 @@ _NEAR_START_S = 1.0
 """The same for those of this host: whoever trains there has listened since long before this one was started."""
 ASKS, ANSWERS, REFUSES, STATE = range(4)
 """Kinds of messages between a newcomer and the others: the third number of its head."""
+_UNKNOWN = -1
+"""The number of a process that an island has not heard of."""
 
 
 class Newcomer:
@@ -56,6 +64,10 @@ class Newcomer:
         self._asked_at = 0.0
         self._asked_to_join = 0.0
         self._refusals: dict[int, str] = {}
+        self._blank: dict[int, tuple[Island, tuple[int, ...]]] = {}
+        """Islands that know nothing either, and the processes of all islands that they know of; by rank."""
+        self.first: View | None = None
+        """The view in which all islands begin again, once they know that none of them knows anything."""
         self._has_met: set[int] = set()
         """The ranks that have been reached, and have ended if nobody listens there any more."""
         self._began = time.monotonic()
@@ -67,14 +79,14 @@ class Newcomer:
     # What the program asks.
 
     def begin(self) -> None:
-        """Waits until another island has told what it has done.
+        """Waits until another island has told what it has done, or all are to begin again.
 
         Raises:
           ClusterError: no other island trains.
           DeadlineError: none answers.
         """
         with self._islands.lock:
-            self._until(lambda: self._end >= 0, "tell what they have done")
+            self._until(lambda: self._end >= 0 or self.first is not None, "tell what they have done")
 
     def next(self, signature: str, rehearse: Callable[[View], Any] | None) -> Entry | None:
         """Returns what the next step has given; None once this island takes it itself, with the others.
@@ -171,7 +183,7 @@ class Newcomer:
         end, asked = time.monotonic() + islands.timeout_s, 0.0
         while not ready():
             islands.check_part()
-            if len(self._refusals) == islands.others:
+            if len(self._refusals) == islands.others and len(self._blank) < islands.others:
                 raise ClusterError(
                     f"island {islands.me.rank} was started again, and no other island trains: "
                     f"{'; '.join(self._refusals.values())}. HINT: if they have not finished, start the job anew, from "
@@ -229,19 +241,42 @@ class Newcomer:
             self._state = first, second, data
             return
         if kind == REFUSES:
-            self.refused(island.rank, data.decode())
+            self.refused(island.rank, f"island {island.rank} was started again as well")
+            if data and self._end < 0 and self.first is None:
+                self._compare(island, struct.unpack(f"!{len(data) // 8}q", data))
             return
         self._refusals.pop(island.rank, None)
+        self._blank.pop(island.rank, None)
         self._waiting_since = None
         if second < self._end:  # asked again, an island's earlier answer may come later
             return
         journal = self._islands.journal
         for number, entry in enumerate(entries_in(data), first):
             if not entry.signature:
+                if self._end < 0 and self._islands.me in entry.view.members:
+                    self.first = entry.view
+                    return
                 self._reads, self.view = entry.reads, entry.view
             elif number == len(journal):
                 journal.add(entry)
         self._end = second
+
+    def processes(self) -> tuple[int, ...]:
+        """The processes that this island knows of, by rank, while it knows nothing else; empty once it does."""
+        if self._end >= 0 or not self._islands.far:
+            return ()
+        known = {rank: island.incarnation for rank, (island, _) in self._blank.items()}
+        known[self._islands.me.rank] = self._islands.me.incarnation
+        return tuple(known.get(rank, _UNKNOWN) for rank in range(self._islands.others + 1))
+
+    def _compare(self, island: Island, told: tuple[int, ...]) -> None:
+        """Takes note of the processes that another island knows of; if all know the same ones, they begin again."""
+        before = self._blank.get(island.rank)
+        if before is None or before[0] <= island:
+            self._blank[island.rank] = island, told
+        own = self.processes()
+        if _UNKNOWN not in own and all(told == own for _, told in self._blank.values()):
+            self.first = View(0, tuple(Island(*each) for each in enumerate(own)))
 
     def asked(self, rank: int) -> None:
         """Takes note that an island was reached."""
@@ -251,6 +286,8 @@ class Newcomer:
         """Takes note that an island could not be asked; if nobody listens there, it has ended, or has yet to begin."""
         grace_s = min(_START_S if self._islands.far else _NEAR_START_S, self._islands.timeout_s / 2)
         has_ended = not listens and (rank in self._has_met or time.monotonic() - self._began > grace_s)
+        if has_ended and self.first is None:
+            self._blank.pop(rank, None)
         self.refused(rank, f"island {rank} has ended" if has_ended else "")
 
     def refused(self, rank: int, why: str) -> None:
@@ -274,9 +311,11 @@ class Newcomer:
 def answer(islands: Islands, first: int) -> tuple[Head, bytes]:
     """Answers a newcomer that asks for the steps from a number on."""
     with islands.lock:
-        view = islands.membership.view if islands.newcomer is None else None
+        newcomer = islands.newcomer
+        view = islands.membership.view if newcomer is None else None
+        processes = () if newcomer is None else newcomer.processes()
     if view is None:
-        return (0, 0, REFUSES), f"island {islands.me.rank} was started again as well".encode()
+        return (0, 0, REFUSES), struct.pack(f"!{len(processes)}q", *processes)
     # Without the lock: what was computed last may take a while, and steps go on meanwhile.
     count, entries = islands.journal.answer(first, view)
     return (first, count, ANSWERS), entries

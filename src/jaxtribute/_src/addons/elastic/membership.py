@@ -128,6 +128,10 @@ class Membership:
         self._proposal: _Proposal | None = None
         self._round = 0
 
+    def begin(self, first: View) -> None:
+        """Takes a first view, which all its members know of by other means."""
+        self.view = first
+
     @property
     def state(self) -> State:
         """State of this island: what it may do."""

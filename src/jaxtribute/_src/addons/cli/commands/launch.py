@@ -104,6 +104,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     islands.add_argument(
         "--rejoin", action="store_true", help="join the islands of the other machines, which have trained before"
     )
+    islands.add_argument(
+        "--rejoin-if",
+        type=_number,
+        default=0,
+        metavar="N",
+        help="--rejoin unless N is 0, such as a Job's count of failures",
+    )
     add("-m", dest="module", action="store_true", help="the program is a module, as in python -m")
     add("program", help="a Python file, or any command")
     # Python counts them as required in its message.
@@ -181,7 +188,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         hosts=arguments.hosts,
         port=arguments.port,
         spares=arguments.spares,
-        rejoins=arguments.rejoin,
+        rejoins=arguments.rejoin or arguments.rejoin_if > 0,
         grace_s=arguments.grace,
         save_s=arguments.save_time,
         log_dir=arguments.log_dir or (LOGS if arguments.split else None),
@@ -293,7 +300,7 @@ def _refuse_for_islands(arguments: argparse.Namespace) -> None:
     workers = arguments.workers or 1
     if not arguments.elastic:
         alone = [*_given(arguments, "--min-islands"), *["--hosts"][: len(arguments.hosts)]]
-        alone += [name for name in ("--rejoin", "--spares", "--share-gpus") if _is_on(arguments, name)]
+        alone += [name for name in ("--rejoin", "--rejoin-if", "--spares", "--share-gpus") if _is_on(arguments, name)]
         if alone:
             raise ArgumentError(
                 f"{', '.join(alone)} without --elastic. HINT: give both; --min-workers and --nodes are "
@@ -316,7 +323,7 @@ def _refuse_for_islands(arguments: argparse.Namespace) -> None:
         )
     if arguments.hosts:
         _check_hosts(arguments)
-    elif arguments.rejoin:
+    elif arguments.rejoin or arguments.rejoin_if:
         raise ArgumentError("--rejoin without --hosts. HINT: on one machine the launcher starts islands again itself.")
     if (arguments.min_islands or 1) > workers:
         raise ArgumentError(
