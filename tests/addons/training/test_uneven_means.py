@@ -29,6 +29,11 @@ def normalised(x: Any, mean: Callable[[Any], Any]) -> Any:
     return (x - centre[None]) / jnp.sqrt(square - centre**2 + np.float32(1e-5))[None]
 
 
+def positive(x: Any) -> Any:
+    """A mask."""
+    return (x > 0).astype(x.dtype)
+
+
 WRONG: dict[str, Callable[[Any], Any]] = {
     "a mean": lambda x: lax.pmean(x.mean(), AXIS),
     "a mean within a jit": jax.jit(lambda x: lax.pmean(jnp.square(x).mean(0), AXIS)),
@@ -43,6 +48,16 @@ WRONG: dict[str, Callable[[Any], Any]] = {
     "all_reduce": lambda x: here().all_reduce("MEAN", x.mean()),
     "all_reduce of a nest": lambda x: here().all_reduce("MEAN", {"a": x.mean(0), "b": (x**2).mean()}),
     "all_reduce of gradients": lambda x: here().all_reduce("MEAN", jax.grad(lambda w: (x * w).mean())(np.float32(2))),
+    "all but what is no number": lambda x: here().all_reduce("MEAN", jnp.nanmean(x)),
+    "a masked mean": lambda x: here().all_reduce("MEAN", jnp.mean(x, where=x > 0)),
+    "a masked mean by hand": lambda x: lax.pmean((x * positive(x)).sum() / positive(x).sum(), AXIS),
+    "a weighted mean of rows": lambda x: lax.pmean(jnp.average(x, 0, weights=jnp.square(x)), AXIS),
+    "a count of ones": lambda x: lax.pmean(x.sum(0) / jnp.ones_like(x).sum(0), AXIS),
+    "a product with shares": lambda x: lax.pmean(x[:, 0] @ jnp.full(len(x), 1 / max(len(x), 1)), AXIS),
+    "gradients of a masked mean": lambda x: lax.pmean(
+        jax.grad(lambda w: (x * w * positive(x)).sum() / positive(x).sum())(np.float32(2)), AXIS
+    ),
+    "a masked mean within a jit": jax.jit(lambda x: lax.pmean(jax.nn.relu(x).sum() / positive(x).sum(), AXIS)),
     "shares that add up to another batch": lambda x: here().all_reduce("MEAN", x.mean() * x.shape[0] ** 2),
 }
 MEANS: dict[str, Callable[[Any], Any]] = {
@@ -63,6 +78,10 @@ PARTS: dict[str, Callable[[Any], Any]] = {
 """Results whose mean over the replicas is what it says."""
 
 
+def masked_mean(x: Any) -> Any:
+    return jax.nn.relu(x).sum() / jnp.maximum(positive(x).sum(), np.float32(1))
+
+
 def weighted(x: Any) -> Any:
     share = jnp.float32(x.shape[0])
     return lax.psum(x.sum(0) * share, AXIS) / lax.psum(share * jnp.maximum(share, 1), AXIS)
@@ -77,6 +96,22 @@ RIGHT: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "parts of the batch": (lambda x: lax.psum(x.sum(0) / 5, AXIS), ROWS.mean(0)),
     "a mean of parts": (lambda x: lax.pmean(x.sum(0) / np.float32(5 / 4), AXIS), ROWS.mean(0)),
     "what all have": (lambda x: lax.pmean(jnp.float32(3), AXIS) + 0 * lax.psum(x.sum(), AXIS), 3),
+    "a masked mean of parts": (
+        lambda x: lax.pmean(masked_mean(x) * positive(x).sum() * np.float32(4), AXIS),
+        (ROWS * (ROWS > 0)).sum(),
+    ),
+    "rows that are scaled by their own": (
+        lambda x: lax.pmean((x / jnp.linalg.norm(x, axis=1, keepdims=True)).sum(0) * np.float32(4 / 5), AXIS),
+        (ROWS / np.linalg.norm(ROWS, axis=1, keepdims=True)).mean(0),
+    ),
+    "by a count of all": (
+        lambda x: lax.pmean(x.sum(0) / here().all_reduce("SUM", jnp.ones_like(x).sum(0)) * np.float32(4), AXIS),
+        ROWS.mean(0),
+    ),
+    "logits of rows": (
+        lambda x: lax.pmean(jax.nn.softmax(x.reshape(-1, 3) @ jnp.eye(3)).sum() * np.float32(4 / 5), AXIS),
+        1.0,
+    ),
     "the hint": (
         lambda x: here().all_reduce("SUM", x.sum(0)) / here().all_reduce("SUM", float(x.shape[0])),
         ROWS.mean(0),

@@ -120,6 +120,13 @@ def test_arrays_from_around_the_function_that_lie_apart_are_explained() -> None:
         lambda x: 1 / len(x),
         lambda x: x.reshape(4, -1),  # the rows of the whole batch
         lambda x: x - jnp.zeros((4, 7)),
+        lambda x: x[0],
+        jnp.median,
+        lambda x: jnp.quantile(x, 0.5),
+        lambda x: jnp.take(x, jnp.array([0]), axis=0),
+        lambda x: jax.lax.top_k(x[:, 0], 1),
+        lambda x: jax.random.choice(jax.random.key(0), x, (2,)),
+        lambda x: jax.lax.fori_loop(0, 2, lambda i, total: total + x[i].sum(), 0.0),
     ],
 )
 def test_what_replicas_of_fewer_rows_or_none_cannot_compute_is_explained(
@@ -129,9 +136,22 @@ def test_what_replicas_of_fewer_rows_or_none_cannot_compute_is_explained(
     examples = strategy.experimental_make_numpy_dataset(np.ones((4, 7), np.float32))
     batch = next(iter(strategy.experimental_distribute_dataset(examples.batch(4))))
     run = jd.function(strategy.run) if compiled else strategy.run
-    with pytest.raises((TypeError, ValueError, ZeroDivisionError)) as failure:
+    with pytest.raises((TypeError, ValueError, IndexError, ZeroDivisionError)) as failure:
         run(careless, (batch,))
     assert any("a part of the batch's rows, or none" in note for note in failure.value.__notes__)
+
+
+@pytest.mark.parametrize("derivative", [jax.jacfwd, lambda f: lambda w: jax.jvp(f, (w,), (w,))], ids=["jacfwd", "jvp"])
+def test_forward_derivatives_of_collectives_are_for_compiled_steps(derivative: Callable[..., Any]) -> None:
+    def replica(x: jax.Array) -> Any:
+        return derivative(lambda w: jnp.tanh(here().all_gather(x * w, axis=0)).sum())(jnp.float32(1))
+
+    strategy = mirrored(2)
+    (batch,) = strategy.experimental_distribute_dataset([np.ones((3,), np.float32)])
+    jd.function(strategy.run)(replica, (batch,))
+    with pytest.raises(TypeError) as failure:
+        strategy.run(replica, (batch,))
+    assert any("call strategy.run within a jd.function" in note for note in failure.value.__notes__)
 
 
 def test_a_mistake_of_shapes_outside_of_replicas_has_no_hint_at_rows() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.errors import ArgumentTypeError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
 from replicas import (
     components,
     each_executor,
@@ -198,6 +198,38 @@ def test_place_can_be_stepped() -> None:
     state = strategy.place(jnp.zeros(2))
     state = strategy.run(lambda s: s + here().all_reduce("SUM", fraction()), (state,))
     assert components(state) == [[1.0, 1.0]] * 2
+
+
+@pytest.mark.parametrize("result", [{}, [], (), (None, None), {"a": None}, {"a": []}])
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_local_results_without_arrays_are_one_for_each_replica(result: Any, replicas: int) -> None:
+    strategy = mirrored(replicas)
+    for run in (strategy.run, jd.function(strategy.run)):
+        assert strategy.experimental_local_results(run(lambda: result)) == (result,) * replicas
+    assert strategy.experimental_local_results(strategy.run(lambda: None)) == (None,)
+
+
+@pytest.mark.parametrize("axis", [0, 1, (0, 1)])
+def test_axes_may_be_integers_of_numpy(axis: Any) -> None:
+    strategy = mirrored(2)
+    x = strategy.run(lambda: jnp.float32([[1, 2]]))
+    given = tuple(map(np.int64, axis)) if isinstance(axis, tuple) else np.int64(axis)
+    np.testing.assert_array_equal(strategy.reduce("SUM", x, axis=given), strategy.reduce("SUM", x, axis=axis))
+    if not isinstance(axis, tuple):
+        for one in (given, jnp.asarray(axis)):
+            np.testing.assert_array_equal(strategy.gather(x, axis=one), strategy.gather(x, axis=axis))
+            rows = strategy.run(lambda: here().all_gather(jnp.float32([[1, 2]]), axis=one))  # noqa: B023 (called at once)
+            np.testing.assert_array_equal(rows, strategy.gather(x, axis=axis))
+
+
+@pytest.mark.parametrize("axis", [None, "0", -1, 2, 0.0])
+def test_what_is_no_axis_to_gather_along_is_refused(axis: Any) -> None:
+    strategy = mirrored(2)
+    x = strategy.run(lambda: jnp.float32([[1, 2]]))
+    with pytest.raises(ArgumentError, match=r"cannot gather values of rank 2 along axis .*HINT"):
+        strategy.gather(x, axis=axis)
+    with pytest.raises(ArgumentError, match=r"cannot gather values of rank 2 along axis .*HINT"):
+        strategy.run(lambda: here().all_gather(jnp.float32([[1, 2]]), axis=axis))
 
 
 def test_local_results() -> None:

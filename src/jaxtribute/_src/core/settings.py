@@ -53,6 +53,17 @@ def whole(name: str, value: object, least: int = 0, *, optional: bool = False) -
     return number
 
 
+def gather_axis(axis: object, rank: int) -> int:
+    """Returns an axis along which arrays of a rank are gathered, as an int; an error if they do not have it."""
+    number = operator.index(cast("SupportsIndex", axis)) if hasattr(axis, "__index__") else -1
+    if not 0 <= number < rank:
+        raise ArgumentError(
+            f"cannot gather values of rank {rank} along axis {axis!r}. "
+            "HINT: gather needs 0 <= axis < rank; give scalars an axis first, e.g. x[None]."
+        )
+    return number
+
+
 @overload
 def amount(name: str, value: object, *, above: bool = ...) -> float: ...
 @overload

@@ -1,6 +1,7 @@
 """`tf.data.Dataset`: what its methods give, one after the other and distributed."""
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +235,19 @@ class TestDistributed:
             lambda context: Dataset.range(4).shard(context.num_input_pipelines, context.input_pipeline_id).batch(2)
         )
         assert [components(element) for element in distributed] == [[[0, 1], [2, 3]]]
+
+    @pytest.mark.parametrize(
+        "rows",
+        [
+            lambda: Dataset.from_tensor_slices([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]),
+            lambda: Dataset.from_tensors([1.0, 2.0]).repeat(3),
+            lambda: Dataset.range(3),
+            lambda: Dataset.range(7).batch(2, drop_remainder=True),
+        ],
+    )
+    def test_a_step_of_elements_of_one_shape_is_for_all_replicas(self, rows: Callable[[], Any]) -> None:
+        strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+        distributed = strategy.distribute_datasets_from_function(lambda _: rows())
+        assert [len(components(element)) for element in distributed] == [2]
+        (spec,) = jax.tree.leaves(distributed.element_spec, is_leaf=lambda leaf: hasattr(leaf, "shape"))
+        assert None not in spec.shape

@@ -1,5 +1,6 @@
 """Arrays by TensorFlow's rules: made, shaped and picked from."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxtribute.compat.tf as tf
-from jaxtribute.errors import ArgumentError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
 MATRIX = [[1, 2, 3], [4, 5, 6]]
 
@@ -94,3 +95,65 @@ def test_unstack_checks_the_number() -> None:
 
 def test_axes_can_be_made_with_newaxis() -> None:
     assert tf.constant([1, 2])[:, tf.newaxis].shape == (2, 1)
+
+
+TENSOR, VARIABLE = jnp.float32([1.5]), tf.Variable([1.5, -2.5])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf.constant(1.5, tf.int32),
+        lambda: tf.constant([1.5], tf.int32),
+        lambda: tf.constant([[1, 2.5]], dtype="uint8"),
+        lambda: tf.constant(1, tf.bool),
+        lambda: tf.constant(True, tf.int32),
+        lambda: tf.constant(1j, tf.float32),
+        lambda: tf.convert_to_tensor(1.5, tf.int32),
+        lambda: tf.convert_to_tensor(TENSOR, tf.int32),
+        lambda: tf.convert_to_tensor(TENSOR, dtype=tf.float16),
+        lambda: tf.convert_to_tensor(VARIABLE, dtype=tf.int32),
+        lambda: tf.Variable(tf.constant(1), dtype=tf.float32),
+        lambda: tf.Variable(1.5, dtype=tf.int32),
+    ],
+)
+def test_what_would_lose_a_part_is_refused_as_in_tensorflow(make: Callable[[], Any]) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"HINT: tf\.cast"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [
+        (lambda: tf.constant(2, tf.float32), "float32"),
+        (lambda: tf.constant(True, tf.bool), "bool"),
+        (lambda: tf.constant([], tf.int32), "int32"),
+        (lambda: tf.constant(1, tf.complex64), "complex64"),
+        (lambda: tf.constant(np.float32([1.5]), tf.int32), "int32"),
+        (lambda: tf.convert_to_tensor(np.arange(3.0), tf.float32), "float32"),
+        (lambda: tf.convert_to_tensor(TENSOR, tf.float32), "float32"),
+        (lambda: tf.convert_to_tensor(VARIABLE, tf.float32), "float32"),
+        (lambda: tf.Variable(1, dtype=tf.float32), "float32"),
+        (lambda: tf.Variable(np.arange(3), dtype=tf.float32), "float32"),
+    ],
+)
+def test_what_keeps_all_is_converted(make: Callable[[], Any], dtype: str) -> None:
+    assert make().dtype == dtype
+
+
+def test_rows_become_the_whole_array() -> None:
+    slices = tf.IndexedSlices(jnp.float32([[1], [2], [4]]), jnp.int32([2, 2, 0]), (3, 1))
+    np.testing.assert_array_equal(tf.convert_to_tensor(slices), [[4], [0], [3]])
+    assert float(tf.reduce_sum(slices)) == 7.0
+    with pytest.raises(ArgumentError, match="HINT: give IndexedSlices a dense_shape"):
+        tf.convert_to_tensor(tf.IndexedSlices(jnp.ones((1, 1)), jnp.int32([0])))
+
+
+def test_variables_are_tensors_too() -> None:
+    assert [tf.is_tensor(value) for value in (VARIABLE, TENSOR, 1.5, [1.5], np.ones(2))] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]

@@ -58,7 +58,7 @@ class TfSource(Source):
 
     def static_rows(self) -> bool:
         """True if the pipeline drops its remainder."""
-        return all(leaf.shape and leaf.shape[0] is not None for leaf in jax.tree.leaves(self.spec()))
+        return all(not leaf.shape or leaf.shape[0] is not None for leaf in jax.tree.leaves(self.spec()))
 
     def batch_size(self) -> int | None:
         # TensorFlow's own walk: what comes after the batching may have changed the rows.

@@ -10,15 +10,16 @@ divided by another one.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import inf, isnan
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from jaxtribute import REPLICA_AXIS as AXIS
-from jaxtribute.extending import Callers, Jaxpr, JaxprEqn, Literal, Programs, Tracer, points
+from jaxtribute._src.addons.training.scales import MOST, ReplicaProgram, Scales
+from jaxtribute.extending import Callers, Jaxpr, JaxprEqn, Literal, Programs, points
 from jaxtribute.nn import compute_average_loss
 
 _LIBRARY = str(Path(__file__).resolve().parents[3]) + os.sep
@@ -32,31 +33,14 @@ _GIVE = (
     "HINT: give it the rows of all, global_batch_size=jd.get_replica_context().all_reduce('SUM', x.shape[0]), or the "
     "size of the whole batch that the program knows."
 )
-_MOST_SCALES = 64
-"""Number of products that are followed; beyond, nothing is said."""
 _PASSING = frozenset(
     {"jd_idle_guard", "reshape", "squeeze", "broadcast_in_dim", "convert_element_type", "slice", "copy"}
 )
 """Operations between a sum over the replicas and its division."""
-_ONE = frozenset([1.0])
-_REAL = ("float", "bfloat", "int", "uint")
 _MEAN = "takes a mean over the replicas, which counts each once, however many rows it has"
 
 
-class _Class(Protocol):
-    """The replicas that see the same shapes: their program, its ragged inputs' shapes, and the collectives in it."""
-
-    @property
-    def closed(self) -> Any: ...
-    @property
-    def jaxpr(self) -> Jaxpr: ...
-    @property
-    def shapes(self) -> Mapping[Any, tuple[int, ...]]: ...
-    @property
-    def collectives(self) -> Sequence[JaxprEqn]: ...
-
-
-def check(classes: Sequence[_Class], rows: Sequence[int]) -> list[str]:
+def check(classes: Sequence[ReplicaProgram], rows: Sequence[int]) -> list[str]:
     """Warns of each sum of the user's that is no mean over the rows, though it is divided as one.
 
     Args:
@@ -66,7 +50,7 @@ def check(classes: Sequence[_Class], rows: Sequence[int]) -> list[str]:
     Returns:
       For each of the programs' results what to warn of if its mean is taken; empty if that would be right.
     """
-    scales = [_Scales(one) for one in classes]
+    scales = [Scales(one) for one in classes]
     counts = f"The replicas have {', '.join(map(str, rows))} rows."
     had = f"{counts} {_HINT}"
     for line in _default_counts([one.jaxpr for one in classes]) if len(set(rows)) > 1 else ():
@@ -160,8 +144,8 @@ def _is_mean(divisors: Sequence[float], rows: Sequence[int]) -> bool:
     return len(rows) in divisors or np.count_nonzero(rows) in divisors
 
 
-def _differ(scales: Sequence[_Scales], values: Sequence[Iterable[Any]], every: bool = False) -> bool:
-    """True if values are scaled by numbers that depend on the shapes, as a mean over the rows is.
+def _differ(scales: Sequence[Scales], values: Sequence[Iterable[Any]], every: bool = False) -> bool:
+    """True if values are scaled by numbers that depend on the shapes or on the rows, as a mean over the rows is.
 
     Args:
       scales: those of each program.
@@ -171,72 +155,8 @@ def _differ(scales: Sequence[_Scales], values: Sequence[Iterable[Any]], every: b
     sets = [one.of(atoms) for one, atoms in zip(scales, values, strict=True)]
     counting = {one for one, scale in zip(sets, scales, strict=True) if scale.has_rows}
     without = any(inf in one for one, scale in zip(sets, scales, strict=True) if not scale.has_rows)
-    return (len(counting) > 1 or (every and without)) and all(len(one) < _MOST_SCALES for one in sets)
-
-
-class _Scales:
-    """The plain numbers that a replica's values are multiplied by on their way, since the sums over the replicas.
-
-    A value that is made on several ways, such as a variance, has a product for each of them.
-    """
-
-    def __init__(self, one: _Class) -> None:
-        self._of: dict[Any, frozenset[float]] = {}
-        self._numbers: dict[Any, float] = {}
-        """The constants that are plain numbers."""
-        self._meetings = set(map(id, one.collectives))
-        self.has_rows = any(0 not in shape for shape in one.shapes.values())
-        for variable, value in zip(one.jaxpr.constvars, Programs.constants(one.closed), strict=False):
-            if (
-                not isinstance(value, Tracer)
-                and not np.ndim(value)
-                and str(getattr(value, "dtype", "")).startswith(_REAL)
-            ):
-                self._numbers[variable] = float(value)
-        self._follow(one.jaxpr)
-
-    def of(self, atoms: Iterable[Any]) -> frozenset[float]:
-        """The products of all ways that lead to some values."""
-        ways = [self._of.get(atom, _ONE) for atom in atoms if not isinstance(atom, Literal)]
-        return _few(product for way in ways for product in way)
-
-    def _follow(self, jaxpr: Jaxpr) -> None:
-        for eqn in jaxpr.eqns:
-            inner = list(map(Programs.opened, Programs.programs_in(eqn)))
-            if id(eqn) in self._meetings:
-                scales = _ONE
-            elif inner:
-                scales = _few(number for one in inner for number in self._within(one, eqn.invars))
-            elif eqn.primitive.name in ("mul", "div"):
-                scales = self._product(eqn)
-            else:
-                scales = self.of(eqn.invars)
-            self._of.update(dict.fromkeys(eqn.outvars, scales))
-
-    def _within(self, inner: Jaxpr, operands: Sequence[Any]) -> frozenset[float]:
-        """The products of a called program's results."""
-        # The last operands are those of the program, whatever stands before them.
-        for variable, operand in zip(reversed(inner.invars), reversed(operands), strict=False):
-            self._of[variable] = self.of([operand])
-        self._follow(inner)
-        return self.of(inner.outvars)
-
-    def _product(self, eqn: JaxprEqn) -> frozenset[float]:
-        first, second = map(self._factors, eqn.invars)
-        if eqn.primitive.name == "div":
-            second = frozenset(1 / number if number else inf for number in second)
-        return _few(one * two for one in first for two in second)
-
-    def _factors(self, atom: Any) -> frozenset[float]:
-        if isinstance(atom, Literal):
-            return frozenset(_plain([atom])) or _ONE
-        return frozenset([self._numbers[atom]]) if atom in self._numbers else self.of([atom])
-
-
-def _few(numbers: Iterable[float]) -> frozenset[float]:
-    """Numbers to six digits, as products come in another order; no more than are followed, and at least 1."""
-    rounded = {inf if isnan(number) else float(f"{number:.6g}") for number in numbers}
-    return frozenset(sorted(rounded)[:_MOST_SCALES]) or _ONE
+    own = any(inf in one for one in counting)
+    return (len(counting) > 1 or own or (every and without)) and all(len(one) < MOST for one in sets)
 
 
 def _plain(atoms: Sequence[Any]) -> list[float]:

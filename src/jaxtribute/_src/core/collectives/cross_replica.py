@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
+from jaxtribute._src.core import settings
 from jaxtribute._src.core.collectives import in_replica
 from jaxtribute._src.core.collectives.in_replica import elements_along
 from jaxtribute._src.core.collectives.summation import Summation
@@ -36,6 +37,7 @@ def check_axes(axis: int | tuple[int, ...] | None, rank: int) -> Axes:
     if axis is None:
         return None
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
+    axes = [number.item() if isinstance(number, np.integer) else number for number in axes]
     for number in axes:
         # True and False are ints of Python's; an axis of such a name is a slip, such as `keepdims` in the wrong place.
         if not isinstance(number, int) or isinstance(number, bool):
@@ -139,11 +141,7 @@ def gather_value(value: Numeric, axis: int) -> Any:
     value = as_array(value) if isinstance(value, PerReplica) else value
     array = value.data if isinstance(value, Mirrored) else value
     rank = value.component_ndim if isinstance(value, PerReplica) else np.ndim(array)
-    if rank == 0 or not isinstance(axis, int) or not 0 <= axis < rank:
-        raise ArgumentError(
-            f"cannot gather values of rank {rank} along axis {axis!r}. "
-            f"HINT: gather needs 0 <= axis < rank; give scalars an axis first, e.g. x[None]."
-        )
+    axis = settings.gather_axis(axis, rank)
     if not isinstance(value, (PerReplica, Mirrored)):
         return value
     if isinstance(value, Mirrored):

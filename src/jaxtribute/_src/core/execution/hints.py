@@ -17,7 +17,15 @@ _HINTS = {
     ),
     **dict.fromkeys(("should match the mesh", "incompatible devices", "DeviceAssignmentMismatch"), _ELSEWHERE),
 }
-_OF_ROWS = dict.fromkeys(("by zero", "zero-size", "empty sequence", "cannot reshape", "shapes for broadcasting"), _ROWS)
+_FORWARD = (
+    "HINT: forward-mode derivatives that go through a collective (jax.jvp, jacfwd, hessian) are for compiled steps: "
+    "call strategy.run within a jd.function."
+)
+_NO_ROWS = (
+    "by zero;zero-size;empty sequence;cannot reshape;shapes for broadcasting;with size 0;empty axis;must be non-empty;"
+    "unless no samples;must be within [0, 0;with shape=[0"
+)
+_IN_REPLICAS = dict.fromkeys(_NO_ROWS.split(";"), _ROWS) | {"forward-mode autodiff": _FORWARD}
 
 
 def add_hint(error: Exception, *, in_replica: bool = False) -> None:
@@ -27,6 +35,6 @@ def add_hint(error: Exception, *, in_replica: bool = False) -> None:
       error: the error.
       in_replica: True if a replica's function has raised it, which is given a part of a batch.
     """
-    for part, hint in (_HINTS | _OF_ROWS if in_replica else _HINTS).items():
+    for part, hint in (_HINTS | _IN_REPLICAS if in_replica else _HINTS).items():
         if part in f"{error}{error.__context__!r}" and hint not in getattr(error, "__notes__", ()):
             error.add_note(hint)

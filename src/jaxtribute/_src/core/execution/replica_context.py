@@ -170,11 +170,7 @@ class ReplicaContext:
         leaves, tree = jax.tree.flatten(value, is_leaf=is_sparse)
         arrays = [jnp.asarray(dense_operand(leaf)) for leaf in leaves if not isinstance(leaf, IndexedSlices)]
         for array in arrays:
-            if not 0 <= axis < array.ndim:
-                raise ArgumentError(
-                    f"cannot gather an array of shape {array.shape} along axis {axis}. "
-                    "HINT: all_gather needs 0 <= axis < rank; give scalars an axis first, e.g. x[None]."
-                )
+            axis = settings.gather_axis(axis, array.ndim)
         if axis != 0 and len(arrays) < len(leaves):
             raise ArgumentError(f"cannot gather IndexedSlices along axis {axis}. HINT: they have rows, along axis 0.")
         gathered = iter(executor.all_gather(arrays, axis) if arrays else ())

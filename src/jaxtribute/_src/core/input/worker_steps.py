@@ -293,7 +293,10 @@ class FunctionSteps:
 
     def _complete(self, parts: list[Batch | None]) -> bool:
         missing = [part is None for part in parts]
-        return not (any(missing) if self._static else all(missing))
+        if any(missing) and not all(missing) and self._shard.workers == 1:
+            # Numbers without rows have one shape, too: nobody can be given none of them.
+            return not (self._static or all(not leaf.shape for leaf in jax.tree.leaves(self._template())))
+        return not all(missing)
 
     def _empty(self) -> Nest:
         if any(not leaf.shape for leaf in jax.tree.leaves(self._template())):

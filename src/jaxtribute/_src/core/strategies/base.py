@@ -374,12 +374,12 @@ class Strategy(OlderMethods):
         if isinstance(value, (ReplicaValues, Variable)):
             return value.values
         leaves, tree = flatten(value)
-        if not leaves or leaves[0] is value:
+        if value is None or (leaves and leaves[0] is value):
             return (value,)
         # One nest for each replica: what is not distributed belongs to all of them.
         local = self._extended.mesh.local_ids
         columns = [leaf.values if is_distributed(leaf) else (leaf,) * len(local) for leaf in leaves]
-        return tuple(map(tree.unflatten, zip(*columns, strict=True)))
+        return tuple(tree.unflatten([column[place] for column in columns]) for place in range(len(local)))
 
     @overload
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], L]) -> PerReplica[L]: ...

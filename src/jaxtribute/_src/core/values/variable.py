@@ -51,7 +51,7 @@ def checked_arguments(
     if trainable is not None:
         settings.flag("trainable", trainable)
     settings.text("name", name, optional=True)
-    how = settings.member("aggregation", aggregation, VariableAggregation)
+    how = settings.member("aggregation", "NONE" if aggregation is None else aggregation, VariableAggregation)
     if how not in (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA):
         ReduceOp.from_variable_aggregation(how)
     return settings.member("synchronization", synchronization, VariableSynchronization), how

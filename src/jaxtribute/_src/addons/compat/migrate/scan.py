@@ -21,6 +21,7 @@ from jaxtribute._src.addons.compat.migrate import (
     keras2_steps,
     older,
     precision,
+    shapes,
     tape,
     unseen,
 )
@@ -94,6 +95,7 @@ def scan(text: str) -> Report:
             *environment.find(source),
             *older.find(source.tree, names),
             *arguments.find(source, names),
+            *shapes.find(source),
             *unseen.find(source.tree, names),
             *_methods(source),
             *_uses(source, names),
@@ -193,26 +195,12 @@ def _methods(source: Source) -> Iterator[Finding]:
             text = f"np.asarray({source.of(attribute.value)})"
             edits = source.wrap(node, attribute.value, "np.asarray(")
             yield Finding(line, column, ".numpy()", Kind.RENAMED, f"arrays are JAX's: write {text}", edits)
-        elif attribute.attr == "as_list" and not node.args and _is_shape(attribute.value):
-            text = f"list({source.of(attribute.value)})"
-            yield Finding(
-                line,
-                column,
-                ".as_list()",
-                Kind.RENAMED,
-                f"shapes are tuples: write {text}",
-                source.wrap(node, attribute.value, "list("),
-            )
         elif attribute.attr in others.METHODS:
             new, why = others.METHODS[attribute.attr]
             # The method's name alone, since the object and the arguments may hold edits of their own.
             _, end = source.span(attribute)
             edit = Edit(end - len(attribute.attr), end, new)
             yield Finding(line, column, f".{attribute.attr}", Kind.RENAMED, f"{why}: write .{new}", (edit,))
-
-
-def _is_shape(node: ast.expr) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr in ("shape", "output_shape", "input_shape")
 
 
 def _tapes(source: Source, names: Names) -> Iterator[Finding]:

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtribute.extending import Tracer, operand
+from jaxtribute import IndexedSlices
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
+from jaxtribute.extending import ArrayOperators, Tracer, operand
 from jaxtribute.typing import DType
 
 TensorLike: TypeAlias = Any
@@ -47,6 +49,8 @@ def as_tensor(value: TensorLike, dtype: DType = None) -> Any:
       dtype: the element type; 64-bit types become 32-bit ones without JAX's `jax_enable_x64`.
     """
     value = operand(value)
+    if isinstance(value, IndexedSlices):
+        value = jnp.zeros(_rows_shape(value), value.values.dtype).at[value.indices].add(value.values)
     opened = getattr(value, "__jax_array__", None)
     if opened is not None:  # a variable of Keras, whose value may be traced
         value = opened()
@@ -60,6 +64,44 @@ def as_tensor(value: TensorLike, dtype: DType = None) -> Any:
         return jnp.stack([as_tensor(part, dtype) for part in value])
     array = host_array(value, dtype)
     return array if array.dtype.kind == "O" else jnp.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def _rows_shape(slices: IndexedSlices) -> tuple[int, ...]:
+    """The shape of the whole array that slices are rows of.
+
+    Raises:
+      ArgumentError: they do not say it.
+    """
+    if slices.dense_shape is None:
+        raise ArgumentError(f"{slices} do not say how many rows there are. HINT: give IndexedSlices a dense_shape.")
+    return as_shape(slices.dense_shape)
+
+
+def as_typed_tensor(value: TensorLike, dtype: DType) -> Any:
+    """`as_tensor`, which refuses to change the type of what has one, and to cut off fractions, as TensorFlow does.
+
+    Raises:
+      ArgumentTypeError: a tensor or variable has another type, or Python's numbers are of a kind that `dtype` is not.
+    """
+    if dtype is None or np.dtype(dtype).kind == "O":
+        return as_tensor(value, dtype)
+    wanted, given = jax.dtypes.canonicalize_dtype(dtype), operand(value)
+    own = getattr(given, "dtype", None)
+    if isinstance(given, (jax.Array, ArrayOperators)) or hasattr(given, "__jax_array__"):
+        is_other = own is not None and jax.dtypes.canonicalize_dtype(own) != wanted
+    else:
+        # NumPy's arrays are cast.
+        is_other = own is None and not _holds_arrays(given) and not _is_of_kind(np.asarray(given), wanted)
+    if is_other:
+        told = f"a tensor of {own}" if own is not None else repr(given)
+        raise ArgumentTypeError(f"{told} was to become one of {wanted}. HINT: tf.cast(value, dtype) changes the type.")
+    return as_tensor(value, dtype)
+
+
+def _is_of_kind(numbers: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
+    """True if no number loses a part of it in a type: an int may become a float, and none of them a bool."""
+    kinds = {"b": "b", "i": "iufcV", "u": "iufcV", "f": "fcV", "c": "c"}
+    return not numbers.size or dtype.kind in kinds.get(numbers.dtype.kind, dtype.kind)
 
 
 def number_or_tensor(value: TensorLike) -> Any:

@@ -242,9 +242,13 @@ class _IndexedSource(MapSource):
 
     name = "tf.data.Dataset"
 
-    def __init__(self, dataset: grain.MapDataset[Any], policy: AutoShardPolicy | None) -> None:
-        super().__init__(dataset)
-        self._policy = policy
+    def __init__(self, pipeline: Indexed, policy: AutoShardPolicy | None) -> None:
+        super().__init__(pipeline.dataset)
+        self._rows_vary, self._policy = pipeline.rows_vary, policy
+
+    def static_rows(self) -> bool:
+        """True unless elements are batches of which the last may be smaller."""
+        return not self._rows_vary
 
     def policy(self) -> AutoShardPolicy | None:
         return self._policy
@@ -271,7 +275,7 @@ class _StreamedSource(IterableSource):
 def _source(dataset: Dataset) -> Source:
     policy = dataset.policy
     if isinstance(dataset.pipeline, Indexed):
-        return _IndexedSource(dataset.pipeline.dataset, policy)
+        return _IndexedSource(dataset.pipeline, policy)
     return _StreamedSource(dataset.pipeline, policy)
 
 

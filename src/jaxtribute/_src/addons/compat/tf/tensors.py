@@ -9,9 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtribute._src.addons.compat.tf.conversion import Axis, ShapeLike, TensorLike, as_shape, as_tensor, host_array
+from jaxtribute._src.addons.compat.tf.conversion import (
+    Axis,
+    ShapeLike,
+    TensorLike,
+    as_shape,
+    as_tensor,
+    as_typed_tensor,
+    host_array,
+)
 from jaxtribute._src.addons.compat.tf.symbolic import allow_in_models
 from jaxtribute.errors import ArgumentError, ShapeError
+from jaxtribute.extending import ArrayOperators
 from jaxtribute.typing import DType
 
 __all__ = [
@@ -101,9 +110,12 @@ def constant(value: TensorLike, dtype: DType = None, shape: ShapeLike = None, na
       shape: the result's shape; a single number fills it.
       name: accepted for compatibility, here and in every function of this module.
 
+    Raises:
+      ArgumentTypeError: `value` is a tensor of another type, or has fractions that `dtype` has not.
+
     Source: `tf.constant`.
     """
-    array = as_tensor(value, dtype)
+    array = as_typed_tensor(value, dtype)
     if shape is None:
         return array
     # A single number fills the shape, as in TensorFlow.
@@ -113,13 +125,19 @@ def constant(value: TensorLike, dtype: DType = None, shape: ShapeLike = None, na
 def convert_to_tensor(
     value: TensorLike, dtype: DType = None, dtype_hint: object = None, name: str | None = None
 ) -> Any:
-    """Returns `value` as an array; arrays are returned as they are. Source: `tf.convert_to_tensor`."""
-    return as_tensor(value, dtype)
+    """Returns `value` as an array; arrays are returned as they are, and `IndexedSlices` as all rows.
+
+    Raises:
+      ArgumentTypeError: `value` is a tensor of another type, or has fractions that `dtype` has not.
+
+    Source: `tf.convert_to_tensor`.
+    """
+    return as_typed_tensor(value, dtype)
 
 
 def is_tensor(x: TensorLike) -> bool:
-    """Returns whether `x` is an array of JAX. Source: `tf.is_tensor`."""
-    return isinstance(x, jax.Array)
+    """Returns whether `x` is an array of JAX, or a variable. Source: `tf.is_tensor`."""
+    return isinstance(x, (jax.Array, ArrayOperators))
 
 
 def identity(input: TensorLike, name: str | None = None) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxtribute import Variable as JdVariable
 from jaxtribute import VariableAggregation, VariableSynchronization
-from jaxtribute._src.addons.compat.tf.conversion import ShapeLike, TensorLike, as_tensor
+from jaxtribute._src.addons.compat.tf.conversion import ShapeLike, TensorLike, as_typed_tensor
 from jaxtribute._src.addons.compat.tf.naming import created, scoped
 from jaxtribute._src.addons.compat.tf.specs import TensorShape
 from jaxtribute.errors import ArgumentError
@@ -134,7 +134,7 @@ def _make(
 def _value(initial_value: TensorLike, dtype: DType) -> Any:
     if callable(initial_value) and not isinstance(initial_value, ArrayOperators):
         initial_value = initial_value()
-    return as_tensor(initial_value, dtype)
+    return as_typed_tensor(initial_value, dtype)
 
 
 class Module:
