@@ -228,6 +228,95 @@ def test_losses_that_take_the_whole_batch_are_told(four: jd.Strategy, loss: Any,
         model.fit(TEN, Y[:10], batch_size=4, verbose=0)
 
 
+class Spread(keras.regularizers.Regularizer):
+    """A regularizer of the user's, of the variance over the batch."""
+
+    def __call__(self, x: Any) -> Any:
+        return ops.mean(ops.var(x, axis=0))
+
+
+def absolute(y: Any, p: Any) -> Any:
+    """A loss of one number."""
+    return ops.mean(ops.abs(y - p))
+
+
+def scores(loss: Any, *layers: Any, **options: Any) -> Any:
+    """Builds a model of Keras's own parts, whose outputs are between 0 and 1."""
+
+    def build() -> Any:
+        dense = keras.layers.Dense(4, "sigmoid", **options)
+        model = keras.Sequential([keras.Input((X.shape[1],)), dense, *layers])
+        model.compile(keras.optimizers.SGD(0.1), loss)
+        return model
+
+    return build
+
+
+KERAS_OWN = {
+    "Circle": (scores(keras.losses.Circle()), r"each row with every other one .*losses\.py"),
+    "Dice": (scores(keras.losses.Dice()), "no sum and no mean over the examples"),
+    "Tversky": (scores(keras.losses.Tversky()), "no sum and no mean over the examples"),
+    "cosine": (scores(keras.losses.CosineSimilarity(axis=0)), r"a number that all rows make .*losses\.py"),
+    "UnitNormalization": (scores("mse", keras.layers.UnitNormalization(axis=0)), r"rows make .*unit_normalization\.py"),
+    "Softmax": (scores("mse", keras.layers.Softmax(axis=0)), "a number that all rows make"),
+    "a regularizer": (scores("mse", activity_regularizer=Spread()), r"a number that all rows make .*test_parts\.py"),
+}
+ROW_BY_ROW = {
+    "mse": scores("mse"),
+    "hinge": scores("hinge"),
+    "squared_hinge": scores(keras.losses.SquaredHinge()),
+    "cosine": scores(keras.losses.CosineSimilarity()),
+    "UnitNormalization": scores("mse", keras.layers.UnitNormalization()),
+    "Softmax": scores("mse", keras.layers.Softmax()),
+    "L2 of activities": scores("mse", activity_regularizer="l2"),
+    "LayerNormalization": scores("mse", keras.layers.LayerNormalization()),
+    "a loss of one number": scores(absolute),
+}
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("name", KERAS_OWN)
+def test_parts_of_keras_that_are_told_to_combine_rows_are_told(four: jd.Strategy, name: str) -> None:
+    build, told = KERAS_OWN[name]
+    classes = np.arange(16, dtype="int32") % 4
+    labels = classes if name == "Circle" else np.eye(4, dtype="float32")[classes]
+    with pytest.warns(UserWarning, match=told):
+        under(four, build, lambda model: model).fit(X[:16], labels, batch_size=8, verbose=0)
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("name", ROW_BY_ROW)
+def test_parts_of_keras_that_compute_row_by_row_are_not(four: jd.Strategy, name: str) -> None:
+    labels = np.eye(4, dtype="float32")[np.arange(10) % 4]
+    under(four, ROW_BY_ROW[name], lambda model: model).fit(TEN, labels, batch_size=4, verbose=0)
+
+
+@pytest.mark.parametrize("weights", ["sample_weight", "class_weight"])
+def test_a_loss_of_one_number_with_weights_is_told(four: jd.Strategy, weights: str) -> None:
+    model, labels = under(four, scores(absolute), lambda model: model), np.eye(4, dtype="float32")[np.arange(10) % 4]
+    given: dict[str, Any] = {"sample_weight": np.linspace(0, 2, 10)}
+    if weights == "class_weight":
+        given = {"class_weight": {0: 1.0, 1: 5.0, 2: 1.0, 3: 1.0}}
+    with pytest.warns(UserWarning, match="each row with a number that all rows make"):
+        model.fit(TEN, labels, batch_size=4, verbose=0, **given)
+
+
+def centred() -> Any:
+    """A functional model that takes the batch's mean away."""
+    x = keras.Input((X.shape[1],))
+    hidden = keras.layers.Dense(4)(x)
+    model = keras.Model(x, keras.layers.Dense(1)(hidden - ops.mean(hidden, axis=0)))
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize("how", ["predict", "predict_on_batch"])
+def test_predictions_of_a_model_that_combines_rows_are_told(four: jd.Strategy, how: str) -> None:
+    model = under(four, centred, lambda model: model)
+    with pytest.warns(UserWarning, match=r"a number that all rows make \(Subtract of a functional model\)"):
+        model.predict(TEN, batch_size=4, verbose=0) if how == "predict" else model.predict_on_batch(TEN[:4])
+
+
 class Pairs(keras.utils.PyDataset):
     """Batches whose first axis is no batch: row 0 is for anchors, row 1 for positives."""
 

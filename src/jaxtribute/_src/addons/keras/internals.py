@@ -268,14 +268,34 @@ def function_of_metric(metric: Foreign) -> tuple[Any, dict[str, Any]]:
     return (metric._fn, metric._fn_kwargs) if known else (None, {})
 
 
+_ALONG_AXES = (
+    "/keras/src/activations/activations.py",
+    "/keras/src/losses/",
+    "/keras/src/layers/activations/softmax.py",
+    "/keras/src/layers/merging/concatenate.py",
+    "/keras/src/layers/merging/dot.py",
+    "/keras/src/layers/normalization/layer_normalization.py",
+    "/keras/src/layers/normalization/unit_normalization.py",
+)
+"""Files of Keras whose operations use several rows only if they are told to."""
+
+
 def line_of_user(eqn: JaxprEqn) -> str | None:
-    """The user's line that an operation comes from, as file:line; None for one of Keras's own layers, losses and such.
+    """The user's line that an operation comes from, as file:line; None for one of Keras's own layers and metrics.
 
     Functions of `keras.ops` do what the user calls them for, and so do those that a functional model is made of.
+    Losses, and layers that work along an axis, do it along the rows only where the user says so.
     """
     line = Programs.user_line(eqn, "/jaxtribute/", "/keras/src/ops/", "/keras/src/backend/", "/keras/src/utils/")
-    inside = line is not None and "/keras/src/" in line and "/keras/src/models/functional.py" not in line
-    return None if inside else line or "?"
+    if line is None or "/keras/src/" not in line:
+        return line or "?"
+    frames = list(Programs.user_frames(eqn))
+    if "/keras/src/models/functional.py" in line:
+        names = (frame.function_name.partition(".")[0] for frame in frames if "/keras/src/ops/" in frame.file_name)
+        return f"{next(names, 'an operation')} of a functional model"
+    # Whether labels are -1 and 1 it asks of all of them, and they are the same everywhere.
+    asks = any(frame.function_name.startswith("convert_binary_labels") for frame in frames)
+    return line if not asks and any(part in line for part in _ALONG_AXES) else None
 
 
 def updated_metrics(

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 from unittest import mock
 
@@ -25,6 +26,7 @@ from jaxtribute import ReplicaContext
 from jaxtribute._src.addons.keras import internals, row_meetings
 from jaxtribute._src.addons.keras.internals import KerasModel
 from jaxtribute._src.addons.keras.meeting import entered, share_of
+from jaxtribute._src.addons.keras.row_wise import is_plain
 from jaxtribute._src.addons.keras.rows import FACTOR, ROWS, Kind, Part, Rows, batch_of
 from jaxtribute._src.addons.keras.share import EXACT, Share
 from jaxtribute.errors import InputError, VariableError
@@ -104,6 +106,7 @@ class PartsOfSteps:
       ends: its step up to its metrics.
       weighs_later: see `InStep`.
       writes: True if the step is one in TensorFlow's form, which writes metrics itself: nothing is weighted afterwards.
+      predicts: True if the step only predicts.
     """
 
     def __init__(
@@ -114,9 +117,10 @@ class PartsOfSteps:
         *,
         weighs_later: bool = False,
         writes: bool = False,
+        predicts: bool = False,
     ) -> None:
         self._model, self._variables, self._ends, self._weighs_later = model, variables, ends, weighs_later
-        self._plain, self._writes = internals.is_plain(model) and not writes, writes
+        self._writes, self._predicts = writes, predicts
         self._known: dict[Any, Parts] = {}
         self._enough: set[Hashable] = set()
         """Forms of batches, with numbers of rows, of which the step takes rows by their places."""
@@ -124,7 +128,7 @@ class PartsOfSteps:
     def tell(self, share: Share, batch: Nest) -> Parts:
         """Tells a replica what its step makes of its batch, and returns it."""
         # A step that takes padding is known to treat each row by itself.
-        if share.alone or self._plain or share.count is not None:
+        if share.alone or share.count is not None or self._is_plain:
             return Parts()
         leaves, tree = jax.tree.flatten(batch)
         key = tree, *((leaf.shape[1:], leaf.dtype) for leaf in leaves)
@@ -138,6 +142,10 @@ class PartsOfSteps:
         share.shared, share.summed = parts.shared, parts.summed
         share.sums_loss, share.added_sums = parts.sums_loss, parts.added_sums
         return parts
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        return not self._writes and is_plain(self._model)
 
     def _check_enough(self, share: Share, batch: Nest, parts: Parts) -> None:
         """Checks that a replica has as many rows as a step needs that takes some by their places, such as halves.
@@ -174,6 +182,8 @@ class PartsOfSteps:
         except Exception as error:  # noqa: BLE001 (user code may fail on other numbers of rows in any way)
             if self._writes and self._model.run_eagerly and isinstance(error, _NO_NUMBERS):
                 return Parts()  # Python that runs as it is may ask for numbers, which a trace has none of
+            if self._predicts:
+                return Parts()
             _say(
                 f"the step of {self._model.name!r} could not be traced for other numbers of examples, so a metric that "
                 "it updates with one number for each replica, such as a loss, counts each replica once, whatever its "
@@ -280,7 +290,7 @@ class PartsOfSteps:
         listed = ", ".join(f"{what} ({line})" for line, what in list(told.items())[:_TOLD])
         _say(
             f"the step of {self._model.name!r} uses {listed}: each replica does so with its own rows, where one device "
-            f"would with those of the whole batch, so that the training is another one{unless}. HINT: let "
+            f"would with those of the whole batch, so that the result is another one{unless}. HINT: let "
             "steps treat all rows alike; get_replica_context().all_gather(x, axis=0) has the rows of all replicas, and "
             "all_reduce their sums. If the first axis is no batch, as in x[0] for anchors and x[1] for positives, give "
             "a tuple of arrays, whose first axes are batches."

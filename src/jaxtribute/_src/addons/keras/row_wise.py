@@ -47,6 +47,8 @@ LOSSES = frozenset(
     "sparse_categorical_crossentropy".split()
 )
 """Functions with a value for each row. Hinges look for labels -1 in a whole batch, CTC and others are not listed."""
+_PLAIN_LOSSES = LOSSES | {"hinge", "squared_hinge", "ctc"}
+"""The same, and those that ask for what must be alike in all rows."""
 METRICS = LOSSES | frozenset(
     "accuracy binary_accuracy categorical_accuracy sparse_categorical_accuracy sparse_top_k_categorical_accuracy "
     "top_k_categorical_accuracy".split()
@@ -84,6 +86,21 @@ def is_row_wise(model: KerasModel, kind: Kind) -> bool:
     if any(len(output.shape) < 2 for output in model.outputs):
         return False
     return kind == "predict" or _has_listed_losses(model)
+
+
+def is_plain(model: KerasModel) -> bool:
+    """True if no code of the user's runs in a model's steps, and nothing of Keras's own is told to combine rows."""
+    if not internals.is_plain(model):
+        return False
+    for layer in internals.parts_of(model):
+        regularizer = getattr(layer, "activity_regularizer", None)
+        if not _axes_within(layer) or (regularizer is not None and not internals.is_keras(type(regularizer))):
+            return False
+    functions = [internals.function_of_loss(loss) for loss in internals.losses_of(model)]
+    return all(
+        function is None or (function.__name__ in _PLAIN_LOSSES and arguments.get("axis", -1) == -1)
+        for function, arguments in functions
+    )
 
 
 def is_listed(layer: Foreign, kind: Kind) -> bool:

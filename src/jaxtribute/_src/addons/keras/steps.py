@@ -155,10 +155,18 @@ def predict_step(model: KerasModel, lists: Lists) -> Step:
         with entered(share):
             return _changed(start, model.predict_step((trainable, start), batch)[1])
 
+    def shown(share: Share, batch: Nest) -> Ends:
+        trainable, layers = map(values_of, (lists.trainable, lists.layers))
+        with entered(share):
+            outputs = model.predict_step((trainable, start_of_layers(lists.layers, layers, share)), batch)[0]
+        return [], [], {str(number): leaf for number, leaf in enumerate(jax.tree.leaves(outputs))}, []
+
+    parts = PartsOfSteps(model, [], shown, predicts=True)
     running = RunningSums(model, lists.layers, ends)
 
     def step(batch: Nest, total: int) -> tuple[list[Any], Any]:
         share, batch = _share(batch, total, lists)
+        parts.tell(share, batch)
         running.tell(share, batch)
         trainable, layers = map(values_of, (lists.trainable, lists.layers))
         start = start_of_layers(lists.layers, layers, share)

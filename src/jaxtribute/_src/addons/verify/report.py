@@ -73,7 +73,10 @@ def _hidden(verdict: Verdict) -> Iterator[str]:
             "the step, as in params = model.value, is a constant"
         )
     elif verdict.still:
-        yield "no step changes what is trained (a learning rate of 0?), so that a wrong gradient is not seen"
+        yield (
+            "no step changes what is trained (a learning rate of 0, or a condition that does not hold?), so that a "
+            "wrong gradient is not seen"
+        )
     if verdict.blank:
         yield f"{', '.join(verdict.blank[:_NAMES])}: NaN on one device, as on replicas, so that no difference is seen"
     for branch in verdict.untaken:
