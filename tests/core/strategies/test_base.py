@@ -213,10 +213,11 @@ def test_local_results_without_arrays_are_one_for_each_replica(result: Any, repl
 def test_axes_may_be_integers_of_numpy(axis: Any) -> None:
     strategy = mirrored(2)
     x = strategy.run(lambda: jnp.float32([[1, 2]]))
-    given = tuple(map(np.int64, axis)) if isinstance(axis, tuple) else np.int64(axis)
+    given: Any = tuple(map(np.int64, axis)) if isinstance(axis, tuple) else np.int64(axis)
     np.testing.assert_array_equal(strategy.reduce("SUM", x, axis=given), strategy.reduce("SUM", x, axis=axis))
     if not isinstance(axis, tuple):
-        for one in (given, jnp.asarray(axis)):
+        both: list[Any] = [given, jnp.asarray(axis)]
+        for one in both:
             np.testing.assert_array_equal(strategy.gather(x, axis=one), strategy.gather(x, axis=axis))
             rows = strategy.run(lambda: here().all_gather(jnp.float32([[1, 2]]), axis=one))  # noqa: B023 (called at once)
             np.testing.assert_array_equal(rows, strategy.gather(x, axis=axis))

@@ -251,3 +251,11 @@ class TestDistributed:
         assert [len(components(element)) for element in distributed] == [2]
         (spec,) = jax.tree.leaves(distributed.element_spec, is_leaf=lambda leaf: hasattr(leaf, "shape"))
         assert None not in spec.shape
+
+    @pytest.mark.parametrize("indexed", [True, False])
+    def test_elements_that_a_function_has_made_may_have_any_shape(self, indexed: bool) -> None:
+        strategy, numbers = jd.MirroredStrategy(["CPU:0", "CPU:1"]), Dataset.range(3) if indexed else streamed(3)
+        rows = numbers.map(lambda number: np.zeros(2 + int(number), np.float32))
+        distributed = strategy.distribute_datasets_from_function(lambda _: rows)
+        shapes = [[part.shape for part in strategy.experimental_local_results(element)] for element in distributed]
+        assert shapes == [[(2,), (3,)], [(4,), (0,)]]

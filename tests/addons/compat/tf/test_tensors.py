@@ -129,7 +129,7 @@ def test_what_would_lose_a_part_is_refused_as_in_tensorflow(make: Callable[[], A
         (lambda: tf.constant(True, tf.bool), "bool"),
         (lambda: tf.constant([], tf.int32), "int32"),
         (lambda: tf.constant(1, tf.complex64), "complex64"),
-        (lambda: tf.constant(np.float32([1.5]), tf.int32), "int32"),
+        (lambda: tf.constant(np.asarray([1.5], np.float32), tf.int32), "int32"),
         (lambda: tf.convert_to_tensor(np.arange(3.0), tf.float32), "float32"),
         (lambda: tf.convert_to_tensor(TENSOR, tf.float32), "float32"),
         (lambda: tf.convert_to_tensor(VARIABLE, tf.float32), "float32"),

@@ -55,7 +55,7 @@ class Sources:
     @staticmethod
     def range(*args: Leaf, output_type: DType = np.int64, name: str | None = None) -> Dataset:
         """Makes a dataset of numbers, by the arguments of Python's `range`. Source: `tf.data.Dataset.range`."""
-        return Dataset(Indexed(make_numpy_dataset(np.arange(*args, dtype=output_type))))
+        return Dataset(Indexed(make_numpy_dataset(np.arange(*args, dtype=output_type)), fixed=True))
 
     @staticmethod
     def from_tensor_slices(tensors: Nest, name: str | None = None) -> Dataset:
@@ -63,12 +63,12 @@ class Sources:
 
         Source: `tf.data.Dataset.from_tensor_slices`.
         """
-        return Dataset(Indexed(make_numpy_dataset(to_host(tensors))))
+        return Dataset(Indexed(make_numpy_dataset(to_host(tensors)), fixed=True))
 
     @staticmethod
     def from_tensors(tensors: Nest, name: str | None = None) -> Dataset:
         """Makes a dataset of one element. Source: `tf.data.Dataset.from_tensors`."""
-        return Dataset(Indexed(make_numpy_dataset(jax.tree.map(lambda leaf: leaf[None], to_host(tensors)))))
+        return Dataset(Indexed(make_numpy_dataset(jax.tree.map(lambda leaf: leaf[None], to_host(tensors))), fixed=True))
 
     @staticmethod
     def from_generator(
@@ -244,11 +244,11 @@ class _IndexedSource(MapSource):
 
     def __init__(self, pipeline: Indexed, policy: AutoShardPolicy | None) -> None:
         super().__init__(pipeline.dataset)
-        self._rows_vary, self._policy = pipeline.rows_vary, policy
+        self._fixed, self._policy = pipeline.fixed, policy
 
     def static_rows(self) -> bool:
-        """True unless elements are batches of which the last may be smaller."""
-        return not self._rows_vary
+        """True if elements are sure to have one shape. What a function has changed may have another one each."""
+        return self._fixed or super().static_rows()
 
     def policy(self) -> AutoShardPolicy | None:
         return self._policy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex
 
 import grain
@@ -25,6 +25,8 @@ class Indexed:
     dataset: grain.MapDataset[Any]
     rows_vary: bool = False
     """True if records are batches of which the last may be smaller."""
+    fixed: bool = False
+    """True if all records are sure to have one shape: rows of arrays, and batches without a remainder."""
 
     def __iter__(self) -> Iterator[Nest]:
         return self.open(0)
@@ -49,15 +51,15 @@ class Indexed:
 
     def batch(self, size: int, drop_remainder: bool) -> Indexed:
         """Records joined along a new first axis."""
-        return Indexed(self.dataset.batch(size, drop_remainder=drop_remainder), not drop_remainder)
+        return Indexed(self.dataset.batch(size, drop_remainder=drop_remainder), not drop_remainder, drop_remainder)
 
     def repeat(self, count: int | None) -> Indexed:
         """All records several times; None for ever."""
-        return Indexed(self.dataset.repeat(count), self.rows_vary)
+        return replace(self, dataset=self.dataset.repeat(count))
 
     def cut(self, start: int, stop: int | None, step: int = 1) -> Indexed:
         """Some of the records."""
-        return Indexed(self.dataset[start:stop:step], self.rows_vary)
+        return replace(self, dataset=self.dataset[start:stop:step])
 
     def shuffle(self, buffer: int, seed: int, *, anew: bool = True) -> Indexed | Streamed:
         """The records in an order drawn over all of them; if `anew`, another one in each repetition and pass."""
@@ -65,11 +67,11 @@ class Indexed:
         if self.length() is None:
             return self.stream().shuffle(buffer, seed, anew=anew)
         shuffled = self.dataset.shuffle(seed=seed)
-        return Indexed(shuffled if anew else shuffled.repeat(1, reseed_each_epoch=False), self.rows_vary)
+        return replace(self, dataset=shuffled if anew else shuffled.repeat(1, reseed_each_epoch=False))
 
     def cache(self) -> Indexed:
         """The records, each read once."""
-        return Indexed(grain.MapDataset.source(_Kept(self.dataset)), self.rows_vary)
+        return replace(self, dataset=grain.MapDataset.source(_Kept(self.dataset)))
 
     def stream(self) -> Streamed:
         """The records one after the other."""
