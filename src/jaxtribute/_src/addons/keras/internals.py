@@ -200,6 +200,16 @@ def is_keras(value: Foreign) -> bool:
     return (getattr(value, "__module__", None) or "").startswith("keras.")
 
 
+def makes_logs(model: KerasModel, kind: str) -> bool:
+    """True if code of the user's makes the logs of a model's step: the step, or what Keras's own asks for them.
+
+    Args:
+      model: the model.
+      kind: `"train"` or `"test"`.
+    """
+    return has_own_step(model, kind) or not (is_keras(model.compute_metrics) and is_keras(model.get_metrics_result))
+
+
 def is_plain(model: KerasModel) -> bool:
     """True if no code of the user's runs in a model's steps: model, layers, loss and metrics are Keras's own."""
     parts = [*model._flatten_layers(), *metrics_of(model)]

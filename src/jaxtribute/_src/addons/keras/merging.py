@@ -25,6 +25,8 @@ SEED = "seed_generator_state"
 """Name of the variable of a generator of random numbers."""
 state_p = Programs.identity("jd_state")
 """Marks a layer's variable by its place, in a step that is only looked at."""
+metric_p = Programs.identity("jd_metric")
+"""Marks a metric's variable by its place, in a step that is only looked at."""
 _APART = np.uint32(0x9E3779B1)
 """Distance of the seeds of two replicas: odd, so that they differ for any number of replicas."""
 
@@ -34,8 +36,9 @@ def start_of_metrics(variables: Sequence[Any], values: State, share: Share) -> S
     if share.alone and not share.sends:
         return values
     start: State = []
-    for variable, value in zip(variables, values, strict=True):
-        start.append(jnp.zeros_like(value) if variable.aggregation == "sum" else value)
+    for place, (variable, value) in enumerate(zip(variables, values, strict=True)):
+        given = jnp.zeros_like(value) if variable.aggregation == "sum" else value
+        start.append(metric_p.bind(given, place=place) if share.marks_metrics else given)
     return start
 
 

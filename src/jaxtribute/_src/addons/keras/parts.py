@@ -212,7 +212,7 @@ class PartsOfSteps:
         if self._writes:
             self._tell_means(share, batch, added)
         if self._weighs_later and not told and not rows.meets:
-            self._tell_unknown(outputs)
+            self._tell_unknown({name: part for name, part in outputs.items() if (name,) not in share.derived})
         logs = (name for name, part in outputs.items() if isinstance(name, str) and _degree(part) == 1)
         summed = frozenset([*logs, *_summed_updates(outputs)])
         powers = tuple(degree or 0 for degree in numbers)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,11 @@ from jaxtribute.experimental import CommunicationOptions
 from jaxtribute.extending import Context
 from jaxtribute.typing import Array, DType, Foreign, Leaf, Nest, Numeric
 
+if TYPE_CHECKING:
+    from jaxtribute._src.addons.keras.derived import DerivedLog
+
+Path: TypeAlias = "tuple[Hashable, ...]"
+"""The keys of a log from the outermost, as logs may be nested."""
 EXACT = CommunicationOptions(wire="float32")
 """The hints of sums that are no gradients: metrics and statistics, whatever type gradients travel in."""
 
@@ -68,6 +73,10 @@ class Share:
     """The gradients that optimizers have been given so far."""
     marked: frozenset[int] = frozenset()
     """The places of layers' variables that `state_p` is to mark, of a step that is only looked at."""
+    marks_metrics: bool = False
+    """True if `metric_p` is to mark metrics' variables, of a step that is only looked at."""
+    derived: Mapping[Path, DerivedLog] = field(default_factory=dict[Path, "DerivedLog"])
+    """The logs that are functions of metrics' values, by their keys from the outermost."""
     running: Mapping[int, bool] = field(default_factory=dict[int, bool])
     """By the ids of layers' variables that are sums over the rows: True if a step adds to the sum of before."""
     of_tables: list[Any] = field(default_factory=list[Any])

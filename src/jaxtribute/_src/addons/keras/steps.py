@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,13 @@ import keras
 from jax import lax
 
 from jaxtribute._src.addons.keras import internals
+from jaxtribute._src.addons.keras.derived import DerivedLogs, changed_places, results_of
 from jaxtribute._src.addons.keras.internals import KerasModel, KerasVariable
 from jaxtribute._src.addons.keras.meeting import entered, share_of
 from jaxtribute._src.addons.keras.merging import State, contributions, merged, start_of_layers, start_of_metrics
 from jaxtribute._src.addons.keras.parts import Ends, PartsOfSteps
 from jaxtribute._src.addons.keras.running import RunningSums
-from jaxtribute._src.addons.keras.share import EXACT, Share
+from jaxtribute._src.addons.keras.share import EXACT, Path, Share
 from jaxtribute._src.addons.keras.tables import Tables
 from jaxtribute.errors import ContextError
 from jaxtribute.extending import Context, within_budget
@@ -88,10 +89,12 @@ def train_step(model: KerasModel, lists: Lists) -> Step:
         return start[1], state[3], logs, _changed(start[0], state[1])
 
     parts = PartsOfSteps(model, lists.metrics, ends, weighs_later=own)
+    derived = DerivedLogs(model, "train", lists.metrics, ends, weighs_later=own)
     running = RunningSums(model, lists.layers, lambda share, batch: ends(share, batch)[3])
 
     def step(batch: Nest, total: int, count: Any = None) -> tuple[list[Any], Logs]:
         share, batch = _share(batch, total, lists, count, weighs_later=own)
+        derived.tell(share, batch)
         parts.tell(share, batch)
         running.tell(share, batch)
         before = list(map(values_of, (lists.trainable, lists.layers, lists.optimizer, lists.metrics)))
@@ -128,10 +131,12 @@ def test_step(model: KerasModel, lists: Lists) -> Step:
         return start[1], state[2], logs, _changed(start[0], state[1])
 
     parts = PartsOfSteps(model, lists.metrics, ends)
+    derived = DerivedLogs(model, "test", lists.metrics, ends)
     running = RunningSums(model, lists.layers, lambda share, batch: ends(share, batch)[3])
 
     def step(batch: Nest, total: int, count: Any = None) -> tuple[list[Any], Logs]:
         share, batch = _share(batch, total, lists, count)
+        derived.tell(share, batch)
         parts.tell(share, batch)
         running.tell(share, batch)
         trainable, layers, metrics = map(values_of, (lists.trainable, lists.layers, lists.metrics))
@@ -270,8 +275,8 @@ def _reduced(
     """Adds up over the replicas, in one go; returns gradients, values of layers and metrics, and logs."""
     if share.alone:
         return grads, ends[0], ends[1], logs
-    touched = {id(v) for v, old, new in zip(lists.metrics, start[1], ends[1], strict=True) if new is not old}
-    extra = _weighted(logs, _results(model, lists, ends[1], touched), share)
+    touched = changed_places(start[1], ends[1])
+    extra = _weighted(logs, results_of(model, lists.metrics, ends[1], touched), share)
     others = (
         contributions(lists.layers, start[0], ends[0], share),
         contributions(lists.metrics, start[1], ends[1], share),
@@ -280,39 +285,35 @@ def _reduced(
     grads, (layer_totals, metric_totals, extra) = share.sum_with_gradients(list(grads), others)
     layers = merged(lists.layers, before[1], layer_totals, share)
     metrics = merged(lists.metrics, before[3], metric_totals, share)
-    return grads, layers, metrics, _logged(logs, _results(model, lists, metrics, touched), extra)
+    derived = {path: log.of(metrics) for path, log in share.derived.items()}
+    return grads, layers, metrics, _logged(logs, results_of(model, lists.metrics, metrics, touched), derived, extra)
 
 
-def _weighted(logs: Logs, metrics: Logs, share: Share) -> Logs:
-    """Adds up a replica's logs that are no metric's result, weighted by their share; logs may be nested."""
+def _weighted(logs: Logs, metrics: Logs, share: Share, outer: Path = ()) -> Logs:
+    """Adds up a replica's logs that no metrics' values tell, weighted by their share; logs may be nested."""
     weighted: Logs = {}
     for name, value in logs.items():
-        if isinstance(value, dict) and name not in metrics:
-            weighted[name] = _weighted(value, metrics, share)
-        elif name not in metrics:
+        if name in metrics or (*outer, name) in share.derived:
+            continue
+        if isinstance(value, dict):
+            weighted[name] = _weighted(value, metrics, share, (*outer, name))
+        else:
             weight = 1 if name in share.summed else share.weight
             weighted[name] = jax.tree.map(lambda leaf, weight=weight: jnp.asarray(leaf) * weight, value)
     return weighted
 
 
-def _logged(logs: Logs, metrics: Logs, extra: Logs) -> Logs:
-    """The logs of all replicas: `metrics`, and sums of what `_weighted` gave."""
+def _logged(logs: Logs, metrics: Logs, derived: Mapping[Path, Any], extra: Logs, outer: Path = ()) -> Logs:
+    """The logs of all replicas: `metrics`, what is `derived` of them, and sums of what `_weighted` gave."""
     logged: Logs = {}
     for name, value in logs.items():
+        path = *outer, name
         if name in metrics:
             logged[name] = metrics[name]
+        elif path in derived:
+            logged[name] = derived[path]
         else:
-            logged[name] = _logged(value, metrics, extra[name]) if isinstance(value, dict) else extra[name]
+            logged[name] = (
+                _logged(value, metrics, derived, extra[name], path) if isinstance(value, dict) else extra[name]
+            )
     return logged
-
-
-def _results(model: KerasModel, lists: Lists, values: State, touched: set[int]) -> Logs:
-    """The results of the metrics that a step has updated, with these values of their variables."""
-    results: Logs = {}
-    with keras.StatelessScope(state_mapping=list(zip(lists.metrics, values, strict=True))):
-        for metric in model.metrics:
-            if any(id(variable) in touched for variable in metric.variables):
-                result = metric.result()
-                # Logs may have those of several metrics in one entry, or each in its own.
-                results.update({metric.name: result, **(result if isinstance(result, dict) else {})})
-    return results
