@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax import lax
 
@@ -18,7 +19,7 @@ from jaxtribute import REPLICA_AXIS as AXIS
 from jaxtribute.compat import tf
 from replicas import here, mirrored
 
-FOUR = mirrored(4)
+FOUR, TWO = mirrored(4), mirrored(2)
 ROWS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 """Of four replicas two get two rows, one gets one and one gets none."""
 
@@ -247,3 +248,70 @@ def test_a_loss_with_a_size_is_not(name: str) -> None:
 def test_a_batch_that_is_not_distributed_is_not_said_to_need_no_size() -> None:
     with pytest.warns(RuntimeWarning, match=r"or give global_batch_size=20\."):
         jd.function(lambda: FOUR.run(lambda x: jd.nn.compute_average_loss(x, global_batch_size=5), (ROWS,)))()
+
+
+def model_loss(p: Any, x: Any) -> Any:
+    """A value for each row and output."""
+    return jnp.square(jax.nn.relu(x @ p["w"] + p["b"][None]))
+
+
+def labelled(p: Any, x: Any) -> Any:
+    return optax.softmax_cross_entropy_with_integer_labels(jnp.tanh(x @ p["w"]), jnp.zeros(len(x), int))
+
+
+def penalty(p: Any) -> Any:
+    return np.float32(0.1) * jnp.square(p["w"]).sum()
+
+
+SUMMED: dict[str, Callable[[Any, Any], Any]] = {
+    "a mean": lambda p, x: model_loss(p, x).mean(),
+    "a sum by the rows": lambda p, x: model_loss(p, x).sum() / np.float32(max(len(x), 1)),
+    "a mean of means": lambda p, x: model_loss(p, x).mean(1).mean(),
+    "half a mean": lambda p, x: np.float32(0.5) * model_loss(p, x).mean(),
+    "cross entropies": lambda p, x: labelled(p, x).mean(),
+    "a mean and a penalty": lambda p, x: model_loss(p, x).mean() + jd.nn.scale_regularization_loss(penalty(p)),
+    "within a jit": lambda p, x: jax.jit(model_loss)(p, x).mean(),
+}
+PARTS_OF_LOSSES: dict[str, Callable[[Any, Any], Any]] = {
+    "a sum by the whole batch": lambda p, x: model_loss(p, x).sum() / 5,
+    "an average of the whole batch": lambda p, x: jd.nn.compute_average_loss(
+        model_loss(p, x).mean(1), global_batch_size=5
+    ),
+    "by a count of all": lambda p, x: model_loss(p, x).sum() / here().all_reduce("SUM", jnp.float32(len(x))),
+    "a mean weighted by rows": lambda p, x: model_loss(p, x).mean() * np.float32(len(x) / 5),
+    "cross entropies": lambda p, x: labelled(p, x).sum() / 5,
+    "a sum and a penalty": lambda p, x: model_loss(p, x).sum() / 5 + jd.nn.scale_regularization_loss(penalty(p)),
+    "a sum": lambda p, x: model_loss(p, x).sum(),
+}
+
+
+def minimized(loss: Callable[[Any, Any], Any], op: Literal["SUM", "MEAN"] = "SUM") -> None:
+    """A compiled step of an optimizer on an uneven batch."""
+    with TWO.scope():
+        values = {"w": jd.Variable(ROWS.T[:, :2]), "b": jd.Variable(np.ones(2, np.float32))}
+        optimizer = jd.Optimizer(optax.sgd(0.1), values)
+
+    def replica(x: Any) -> None:
+        grads = jd.grad(lambda: loss(values, x), values)()
+        optimizer.apply_gradients(grads, op)
+
+    (batch,) = TWO.experimental_distribute_dataset([ROWS])
+    jd.function(lambda x: TWO.run(replica, (x,)))(batch)
+
+
+@pytest.mark.parametrize("name", SUMMED)
+def test_gradients_of_means_that_an_optimizer_adds_up_are_told(name: str) -> None:
+    with pytest.warns(RuntimeWarning, match=r"which adds them up: they are up to 2 times .* have 3, 2 rows"):
+        minimized(SUMMED[name])
+
+
+@pytest.mark.parametrize("name", PARTS_OF_LOSSES)
+def test_gradients_of_parts_of_the_loss_are_not(name: str) -> None:
+    minimized(PARTS_OF_LOSSES[name])
+
+
+def test_gradients_of_means_whose_mean_an_optimizer_takes_are_not_said_to_be_added_up() -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        minimized(SUMMED["a mean"], "MEAN")
+    assert not any("adds them up" in str(one.message) for one in told)

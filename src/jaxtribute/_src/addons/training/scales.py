@@ -16,6 +16,8 @@ MOST = 64
 _ONE = frozenset([1.0])
 _REAL = ("float", "bfloat", "int", "uint")
 _PRODUCTS = ("mul", "div", "dot_general")
+_VALUES = {"select_n": slice(1, None), "gather": slice(1), "dynamic_slice": slice(1), "scatter-add": slice(0, 3, 2)}
+"""The operands of operations of which some only say where something is."""
 _UNCHANGING = ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "transpose", "copy")
 
 
@@ -56,7 +58,9 @@ class Scales:
 
     def of(self, atoms: Iterable[Any]) -> frozenset[float]:
         """The products of all ways that lead to some values."""
-        ways = [self._of.get(atom, _ONE) for atom in atoms if not isinstance(atom, Literal)]
+        # Zeros are zeros, whatever they are multiplied by.
+        counting = (atom for atom in atoms if not isinstance(atom, Literal) and self._numbers.get(atom) != 0)
+        ways = [self._of.get(atom, _ONE) for atom in counting]
         return _few(product for way in ways for product in way)
 
     def _follow(self, jaxpr: Jaxpr) -> None:
@@ -67,7 +71,8 @@ class Scales:
             elif inner:
                 scales = _few(number for one in inner for number in self._within(one, eqn))
             else:
-                scales = self._product(eqn) if eqn.primitive.name in _PRODUCTS else self.of(eqn.invars)
+                values = eqn.invars[_VALUES.get(eqn.primitive.name, slice(None))]
+                scales = self._product(eqn) if eqn.primitive.name in _PRODUCTS else self.of(values)
                 self._axes.follow(eqn)
                 self._note_number(eqn)
             self._of.update(dict.fromkeys(eqn.outvars, scales))

@@ -2,9 +2,9 @@
 
 `lax.pmean`, `all_reduce("MEAN")` and `reduce("MEAN", ..., axis=None)` count each replica once, however many rows it
 has; `lax.psum` of a plain number, such as `x.shape[0]`, is that number times the replicas, not the sum of the replicas'
-numbers; `compute_average_loss` without a `global_batch_size` divides by a replica's rows times the replicas. Programs
-of replicas with different numbers of rows show it: the same value is scaled by other numbers in each, or a sum is
-divided by another one.
+numbers; `compute_average_loss` without a `global_batch_size` divides by a replica's rows times the replicas; and
+optimizers add gradients up, those of means too. Programs of replicas with different numbers of rows show it: the same
+value is scaled by other numbers in each, or a sum is divided by another one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 
 from jaxtribute import REPLICA_AXIS as AXIS
+from jaxtribute import Optimizer
 from jaxtribute._src.addons.training.scales import MOST, ReplicaProgram, Scales
 from jaxtribute.extending import Callers, Jaxpr, JaxprEqn, Literal, Programs, points
 from jaxtribute.nn import compute_average_loss
 
 _LIBRARY = str(Path(__file__).resolve().parents[3]) + os.sep
 _AVERAGES = compute_average_loss.__code__.co_filename
+_OPTIMIZER = Optimizer.apply_gradients.__code__.co_filename
 _CORE = str(Path(__file__).resolve().parents[2] / "core") + os.sep
 _HINT = (
     "HINT: add up sums and counts, context = jd.get_replica_context(): context.all_reduce('SUM', x.sum(0)) / "
@@ -37,6 +39,11 @@ _PASSING = frozenset(
     {"jd_idle_guard", "reshape", "squeeze", "broadcast_in_dim", "convert_element_type", "slice", "copy"}
 )
 """Operations between a sum over the replicas and its division."""
+_SUMMED = (
+    "gradients of a mean over each replica's rows are given to an optimizer, which adds them up: they are up to "
+    "{count} times those of one device, also on batches that divide. {had} HINT: divide sums by the rows of the whole "
+    "batch, as jd.nn.compute_average_loss(losses, global_batch_size=...) does."
+)
 _MEAN = "takes a mean over the replicas, which counts each once, however many rows it has"
 
 
@@ -59,9 +66,12 @@ def check(classes: Sequence[ReplicaProgram], rows: Sequence[int]) -> list[str]:
     for sums in zip(*(one.collectives for one in classes), strict=True):
         for total in _inner_means(sums[0], len(rows)):
             _warn(total, _MEAN, had)
+        divisors = [_divisors(one.jaxpr, eqn) for one, eqn in zip(classes, sums, strict=True)]
+        summed = _is_of_optimizer(sums[0]) and not _is_mean(divisors[0], rows)
+        if summed and _are_means(scales, classes, [eqn.invars for eqn in sums]):
+            Callers.warn(_SUMMED.format(count=np.count_nonzero(rows), had=counts), RuntimeWarning)
         if not _is_own_sum(sums[0]):
             continue
-        divisors = [_divisors(one.jaxpr, eqn) for one, eqn in zip(classes, sums, strict=True)]
         if len(set(divisors)) > 1:
             told = (
                 "divides a sum over the replicas by a number that is not the same on all: lax.psum of a plain number, "
@@ -124,6 +134,28 @@ def _is_of_user(eqn: JaxprEqn) -> bool:
     frames = (frame.file_name for frame in Programs.user_frames(eqn))
     outside = next((name for name in frames if not name.startswith(_CORE)), _LIBRARY)
     return not outside.startswith(_LIBRARY)
+
+
+def _is_of_optimizer(eqn: JaxprEqn) -> bool:
+    """True for a sum over the replicas of the gradients that an optimizer was given."""
+    adds = eqn.primitive.name == "psum" and Programs.names_axis(eqn, AXIS)
+    return adds and any(frame.file_name == _OPTIMIZER for frame in Programs.user_frames(eqn))
+
+
+def _are_means(scales: Sequence[Scales], classes: Sequence[ReplicaProgram], values: Sequence[Iterable[Any]]) -> bool:
+    """True if what replicas add up is scaled by one over each one's own rows, where it is not scaled alike on all."""
+    sets: dict[int, frozenset[float]] = {}
+    for one, scale, atoms in zip(classes, scales, values, strict=True):
+        count = {shape[0] for shape in one.shapes.values() if shape}
+        if scale.has_rows and len(count) == 1:
+            sets[count.pop()] = scale.of(atoms)
+    if len(sets) < 2 or any(len(found) >= MOST or inf in found for found in sets.values()):
+        return False
+    alike = frozenset.intersection(*sets.values())
+    whole = {count: {float(f"{number * count:.5g}") for number in found} for count, found in sets.items()}
+    common = set.intersection(*whole.values())
+    other = [float(f"{number * count:.5g}") for count, found in sets.items() for number in found - alike]
+    return bool(other) and common.issuperset(other)
 
 
 def _divisors(jaxpr: Jaxpr, total: JaxprEqn) -> tuple[float, ...]:
