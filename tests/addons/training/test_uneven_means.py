@@ -271,6 +271,7 @@ SUMMED: dict[str, Callable[[Any, Any], Any]] = {
     "cross entropies": lambda p, x: labelled(p, x).mean(),
     "a mean and a penalty": lambda p, x: model_loss(p, x).mean() + jd.nn.scale_regularization_loss(penalty(p)),
     "within a jit": lambda p, x: jax.jit(model_loss)(p, x).mean(),
+    "a mean by the replicas": lambda p, x: model_loss(p, x).mean() / 2,
 }
 PARTS_OF_LOSSES: dict[str, Callable[[Any, Any], Any]] = {
     "a sum by the whole batch": lambda p, x: model_loss(p, x).sum() / 5,
@@ -301,13 +302,20 @@ def minimized(loss: Callable[[Any, Any], Any], op: Literal["SUM", "MEAN"] = "SUM
 
 @pytest.mark.parametrize("name", SUMMED)
 def test_gradients_of_means_that_an_optimizer_adds_up_are_told(name: str) -> None:
-    with pytest.warns(RuntimeWarning, match=r"which adds them up: they are up to 2 times .* have 3, 2 rows"):
+    with pytest.warns(RuntimeWarning, match=r"which adds them up: .* the sum is 2 times .* have 3, 2 rows"):
         minimized(SUMMED[name])
 
 
 @pytest.mark.parametrize("name", PARTS_OF_LOSSES)
 def test_gradients_of_parts_of_the_loss_are_not(name: str) -> None:
     minimized(PARTS_OF_LOSSES[name])
+
+
+def test_a_loss_without_the_size_of_the_batch_is_told_once() -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        minimized(lambda p, x: jd.nn.compute_average_loss(model_loss(p, x).mean(1)))
+    assert ["global_batch_size" in str(one.message) for one in told] == [True]
 
 
 def test_gradients_of_means_whose_mean_an_optimizer_takes_are_not_said_to_be_added_up() -> None:

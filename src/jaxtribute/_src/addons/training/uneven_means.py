@@ -40,9 +40,10 @@ _PASSING = frozenset(
 )
 """Operations between a sum over the replicas and its division."""
 _SUMMED = (
-    "gradients of a mean over each replica's rows are given to an optimizer, which adds them up: they are up to "
-    "{count} times those of one device, also on batches that divide. {had} HINT: divide sums by the rows of the whole "
-    "batch, as jd.nn.compute_average_loss(losses, global_batch_size=...) does."
+    "gradients of a mean over each replica's rows are given to an optimizer, which adds them up: each replica counts "
+    "alike, however many rows it has; and unless the mean is divided by their number, the sum is {count} times that of "
+    "one device, on batches that divide, too. {had} HINT: divide sums by the rows of the whole batch, as "
+    "jd.nn.compute_average_loss(losses, global_batch_size=...) does."
 )
 _MEAN = "takes a mean over the replicas, which counts each once, however many rows it has"
 
@@ -60,14 +61,15 @@ def check(classes: Sequence[ReplicaProgram], rows: Sequence[int]) -> list[str]:
     scales = [Scales(one) for one in classes]
     counts = f"The replicas have {', '.join(map(str, rows))} rows."
     had = f"{counts} {_HINT}"
-    for line in _default_counts([one.jaxpr for one in classes]) if len(set(rows)) > 1 else ():
+    default = _default_counts([one.jaxpr for one in classes]) if len(set(rows)) > 1 else ()
+    for line in default:
         told = "divides a loss by its replica's rows times the replicas: compute_average_loss has no global_batch_size"
         Callers.warn(f"{line} {told}. {counts} {_GIVE}", RuntimeWarning)
     for sums in zip(*(one.collectives for one in classes), strict=True):
         for total in _inner_means(sums[0], len(rows)):
             _warn(total, _MEAN, had)
         divisors = [_divisors(one.jaxpr, eqn) for one, eqn in zip(classes, sums, strict=True)]
-        summed = _is_of_optimizer(sums[0]) and not _is_mean(divisors[0], rows)
+        summed = not default and _is_of_optimizer(sums[0]) and not _is_mean(divisors[0], rows)
         if summed and _are_means(scales, classes, [eqn.invars for eqn in sums]):
             Callers.warn(_SUMMED.format(count=np.count_nonzero(rows), had=counts), RuntimeWarning)
         if not _is_own_sum(sums[0]):
