@@ -159,7 +159,7 @@ class InputContext:
 
         Source: `tf.distribute.InputContext.get_per_replica_batch_size`.
         """
-        settings.whole("global_batch_size", global_batch_size)
+        settings.whole("global_batch_size", global_batch_size, 1)
         if global_batch_size % self.num_replicas_in_sync:
             lower = global_batch_size - global_batch_size % self.num_replicas_in_sync
             raise InputError(

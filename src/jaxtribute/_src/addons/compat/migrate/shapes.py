@@ -28,7 +28,7 @@ _TYPES = {
 
 
 def find(source: Source) -> Iterator[Finding]:
-    """What programs ask of shapes and types that tuples and NumPy's types do not have."""
+    """Uses of members of shapes and types that tuples and NumPy's types do not have."""
     calls = {id(call.func): call for call in nodes(source.tree, ast.Call)}
     for node in nodes(source.tree, ast.Attribute):
         call = calls.get(id(node))
