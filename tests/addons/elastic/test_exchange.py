@@ -269,7 +269,10 @@ def test_who_fails_after_it_has_told_that_it_holds_a_step_leaves() -> None:
             return None
 
     with islands(3) as made:
-        assert together(made, run) == [(3, 2), None, (3, 2)]
+        one, other, third = together(made, run)
+    # If what it gave to the sum was under way when it left, the others do the step again; both of them alike.
+    assert (one, other) in (((3, 2), None), ((2, 2), None))
+    assert third == one
 
 
 def test_parcels_join_small_arrays_of_a_dtype() -> None:
