@@ -235,7 +235,7 @@ class _Cut:
 
 
 class _Ends:
-    """Values that a program may be followed back to: metrics' new values, and their old ones if a step leaves them alone.
+    """Values that a program may be followed back to: new ones of metrics, old ones if a step leaves them alone.
 
     Args:
       traced: the program.

@@ -105,8 +105,9 @@ AggregationLike: TypeAlias = (
     VariableAggregation
     | Literal["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"]
     | Literal["none", "sum", "mean", "only_first_replica"]
+    | None
 )
-"""A member, or its name in any case."""
+"""A member, or its name in any case; None is NONE."""
 
 
 def reduction_of(op: ReduceOp) -> Reduction:
