@@ -25,6 +25,7 @@ def rewritten(code: str) -> str:
         ("x.get_shape().ndims", "len(x.shape)"),
         ("v.shape == [2, 2]", "v.shape == (2, 2)"),
         ("v.shape != [2]", "v.shape != (2,)"),
+        ("v.shape != [2, ]", "v.shape != (2, )"),
         ("[] == x.get_shape()", "() == x.shape"),
         # Somebody else's.
         ("tree.rank", "tree.rank"),

@@ -14,21 +14,19 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import keras
 import numpy as np
-from jax import lax
 
 from jaxtribute import REPLICA_AXIS as AXIS
-from jaxtribute import ReplicaContext, Variable
+from jaxtribute import Variable
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.internals import KerasModel
-from jaxtribute._src.addons.keras.meeting import share_of
 from jaxtribute._src.addons.keras.merging import metric_p
 from jaxtribute._src.addons.keras.parts import Ends
-from jaxtribute._src.addons.keras.rows import FACTOR, ROWS, batch_of
+from jaxtribute._src.addons.keras.rows import FACTOR, ROWS, form_of
 from jaxtribute._src.addons.keras.share import Path, Share
-from jaxtribute.extending import Callers, Context, JaxprEqn, Literal, Programs, ReplicaMesh, TracedReplica, Tracer
+from jaxtribute._src.addons.keras.tracing import traced_step
+from jaxtribute.extending import Callers, JaxprEqn, Literal, Programs, TracedReplica, Tracer
 from jaxtribute.typing import Nest
 
 _Input: TypeAlias = "int | Variable"
@@ -95,8 +93,7 @@ class DerivedLogs:
         """Tells a replica which logs are to be computed of merged metrics; warns of those that only in part are."""
         if share.alone or self._plain:
             return
-        leaves, tree = jax.tree.flatten(batch)
-        key = tree, *((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+        key = form_of(batch)
         if key not in self._known:
             self._known[key] = self._found(share, batch)
         share.derived = self._known[key]
@@ -124,32 +121,24 @@ class DerivedLogs:
 
     def _traced(self, share: Share, batch: Nest, rows: int) -> _Traced:
         """The step with so many rows, as a program of its metrics' new values and the logs that are no results."""
-        strategy = share.context.strategy
-        mesh: ReplicaMesh = strategy.extended.mesh
-        outer = Context.current().executor
         changed: list[int] = []
         logs: dict[Path, Any] = {}
         replicas: list[TracedReplica] = []
 
-        def step(batch: Nest) -> list[Any]:
-            context = ReplicaContext(strategy, lax.axis_index(AXIS))
-            part = share_of(context, rows, rows * mesh.size, share.metrics, self._weighs_later)
+        def step(part: Share, batch: Nest, replica: TracedReplica) -> list[Any]:
             part.marks_metrics = True
-            replicas.append(TracedReplica(mesh, (), outer, [], None, uneven=True))
-            with Context.entered(Context(strategy, context, replicas[0])):
-                start, ends, shown, _ = self._ends(part, batch)
-                changed.extend(changed_places(start, ends))
-                results = results_of(self._model, self._variables, ends, changed)
+            replicas.append(replica)
+            start, ends, shown, _ = self._ends(part, batch)
+            changed.extend(changed_places(start, ends))
+            results = results_of(self._model, self._variables, ends, changed)
             leaves: list[Any] = []
             for path, value in _other_logs(shown, results):
                 own, logs[path] = jax.tree.flatten(value)
                 leaves += own
-            values = [*(ends[place] for place in changed), *leaves]
-            return [value if isinstance(value, Tracer) else jnp.asarray(value) for value in values]
+            return [*(ends[place] for place in changed), *leaves]
 
-        with mesh.within():
-            axes = [(AXIS, mesh.size)]
-            program = jax.make_jaxpr(step, axis_env=axes)(batch_of(rows, batch))
+        program = traced_step(share, batch, rows, step, weighs_later=self._weighs_later)
+        axes = [(AXIS, share.context.strategy.extended.mesh.size)]
         return _Traced(program, axes, changed, logs, replicas[0].inputs)
 
     def _say(self, paths: Sequence[Path]) -> None:

@@ -19,18 +19,17 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jax import lax
 
 from jaxtribute import REPLICA_AXIS as AXIS
-from jaxtribute import ReplicaContext
 from jaxtribute._src.addons.keras import internals, row_meetings
 from jaxtribute._src.addons.keras.internals import KerasModel
-from jaxtribute._src.addons.keras.meeting import entered, share_of
+from jaxtribute._src.addons.keras.meeting import entered
 from jaxtribute._src.addons.keras.row_wise import is_plain
-from jaxtribute._src.addons.keras.rows import FACTOR, ROWS, Kind, Part, Rows, batch_of
+from jaxtribute._src.addons.keras.rows import FACTOR, ROWS, Kind, Part, Rows, form_of
 from jaxtribute._src.addons.keras.share import EXACT, Share
+from jaxtribute._src.addons.keras.tracing import traced_step
 from jaxtribute.errors import InputError, VariableError
-from jaxtribute.extending import Callers, Context, Literal, Programs, ReplicaMesh, TracedReplica
+from jaxtribute.extending import Callers, Literal, Programs, TracedReplica
 from jaxtribute.typing import Leaf, Nest
 
 _OF_REPLICAS = frozenset({Kind.ALIKE, Kind.TOTAL, Kind.OTHER})
@@ -130,8 +129,7 @@ class PartsOfSteps:
         # A step that takes padding is known to treat each row by itself.
         if share.alone or share.count is not None or self._is_plain:
             return Parts()
-        leaves, tree = jax.tree.flatten(batch)
-        key = tree, *((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+        key = form_of(batch)
         parts = self._known.get(key)
         if parts is None:
             parts = self._known[key] = self._found(share, batch)
@@ -301,18 +299,11 @@ class PartsOfSteps:
         self, share: Share, batch: Nest, rows: int, added: frozenset[int], *, gradients: bool = False
     ) -> _Traced:
         """The step as a program of so many rows; of one in TensorFlow's form the gradients are seen if asked for."""
-        strategy = share.context.strategy
-        mesh: ReplicaMesh = strategy.extended.mesh
-        outer = Context.current().executor
         names: list[Any] = []
 
-        def program(batch: Nest) -> list[Any]:
-            context = ReplicaContext(strategy, lax.axis_index(AXIS))
-            part = share_of(context, rows, rows * mesh.size, share.metrics, self._weighs_later)
+        def step(part: Share, batch: Nest, _: TracedReplica) -> list[Any]:
             part.added_sums = added
-            replica = TracedReplica(mesh, (), outer, [], None, uneven=True)
-            with Context.entered(Context(strategy, context, replica)):
-                start, ends, logs, _ = self._ends(part, batch)
+            start, ends, logs = self._ends(part, batch)[:3]
             found: dict[Any, Any] = {}
             for variable, old, new in zip(self._variables, start, ends, strict=True):
                 if new is not None and new is not old and variable.aggregation == "sum":
@@ -324,10 +315,9 @@ class PartsOfSteps:
             for number, values in enumerate(part.applied if gradients or not self._writes else ()):
                 found.update({(number, place): value for place, value in enumerate(values)})
             names.extend(found)
-            return [jnp.asarray(value) for value in found.values()]
+            return list(found.values())
 
-        with mesh.within():
-            return _Traced(jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(batch_of(rows, batch)), names)
+        return _Traced(traced_step(share, batch, rows, step, weighs_later=self._weighs_later), names)
 
     def _shared(self, outputs: dict[Any, Part]) -> Mapping[int, int]:
         """The powers by which a replica adds to variables."""

@@ -7,7 +7,7 @@ number of rows: sums over replicas are right for the ones, means by the replicas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
@@ -74,6 +74,12 @@ def batch_of(rows: int, batch: Nest) -> Any:
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype)), batch
     )
+
+
+def form_of(batch: Nest) -> Hashable:
+    """The form of a batch, whatever its number of rows: what is found out about a step holds for all of one form."""
+    leaves, tree = jax.tree.flatten(batch)
+    return tree, *((leaf.shape[1:], leaf.dtype) for leaf in leaves)
 
 
 OTHER = Part(Kind.OTHER)

@@ -14,17 +14,15 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxtribute import REPLICA_AXIS as AXIS
-from jaxtribute import ReplicaContext
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.internals import KerasModel
-from jaxtribute._src.addons.keras.meeting import share_of
 from jaxtribute._src.addons.keras.merging import SEED, state_p
-from jaxtribute._src.addons.keras.rows import FACTOR, ROWS, Kind, Part, Rows, batch_of
+from jaxtribute._src.addons.keras.rows import FACTOR, ROWS, Kind, Part, Rows, form_of
 from jaxtribute._src.addons.keras.share import Share
-from jaxtribute.extending import Callers, Context, JaxprEqn, Programs, ReplicaMesh, TracedReplica
+from jaxtribute._src.addons.keras.tracing import traced_step
+from jaxtribute.extending import Callers, JaxprEqn, Programs, ReplicaMesh, TracedReplica
 from jaxtribute.typing import Array, Nest
 
 Ends = Callable[[Share, Any], Sequence[Any]]
@@ -81,8 +79,7 @@ class RunningSums:
         # A step that takes padding has none but Keras's own layers.
         if share.alone or share.sends or share.count is not None or not self._places:
             return
-        leaves, tree = jax.tree.flatten(batch)
-        key = tree, *((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+        key = form_of(batch)
         if key not in self._known:
             self._known[key] = self._found(share, batch)
         share.running = self._known[key]
@@ -103,22 +100,15 @@ class RunningSums:
 
     def _traced(self, share: Share, batch: Nest, rows: int) -> _Traced:
         """The step with so many rows, of which it is seen which variables it changes."""
-        strategy = share.context.strategy
-        mesh: ReplicaMesh = strategy.extended.mesh
-        outer = Context.current().executor
         changed: list[int] = []
 
-        def step(batch: Nest) -> list[Any]:
-            context = ReplicaContext(strategy, lax.axis_index(AXIS))
-            part = share_of(context, rows, rows * mesh.size, share.metrics)
+        def step(part: Share, batch: Nest, _: TracedReplica) -> list[Any]:
             part.marked = frozenset(self._places)
-            with Context.entered(Context(strategy, context, TracedReplica(mesh, (), outer, [], None, uneven=True))):
-                ends = self._ends(part, batch)
+            ends = self._ends(part, batch)
             changed.extend(place for place in self._places if ends[place] is not None)
-            return [jnp.asarray(ends[place]) for place in changed]
+            return [ends[place] for place in changed]
 
-        with mesh.within():
-            return _Traced(jax.make_jaxpr(step, axis_env=[(AXIS, mesh.size)])(batch_of(rows, batch)), changed)
+        return _Traced(traced_step(share, batch, rows, step), changed)
 
     def _analysed(self, one: _Traced, other: _Traced, share: Share) -> dict[int, _Added]:
         """For each variable that the step changes what is to be added up."""

@@ -91,9 +91,9 @@ class Source:
         return Edit(*self.span(node), text)
 
     def wrap(self, node: ast.expr, inner: ast.expr, start: str) -> tuple[Edit, Edit]:
-        """The edits that make `start` + `inner` + `)` of a node, and leave `inner` itself to others."""
+        """The edits that make `start` + `inner` of a node, with each `(` closed, and leave `inner` itself to others."""
         (first, last), (begin, end) = self.span(node), self.span(inner)
-        return Edit(first, begin, start), Edit(end, last, ")")
+        return Edit(first, begin, start), Edit(end, last, ")" * start.count("("))
 
     def apply(self, edits: Iterable[Edit]) -> str:
         """The program with edits made, of which none may lie within another."""

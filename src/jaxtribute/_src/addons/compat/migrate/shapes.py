@@ -52,7 +52,6 @@ def find(source: Source) -> Iterator[Finding]:
             if whole is not None and (bare or not ending):
                 text = f"{start}{source.of(node.value)}{')' * start.count('(')}"
                 edits = source.wrap(whole, node.value, start)
-                edits = (edits[0], Edit(edits[1].start, edits[1].end, ")" * start.count("(")))
                 yield Finding(*place, f".{node.attr}{ending}", Kind.RENAMED, f"shapes are tuples: write {text}", edits)
     yield from _comparisons(source)
 
@@ -66,7 +65,8 @@ def _comparisons(source: Source) -> Iterator[Finding]:
         for side in sides:
             if isinstance(side, ast.List):
                 start, end = source.span(side)
-                closing = ",)" if len(side.elts) == 1 else ")"
+                alone = len(side.elts) == 1 and not source.of(side)[:-1].rstrip().endswith(",")
+                closing = ",)" if alone else ")"
                 edits = (Edit(start, start + 1, "("), Edit(end - 1, end, closing))
                 advice = "shapes are tuples, and never equal to a list: write a tuple"
                 yield Finding(side.lineno, side.col_offset + 1, "[...]", Kind.RENAMED, advice, edits)
