@@ -81,13 +81,19 @@ def test_an_error_that_lasts_is_no_damage(error: str, saved: Path) -> None:
         manager.close()
 
 
-def test_damage_that_is_certain_counts_though_other_files_cannot_be_read(saved: Path) -> None:
-    files = [path for path in (saved / "ckpt-3" / "state").rglob("*") if path.is_file()]
-    files[0].write_bytes(b"")
+@pytest.mark.parametrize("damaged", ["the largest", "the smallest"])
+def test_damage_that_is_certain_counts_though_other_files_cannot_be_read(damaged: str, saved: Path) -> None:
+    """Files are read from the largest on: what cannot be read comes before the damage, or after it."""
+    files = sorted(
+        (path for path in (saved / "ckpt-3").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
+    )
+    files = [path for path in files if path.name != "jaxtribute.json"]
+    bad, unread = (files[-1], files[0]) if damaged == "the largest" else (files[0], files[-1])
+    bad.write_bytes(b"")
     mark = checksums.checksum_of
 
     def fail(path: Path) -> Any:
-        if path.name == "turn.json" and "ckpt-3" in str(path):
+        if path.name == unread.name and "ckpt-3" in str(path):
             raise OSError(errno.EIO, "no")
         return mark(path)
 

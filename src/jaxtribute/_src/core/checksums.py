@@ -12,6 +12,7 @@ import os
 import zlib
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from jaxtribute._src.core.reading import exists, passing, patiently
@@ -83,10 +84,9 @@ def damaged_files(directory: Path, written: Mapping[str, Mark], part: tuple[int,
     unread: list[OSError | MemoryError] = []
 
     def problem(name: str) -> str:
-        if unread:
-            return ""  # a disk that does not answer would be waited for once for each file
+        look = partial(_problem, directory / name, written[name])
         try:
-            return patiently(lambda: _problem(directory / name, written[name]))
+            return look() if unread else patiently(look)  # a disk that does not answer is waited for once
         except (OSError, MemoryError) as error:
             unread.append(error)
             return ""
