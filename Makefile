@@ -33,7 +33,7 @@ format: $(READY)  ## write the formatting and the safe fixes
 	$(BIN)/ruff check --fix .
 
 SLOW =
-test: $(READY)  ## the tests that start no process of their own: minutes; with SLOW=8 also one in eight of the others
+test: $(READY)  ## the tests that start no process of their own: minutes; with SLOW=12 also one in twelve of the others
 	$(PYTEST) $(if $(SLOW),--numprocesses=5 --durations=30 --slow-share=$(SLOW),-m "not slow")
 
 test-core: $(READY)  ## the core's tests that start no process
@@ -82,13 +82,13 @@ package: $(READY)  ## build wheel and sdist into dist/, and try the wheel in an 
 	build/smoke/bin/jaxtribute --help >/dev/null
 	cd build/smoke && JAXTRIBUTE_CPU_DEVICES=2 bin/python $(CURDIR)/tests/support/smoke.py
 
-lowest:  ## a case of each test of the core on the oldest Python, at the lowest versions that pyproject.toml allows
+lowest:  ## the core on the oldest Python and the lowest versions of pyproject.toml, a case of each test; SHARE=2 for half
 	@test -n "$(OLDEST)" || { echo "the oldest leg needs Python 3.11. HINT: install it, or run make lowest OLDEST=/path/to/python3.11"; exit 1; }
 	$(OLDEST) -m venv build/lowest
 	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check uv
 	VIRTUAL_ENV=build/lowest build/lowest/bin/uv pip install --quiet --resolution lowest-direct --editable '.[test]'
 	build/lowest/bin/python -m pytest --numprocesses=3 --dist=worksteal -m "not slow" \
-		--cases=1 tests/core
+		--cases=1 $(if $(SHARE),--share=$(SHARE)) tests/core
 
 # Beside the compilers JAX would look for their accelerators, in every test: so they have environments of their own.
 tpu-compiler: COMPILERS = tpu-compiler

@@ -61,6 +61,7 @@ hypothesis.settings.load_profile("jaxtribute")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=int, metavar="N", help="run at most N cases of each test, evenly spread")
+    parser.addoption("--share", type=int, metavar="N", help="run one in N of the chosen tests: each commit others")
     parser.addoption("--slow-share", type=int, metavar="N", help="run one in N of the slow tests: each commit others")
 
 
@@ -83,6 +84,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     yield
     if (most := config.getoption("--cases")) is not None:
         items[:] = _spread(items, most)
+    if (parts := config.getoption("--share")) is not None:
+        chosen = share(items, parts, turn(config.rootpath))
+        items[:] = [item for item in items if item in chosen]
     items[:] = dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), _RAY_PLACES)
 
 

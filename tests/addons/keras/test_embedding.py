@@ -72,7 +72,8 @@ def trained(model: Any, epochs: int = 2) -> tuple[Any, Any]:
     return history, model.get_layer("tables").get_embedding_tables()
 
 
-@pytest.mark.parametrize("how", ["compiled", "eager", "evaluated"])
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("how", ["eager", "evaluated", "compiled"])
 def test_nothing_of_a_tables_size_is_made_in_a_step(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, width = 30_011, 3
     with jd.MirroredStrategy(2).scope():
@@ -161,6 +162,7 @@ def test_rows_are_updated_as_keras_does(optimizer: Any, caplog: pytest.LogCaptur
     assert not caplog.records
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("scoped", [True, False])
 def test_saved_models_go_on(scoped: bool, tmp_path: Path) -> None:
     """The tables' optimizers, too; weights can be got and set."""

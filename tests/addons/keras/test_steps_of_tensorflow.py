@@ -203,6 +203,7 @@ def fitted(replicas: int, batch: int, loss: Any, *, penalty: float = 0.1, eager:
     return [history["loss"], *model.get_weights()]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("replicas", "eager"), [(2, True), (4, False)])
 @pytest.mark.parametrize("batch", [4, 5])
 def test_the_loss_of_compile_is_that_of_the_whole_batch(replicas: int, batch: int, eager: bool) -> None:

@@ -52,7 +52,7 @@ def test_too_few_files_fall_back_to_data_with_one_warning(tmp_path: Path) -> Non
 
 def test_data_that_every_worker_reads_in_full_is_told_of() -> None:
     with pytest.warns(UserWarning, match=r"every worker reads all of it.*HINT") as caught:
-        resolved([np.arange(4)])
+        resolved(np.arange(4) for _ in range(1))
     assert len(caught) == 1
 
 
@@ -60,6 +60,7 @@ def test_data_that_costs_nothing_to_share_is_not() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert resolved(make_numpy_dataset(np.arange(4)).batch(2)).policy is AutoShardPolicy.DATA
+        assert resolved([np.arange(4)]).policy is AutoShardPolicy.DATA
 
 
 def test_asking_for_data_warns_of_nothing() -> None:

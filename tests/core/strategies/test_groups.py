@@ -50,7 +50,7 @@ def test_fifty_losses_are_those_of_one_device(replicas: int, each: int, kind: An
     np.testing.assert_allclose(losses, alone[: len(losses)], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("shape", "kind"), chosen(SHAPES, KINDS[::-1])[:: 1 if ALL_CASES else 3])
 def test_lockstep_losses_are_those_of_one_device(shape: tuple[int, int], kind: Any) -> None:
     options: dict[str, Any] = {"min_bytes": 0} if kind is jd.FullyShardedStrategy else {}

@@ -24,6 +24,7 @@ class IterableSource(Source):
 
     def __init__(self, iterable: Iterable[Nest]) -> None:
         self._iterable = iterable
+        self.reads = "share" if isinstance(iterable, (list, tuple)) else "all"  # what lies in memory costs nothing
         self._peeked: Iterator[Nest] | None = None
         self._is_begun = False
 
