@@ -29,7 +29,7 @@ from jax._src.lib import _jax  # pyright: ignore[reportPrivateUsage, reportPriva
 from jaxtribute._src.core import allocator, backend
 from jaxtribute._src.core.callers import caller
 from jaxtribute._src.core.cluster import ledger
-from jaxtribute._src.core.cluster.addresses import Address, can_connect
+from jaxtribute._src.core.cluster.addresses import Address
 from jaxtribute._src.core.cluster.failures import ELSEWHERE, Failure, may_be_broken_collective, say
 from jaxtribute._src.core.cluster.key_values import KeyValues
 from jaxtribute._src.core.cluster.proxies import pass_by_proxies
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _GRACE_S = 2.0
 _LONGEST_S = 600.0
+_START_S, _CONNECT_S = 300.0, 120  # to wait for workers; for JAX, to connect those that are there
 _HEARTBEAT_S = 24 * 3600
 
 _config = cast(Any, jax.config)
@@ -110,7 +111,7 @@ class Cluster(KeyValues):
         if not spec.jobs:
             return None
         task_type, task_id = resolver.own_task()
-        cluster = connect(spec, task_type, task_id, **({} if timeout_s is None else {"timeout_s": timeout_s}))
+        cluster = connect(spec, task_type, task_id, timeout_s=timeout_s)
         # `connect` gives a cluster that was joined before as it is; the newest strategy's deadline holds for it.
         if timeout_s is not None:
             cluster.timeout_s = timeout_s
@@ -326,10 +327,12 @@ class Cluster(KeyValues):
 
 _current: Cluster | None = None
 """JAX knows one cluster a process, and so does this library."""
+before_start: list[Callable[[Roster, str, float], None]] = []
+"""Called before JAX starts, which waits for workers and names nobody: `_src/roll_call.py` installs itself here."""
 
 
 def connect(
-    spec: ClusterSpec | Mapping[str, Any], task_type: str, task_id: int, *, timeout_s: float = 300.0
+    spec: ClusterSpec | Mapping[str, Any], task_type: str, task_id: int, *, timeout_s: float | None = None
 ) -> Cluster:
     """Joins the cluster; the same call again gives the same cluster.
 
@@ -339,7 +342,7 @@ def connect(
       spec: a `ClusterSpec`, or a mapping from jobs to addresses. Its chief and workers train together.
       task_type: this process's job.
       task_id: its task there.
-      timeout_s: seconds to wait for the others.
+      timeout_s: seconds to wait for the others; by default those for a step, at most five minutes.
 
     Raises:
       ClusterSpecError: the spec is malformed or has no such task.
@@ -359,6 +362,7 @@ def connect(
             f"asked to be {roster.names[roster.rank]} of {len(roster.members)}. HINT: one cluster a process."
         )
     _prepare(roster)
+    timeout_s = min(_START_S, deadline_s()) if timeout_s is None else timeout_s
     _start(roster, timeout_s)
     cluster = Cluster(roster, distributed.global_state.client, silence_s(), deadline_s())
     cluster.watch.start()
@@ -424,8 +428,7 @@ def _prepare(roster: Roster) -> None:
     backend.prepare_cpu_backend()
     if len(roster.members) > 1:
         allocator.tune_allocator()
-    # The service answers from the first worker on, so that the missing ones can be named; and the end of a worker is
-    # told by the watch, with its name, instead of by an abort.
+    # The end of a worker is told by the watch, with its name, instead of by an abort.
     _config.update("jax_enable_recoverability", True)
     # A proxy reaches no machine of the job, and if it is dead JAX waits for minutes and aborts.
     pass_by_proxies(member.address for member in roster.members)
@@ -437,32 +440,28 @@ def _prepare(roster: Roster) -> None:
 
 def _start(roster: Roster, timeout_s: float) -> None:
     """Starts the coordination service on rank 0, and connects."""
-    leader, own = roster.members[0], roster.own
-    start = time.monotonic()
-    if roster.rank != 0:
-        # JAX ends the process where the service is late, so it is asked only once something listens there.
-        await_workers(
-            roster, lambda: [] if can_connect(leader.address, 1.0) else [0], "for the start of the cluster", timeout_s
-        )
-    bind = bind_address() or leader.address
-    left_s = max(1, int(timeout_s - (time.monotonic() - start)))
+    bind = bind_address() or roster.members[0].address
     try:
+        for call in before_start:
+            call(roster, bind, timeout_s)
         jax.distributed.initialize(
-            leader.address,
+            roster.members[0].address,
             len(roster.members),
             roster.rank,
             cluster_detection_method="deactivate",
-            initialization_timeout=left_s,
+            initialization_timeout=_CONNECT_S,
             # The watch notices a worker's end, and whether all stood still; the service's own check would abort.
             heartbeat_timeout_seconds=_HEARTBEAT_S,
             coordinator_bind_address=bind if roster.rank == 0 else None,
         )
+    except ClusterError:  # the workers do not fit together
+        raise
     except (RuntimeError, ValueError) as error:
         raise ClusterError(
-            f"{own} could not start its part of the cluster: {error}. HINT: {bind} must be a free address of this "
-            f"machine; where the cluster knows this machine by another one, set {BIND}=host:port."
+            f"{roster.own} could not start its part of the cluster: {error}. HINT: {bind} must be a free address of "
+            f"this machine; where the cluster knows this machine by another one, set {BIND}=host:port."
         ) from error
-    host = Address.parse(own.address).host
+    host = Address.parse(roster.own.address).host
     xla_bridge.register_backend_factory("cpu", lambda: _cpu_client(host), priority=0, fail_quietly=False)
 
 

@@ -1,0 +1,215 @@
+"""The roll call of a cluster, before JAX starts: who is missing is named, and who does not fit is told.
+
+JAX itself waits for all processes in C++, where Ctrl-C does not reach. It says nothing meanwhile. If one is missing, or
+has another version or no TLS, it ends the process with a stack of C++. So the first worker listens before that, at the
+address of the coordination service to come. The others call again and again, say what they run on, and hear who is
+missing. Once all have called, the first worker closes its door and tells them, and JAX's service takes the address
+over.
+
+What comes from the network is a line of JSON, of which only names of versions are shown; it starts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jaxlib
+
+from jaxtribute._src.core.cluster import runtime
+from jaxtribute._src.core.cluster.addresses import Address, can_connect
+from jaxtribute._src.core.cluster.roster import Roster
+from jaxtribute._src.core.cluster.waiting import await_workers
+from jaxtribute.errors import ClusterError
+
+_START = "for the start of the cluster"
+_LONGEST = 1 << 16
+_SHOWN = 80
+_SPEAK_S = 1.0
+"""Seconds that the first worker gives a caller to say its line: nobody else is heard meanwhile."""
+_ANSWER_S = 10.0
+_PRESENT_S = 3.0
+"""Seconds after a call for which a worker counts as there, beside what the number of workers takes."""
+_CALLS_PER_S = 1000
+"""Calls that the first worker is to answer in a second at most, by all others together."""
+
+
+def install() -> None:
+    """Has every cluster that this process joins begin with a roll call."""
+    runtime.before_start.append(call)
+
+
+def call(roster: Roster, bind: str, timeout_s: float) -> None:
+    """Waits until all workers have come, before JAX starts.
+
+    Args:
+      roster: the workers.
+      bind: the address at which the first one is to listen.
+      timeout_s: seconds to wait.
+
+    Raises:
+      DeadlineError: some have not come; it names them.
+      ClusterError: some run on other versions, without TLS, or or in a cluster of another size.
+      ValueError: `bind` is not free.
+    """
+    if len(roster.members) < 2:
+        return
+    if roster.rank == 0:
+        with _Door(roster, bind) as door:
+            await_workers(roster, door.absent, _START, timeout_s)
+        return
+    end = time.monotonic() + timeout_s
+    leader = roster.members[0].address
+    await_workers(roster, lambda: _missing(roster, leader), _START, timeout_s)
+    # The door is closed: whoever listens there now is JAX's service.
+    left_s = max(_ANSWER_S, end - time.monotonic())
+    await_workers(roster, lambda: [] if can_connect(leader, 1.0) else [0], _START, left_s)
+
+
+def foundation(roster: Roster) -> dict[str, str]:
+    """What must be alike on all workers, by name."""
+    tls = "with" if os.environ.get("JAX_MTLS_CERT_FILE") else "without"
+    return {
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "TLS": f"{tls} certificates",
+        "workers": str(len(roster.members)),
+    }
+
+
+class _Door:
+    """Where the first worker is called; once everybody is there, it is closed, and all who wait are told.
+
+    Args:
+      roster: the workers.
+      bind: the address.
+    """
+
+    def __init__(self, roster: Roster, bind: str) -> None:
+        self._roster, self._own, self._others = roster, foundation(roster), range(1, len(roster.members))
+        self._called: dict[int, float] = {}
+        self._waiting: dict[int, socket.socket] = {}
+        address = Address.parse(bind)
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        try:
+            self._socket = socket.create_server((address.host, address.port), family=family, backlog=1024)
+        except (OSError, OverflowError) as error:
+            raise ValueError(str(error)) from error  # `connect` says what to do
+        self._socket.setblocking(False)
+
+    def __enter__(self) -> _Door:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._socket.close()  # first: who is told looks for JAX's service
+        for connection in self._waiting.values():
+            _answer(connection, {"missing": []})
+
+    def absent(self) -> Sequence[int]:
+        """Hears who has called meanwhile; the ranks that have not.
+
+        Raises:
+          ClusterError: one does not fit.
+        """
+        for _ in self._roster.members:  # no more at a look, or strangers could keep it from the deadline
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                break
+            self._hear(connection)
+        for rank, connection in list(self._waiting.items()):
+            if _is_closed(connection):
+                self._waiting.pop(rank).close()
+        return self._missing() or [rank for rank in self._others if rank not in self._waiting]
+
+    def _missing(self) -> list[int]:
+        since = time.monotonic() - _PRESENT_S - 2 * len(self._others) / _CALLS_PER_S
+        return [rank for rank in self._others if rank not in self._waiting and self._called.get(rank, 0.0) < since]
+
+    def _hear(self, connection: socket.socket) -> None:
+        connection.settimeout(_SPEAK_S)
+        told = _read(connection) or {}
+        rank, theirs = told.get("rank"), told.get("foundation")
+        if type(rank) is not int or rank not in self._others or not isinstance(theirs, dict):
+            connection.close()  # no worker
+            return
+        differing = [name for name, value in self._own.items() if theirs.get(name) != value]
+        if differing:
+            names = self._roster.names
+            lines = [
+                f"  {name}: {self._own[name]} on {names[0]}, {theirs.get(name)!s:.80} on {names[rank]}"
+                for name in differing
+            ]
+            problem = (
+                "the workers of this cluster do not fit together:\n" + "\n".join(lines) + "\nHINT: install the same "
+                "versions and extras on all machines, and give all the same cluster and the same certificates."
+            )
+            _answer(connection, {"wrong": problem})
+            raise ClusterError(problem)
+        self._called[rank] = time.monotonic()
+        if missing := self._missing():
+            _answer(connection, {"missing": missing})
+            return
+        if before := self._waiting.pop(rank, None):
+            before.close()
+        connection.setblocking(False)
+        self._waiting[rank] = connection
+
+
+def _missing(roster: Roster, leader: str) -> Sequence[int]:
+    """Calls the first worker; who is missing, as far as it knows."""
+    time.sleep(len(roster.members) / _CALLS_PER_S)
+    address = Address.parse(leader)
+    try:
+        connection = socket.create_connection((address.host, address.port), timeout=_ANSWER_S)
+    except OSError:
+        return [0]
+    line = json.dumps({"rank": roster.rank, "foundation": foundation(roster)})
+    with connection:
+        try:
+            connection.sendall(line.encode() + b"\n")
+        except OSError:
+            return [0]
+        told = _read(connection)
+    if told is None:
+        return [0]
+    if "wrong" in told:
+        raise ClusterError(str(told["wrong"]))
+    # Whoever does not answer so is JAX's service, of a cluster that has begun.
+    missing = told.get("missing", [])
+    return [rank for rank in missing if rank in range(len(roster.members))] if isinstance(missing, list) else []
+
+
+def _read(connection: socket.socket) -> dict[str, Any] | None:
+    """A line of JSON; empty if something else comes, None if nothing does in time."""
+    try:
+        with connection.makefile("rb") as file:
+            told = json.loads(file.readline(_LONGEST))
+    except OSError:
+        return None
+    except (ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    """True if the other end has gone; who waits says nothing."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _answer(connection: socket.socket, message: dict[str, Any]) -> None:
+    with connection:
+        try:
+            connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            return  # it has gone, and calls again if it is there
