@@ -97,7 +97,10 @@ class _Door:
         address = Address.parse(bind)
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         try:
-            self._socket = socket.create_server((address.host, address.port), family=family, backlog=1024)
+            # Beside the launcher's socket, which keeps the address free, and before JAX's: both share it so.
+            self._socket = socket.create_server(
+                (address.host, address.port), family=family, backlog=1024, reuse_port=hasattr(socket, "SO_REUSEPORT")
+            )
         except (OSError, OverflowError) as error:
             raise ValueError(str(error)) from error  # `connect` says what to do
         self._socket.setblocking(False)
