@@ -208,13 +208,15 @@ def test_a_failure_on_one_machine_stops_the_other_and_both_exit_with_its_code() 
 
 @pytest.mark.slow
 def test_a_traceback_of_another_machine_is_shown_here_too(capfd: pytest.CaptureFixture[str]) -> None:
-    traceback = "echo 'Traceback (most recent call last):'; echo 'ValueError: boom'; exit 1"
+    error = "ValueError: boom\n  a\n\nHINT: b"
+    traceback = f"echo 'Traceback (most recent call last):'; echo '{error}'; exit 1"
     first, second = machines(f'test "$index" = 2 && {{ {traceback}; }}; sleep 600')
     assert go(first.run(), second.run()) == [1, 1]
     captured = capfd.readouterr()
     # The second machine, whose terminal is the same here, has shown it as it came.
     assert captured.out.count("ValueError: boom") == 1
-    assert "the traceback of rank 2:\nTraceback (most recent call last):\nValueError: boom" in captured.err
+    assert f"the traceback of rank 2:\nTraceback (most recent call last):\n{error}" in captured.err
+    assert f"rank 2 ended with exit code 1: {error}" in captured.err
 
 
 def test_a_machine_that_waits_can_be_told_to_leave() -> None:

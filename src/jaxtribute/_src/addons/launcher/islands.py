@@ -32,6 +32,7 @@ from jaxtribute._src.addons.launcher.options import Options
 from jaxtribute._src.addons.launcher.output import OutputReader, copy_size
 from jaxtribute._src.addons.launcher.spares import Spares, waiting_output
 from jaxtribute._src.addons.launcher.terminal import say
+from jaxtribute._src.addons.launcher.tracebacks import heading
 from jaxtribute.errors import ClusterError, DeadlineError, MissingLibraryError
 from jaxtribute.extending import Address, ExitCode, Folder, Kinds
 
@@ -298,7 +299,7 @@ class IslandsLauncher:
 
         They are done, or their launchers end with what has become of them. Of a machine that is off nothing is known.
         """
-        words = outcome.traceback.rpartition("\n")[2]
+        words = heading(outcome.traceback)
         own = {each.rank for each in self._lives}
         others = [f"island {rank} has ended" for rank in range(count) if rank not in own]
         has_trained = life.incarnation > 0 and not self._options.rejoins
@@ -307,7 +308,7 @@ class IslandsLauncher:
     async def _starts_anew(self, life: Life, outcome: Outcome) -> bool:
         """True if all islands have died, so that each starts as at first: the program goes on from its checkpoint."""
         # Launchers of other machines know nothing of it.
-        if self._options.hosts or self._done or _NOBODY not in outcome.traceback.rpartition("\n")[2]:
+        if self._options.hosts or self._done or _NOBODY not in heading(outcome.traceback):
             return False
         self._alone.add(life.rank)
         before, end = self._rounds, time.monotonic() + _ALONE_S
@@ -389,7 +390,7 @@ def _outcome(code: int, rank: int, program: Program) -> Outcome:
 
 def _left_behind(outcome: Outcome) -> bool:
     """True if an island has ended because the others have gone on without it, or were not there any more."""
-    return outcome.traceback.rpartition("\n")[2].startswith(_LEFT)
+    return heading(outcome.traceback).startswith(_LEFT)
 
 
 def _islands(ranks: list[int]) -> str:

@@ -272,10 +272,13 @@ def report(outcome: Outcome, options: Options, *, shown: bool) -> None:
         return
     if outcome.traceback and not shown:
         say(f"the traceback of {who}:\n{outcome.traceback}")
-    where = f"; its output is in {options.log_dir}/rank-{outcome.rank}.log" if options.log_dir else ""
-    say(
-        f"{who} {outcome.words}{where if outcome.rank is not None else ''}" if outcome.words else f"{who} was preempted"
-    )
+    where = f"its output is in {options.log_dir}/rank-{outcome.rank}.log"
+    if not options.log_dir or outcome.rank is None or not outcome.words:
+        say(f"{who} {outcome.words or 'was preempted'}")
+    elif "\n" in outcome.words:  # a message of several lines, the last of which is a sentence of its own
+        say(f"{who} {outcome.words}\n({where})")
+    else:
+        say(f"{who} {outcome.words}; {where}")
 
 
 def _machines(numbers: Sequence[int]) -> str:
