@@ -244,18 +244,25 @@ class Attempt:
         return replace(told, rank=lost, words=f"was lost, as rank {rank} says: it gave no sign of life", traceback="")
 
 
-def stopped(asked: Signal, ends: Mapping[int, int]) -> Outcome:
+def stopped(asked: Signal, ends: Mapping[int, int], *, islands: bool = False) -> Outcome:
     """Outcome of processes that a signal to the launcher has ended.
 
     Args:
       asked: the signal.
       ends: return codes by rank; one may say that its rank has saved, and asks to be started again.
+      islands: whether they are islands, which save nothing at a signal.
     """
     if ExitCode.RESUME in ends.values():
         return Outcome(Kind.PREEMPTED, ExitCode.RESUME)
     code = stopped_code(asked, ends)
     if code != ExitCode.RESUME:
         return Outcome(Kind.STOPPED, code)
+    if islands:
+        words = (
+            "SIGTERM came, at which islands save nothing; another start goes on from what they have saved before with "
+            "jd.CheckpointManager, if it restores that"
+        )
+        return Outcome(Kind.STOPPED, code, words=words)
     deaf = sorted([rank for rank, end in ends.items() if end in NOT_HEARD])
     words = "SIGTERM came, and no rank has said by exit code 75 that it has saved"
     if deaf and len(deaf) == len(ends):

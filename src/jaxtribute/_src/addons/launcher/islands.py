@@ -220,7 +220,7 @@ class IslandsLauncher:
         # Islands that were lost before the signal, and that the others have gone on without, say nothing of it.
         ended = {rank: outcome.code for rank, outcome in self._lost.items() if outcome.kind is Kind.STOPPED}
         if asked is not None and (ended or asked is Signal.SIGINT):
-            return stopped(asked, ended | dict.fromkeys(self._done, 0))
+            return stopped(asked, ended | dict.fromkeys(self._done, 0), islands=True)
         if self._cause is not None:
             return self._cause
         return Outcome(Kind.DONE) if self._done or self._late else worst(list(self._lost.values()))
@@ -373,7 +373,9 @@ class IslandsLauncher:
             why = ended or self._budget.described(outcome.kind)
             if own:
                 why += ", and it has failed by itself: the job counts as failed"
-            self._inform(f"goes on without island {rank} ({why}); islands left: {left}")
+            goes_on = f"goes on without island {rank} ({why}); islands left: {left}"
+            # Those that are done go on with nothing: where all are, this one was the last to end.
+            self._inform(goes_on if left > len(self._done) else f"ends without island {rank} ({why})")
 
     def _inform(self, text: str) -> None:
         if not self._options.quiet:
