@@ -172,9 +172,11 @@ class Leader:
                 self._inform(f"goes on with {workers} worker(s), without {_machines(missing)}")
                 return
             if waited > self._options.join_timeout_s:
+                others = f"; {meeting.sent_away}" if meeting.sent_away else ""
                 raise DeadlineError(
-                    f"machine 0 waited {waited:.0f} s at {self._options.coordinator} for {_machines(missing)}. HINT: "
-                    "start `jaxtribute launch` there with the same --nodes and --coordinator, or give --min-workers."
+                    f"machine 0 waited {waited:.0f} s at {self._options.coordinator} for {_machines(missing)}{others}. "
+                    "HINT: start `jaxtribute launch` there with the same --nodes, --coordinator and --key, or give "
+                    "--min-workers."
                 )
             if time.monotonic() - spoken > SPEAK_EVERY_S:
                 spoken = time.monotonic()
