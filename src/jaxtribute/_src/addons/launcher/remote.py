@@ -88,7 +88,7 @@ class Meeting:
         self.present: dict[int, RemoteNode] = {}
         self.changed = asyncio.Event()
         self.sent_away = ""
-        """Who was sent away last, and why; empty if nobody was."""
+        """The one that was sent away last, and the reason; empty if there was none."""
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.host = ""
