@@ -374,3 +374,25 @@ def test_the_program_saves_on_sigterm_and_goes_on(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     assert re.findall(r"epoch (\d+)", done.stdout) == [str(last + 1)], done.stdout
+
+
+@pytest.mark.slow
+def test_the_program_goes_on_from_its_last_epoch_if_a_worker_is_killed(tmp_path: Path) -> None:
+    # A worker that kills itself in an epoch, once, as the kernel does where memory is short.
+    program = tmp_path / "train.py"
+    text = (FILES / "train.py").read_text(encoding="utf-8")
+    killed = """value = handler.run(step, batch)
+            if (epoch, handler.total_run_calls % batches, os.environ.get("JAXTRIBUTE_RESTART")) == (4, 9, "0"):
+                os.kill(os.getpid(), 9 if strategy.cluster_resolver.task_id == 1 else 0)"""
+    assert text.count("value = handler.run(step, batch)") == 1
+    program.write_text("import os\n" + text.replace("value = handler.run(step, batch)", killed))
+    command = [sys.executable, "-m", "jaxtribute.cli", "launch", "--workers", "2", "--max-restarts", "1", str(program)]
+    command += ["--checkpoints", str(tmp_path / "c"), "--epochs", "6"]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    told = list(map(int, re.findall(r"epoch (\d+)", done.stdout)))
+    # The save of the fourth epoch may still be under way in the fifth; that of the third one is not.
+    assert told in ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 4, 5, 6]), done.stdout
+    assert "was killed by SIGKILL" in done.stdout

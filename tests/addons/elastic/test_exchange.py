@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests.support.processes import free_ports
 
-from jaxtribute._src.addons.elastic.exchange import Islands
+from jaxtribute._src.addons.elastic.exchange import Islands, change, teller
 from jaxtribute._src.addons.elastic.membership import Island, View
 from jaxtribute._src.addons.elastic.packing import Parcel
 from jaxtribute._src.addons.elastic.waits import Waits
@@ -352,3 +352,26 @@ def test_a_hundred_views_leave_nothing_behind() -> None:
     assert all(late <= early + 3 for early, late in zip(before, kept[-1], strict=True)), kept
     print(f"after 3 and {LIVES} lives: {kept[2]} and {kept[-1]}, {(memory[-1] - memory[2]) >> 10} KiB more")
     assert memory[-1] - memory[2] < GROWTH, memory
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "first", "said"),
+    [
+        ("0 1 2", "0 1", 0, "island 2 is gone; islands 0, 1 train together from here on"),
+        ("0 1", "1", 1, "island 0 is gone; island 1 trains on alone"),
+        ("0 1 2 3", "3", 3, "islands 0, 1, 2 are gone; island 3 trains on alone"),
+        ("1", "0' 1", 1, "island 0 is there; islands 0, 1 train together from here on"),
+        ("2", "0' 1' 2", 2, "islands 0, 1 are there; islands 0, 1, 2 train together from here on"),
+        ("0 1 2", "0' 1", 1, "islands 0, 2 are gone; island 0 is there; islands 0, 1 train together from here on"),
+        ("", "0' 1'", None, "islands 0, 1 train together from here on"),
+    ],
+)
+def test_a_change_is_told_once_with_who_is_gone_and_who_has_come(
+    before: str, after: str, first: int | None, said: str
+) -> None:
+    def view(number: int, names: str) -> View:
+        return View(number, tuple(Island(int(name[0]), name.count("'")) for name in names.split()))
+
+    told = teller(view(1, before), view(2, after))
+    assert (told and told.rank) == first
+    assert change(view(1, before), view(2, after)) == f"{said} (view 2)"

@@ -136,6 +136,7 @@ def test_the_others_finish_what_a_killed_island_has_begun(killed: int, tmp_path:
         running.signal(signal.SIGKILL, killed, at_step=60)
         assert running.wait() == 0, running.output
         assert f"goes on without island {killed}" in running.output
+        assert f"island {killed} is gone; island {1 - killed} trains on alone (view 1)" in running.output
         running.check(1 - killed)
     state = Run(tmp_path / "run").state()
     # On a busy machine the other island may be sooner than the launcher.
@@ -193,6 +194,7 @@ def test_a_killed_island_is_started_again_alone_and_joins(
         assert f"starts island {killed} again, alone (1 of 1 restarts)" in running.output
         assert {pid for pid, _, _ in running.told(1 - killed)} == {other}
         # Other islands add in another order, which differs by 1e-6 after so many steps.
+        assert f"island {killed} is there; islands 0, 1 train together from here on (view 2)" in running.output
         running.check(0, 1, tolerance=1e-5)
 
 

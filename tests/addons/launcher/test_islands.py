@@ -161,7 +161,9 @@ def test_a_budget_ends() -> None:
 def test_who_dies_when_others_are_done_is_not_started_again(capsys: pytest.CaptureFixture[str]) -> None:
     script = "await 2; test $index = 0 && exit 0; sleep 0.5; kill -9 $$"
     assert go(script, max_restarts=9) == 0
-    assert "goes on without island 1 (others are done)" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "ends without island 1 (others are done)" in said
+    assert "goes on without" not in said
     assert starts() == [(0, 0), (1, 0)]
 
 
@@ -246,7 +248,9 @@ def test_two_jobs_never_listen_on_one_port() -> None:
         (Signal.SIGTERM, "exit 3", 143),
     ],
 )
-def test_nobody_is_started_again_after_a_signal_to_the_launcher(number: Signal, answer: str, code: int) -> None:
+def test_nobody_is_started_again_after_a_signal_to_the_launcher(
+    number: Signal, answer: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One that does not even answer in time is asked to start again, too; one with an error of its own is not."""
     script = f"trap '{answer}' TERM; trap 'exit 1' INT; while :; do sleep 0.02; done"
     send = lambda launcher: launcher.forward(number)  # noqa: E731
@@ -255,6 +259,9 @@ def test_nobody_is_started_again_after_a_signal_to_the_launcher(number: Signal, 
     for _, _, pid in lines():
         with pytest.raises(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+    said = capsys.readouterr().err
+    assert "PreemptionCheckpointHandler" not in said  # which islands refuse
+    assert ("saved before with jd.CheckpointManager" in said) == (answer == "")
 
 
 @pytest.mark.parametrize(

@@ -208,13 +208,15 @@ def test_a_failure_on_one_machine_stops_the_other_and_both_exit_with_its_code() 
 
 @pytest.mark.slow
 def test_a_traceback_of_another_machine_is_shown_here_too(capfd: pytest.CaptureFixture[str]) -> None:
-    traceback = "echo 'Traceback (most recent call last):'; echo 'ValueError: boom'; exit 1"
+    error = "ValueError: boom\n  a\n\nHINT: b"
+    traceback = f"echo 'Traceback (most recent call last):'; echo '{error}'; exit 1"
     first, second = machines(f'test "$index" = 2 && {{ {traceback}; }}; sleep 600')
     assert go(first.run(), second.run()) == [1, 1]
     captured = capfd.readouterr()
     # The second machine, whose terminal is the same here, has shown it as it came.
     assert captured.out.count("ValueError: boom") == 1
-    assert "the traceback of rank 2:\nTraceback (most recent call last):\nValueError: boom" in captured.err
+    assert f"the traceback of rank 2:\nTraceback (most recent call last):\n{error}" in captured.err
+    assert f"rank 2 ended with exit code 1: {error}" in captured.err
 
 
 def test_a_machine_that_waits_can_be_told_to_leave() -> None:
@@ -326,6 +328,23 @@ def test_machines_that_do_not_come_are_named(
     enough = options("exit 0", nodes=2, coordinator=coordinator(), join_timeout_s=0.2, min_workers=1)
     assert go(Leader(enough).run()) == [0]
     assert "goes on with 1 worker(s), without machine 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("there", [b"k" * 32, None])
+def test_a_machine_that_was_sent_away_is_told_at_the_end(there: bytes | None) -> None:
+    waiting = Leader(options("exit 0", nodes=2, coordinator=coordinator(), key=b"K" * 32, join_timeout_s=600))
+    given = waiting._options  # pyright: ignore[reportPrivateUsage]
+
+    async def come() -> None:
+        leads = asyncio.ensure_future(waiting.run())
+        with pytest.raises(ClusterError, match="key"):
+            await Follower(replace(given, node_rank=1, key=there)).run()
+        waiting._options = replace(given, join_timeout_s=0)  # pyright: ignore[reportPrivateUsage]
+        expected = r"for machine 1; 127.0.0.1 was sent away: it does not know the key. HINT: .*--key"
+        with pytest.raises(DeadlineError, match=expected):
+            await leads
+
+    go(come())
 
 
 def test_a_signal_while_waiting_for_machines_ends_it() -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 import live_runs
 from jaxtribute._src.addons.live import terminal
+from jaxtribute._src.addons.live.metrics import prometheus
 from jaxtribute._src.addons.live.state import Run
 from live_runs import START
 
@@ -144,6 +145,74 @@ def test_lost_work_and_recovery(tmp_path: Path) -> None:
     assert state["status"] == "done"
     assert [event["kind"] for event in state["events"]] == ["save", "failure", "restart"]
     assert state["events"][1]["rank"] == 1
+
+
+@pytest.mark.parametrize("told", [("failed", None, "has lost machine 1"), ("failed", 1, "ended with exit code 1")])
+def test_what_makes_all_workers_fail_is_one_failure(tmp_path: Path, told: tuple[str, int | None, str]) -> None:
+    kind, rank, words = told
+    for number in range(3):
+        worker = live_runs.Writer(tmp_path, number)
+        worker.start(START)
+        worker.train(START, 50)
+        worker.add("fail", START + 49 + number, trace=f"Traceback\nClusterError: rank 1, says {number}")
+        worker.start(START + 55)
+        worker.train(START + 55, 20)
+        if number == 2:  # of a start of which the launcher has said nothing yet
+            worker.add("fail", START + 75, trace="Traceback\nValueError: boom")
+        worker.close()
+    end = {"k": "attempt end", "t": START + 50, "kind": kind, "rank": rank, "words": words, "code": 70}
+    again = {"k": "attempt start", "t": START + 54, "restart": 1, "workers": 3, "nodes": 2}
+    live_runs.write_job(tmp_path, *live_runs.launched(workers=3), end, again)
+    events = Run(tmp_path).state(START + 76)["events"]
+    failures = [(one["rank"], one["text"]) for one in events if one["kind"] == "failure"]
+    assert failures == [(rank, words), (2, "ValueError: boom")]
+    assert "says" in events[0]["details"]
+
+
+@pytest.mark.parametrize("kind", ["preempted", "failed"])
+def test_nothing_is_lost_at_a_preemption_that_saved(tmp_path: Path, kind: str) -> None:
+    worker = live_runs.Writer(tmp_path, 0)
+    worker.start(START)
+    worker.train(START, 50)
+    worker.add("write start", START + 48.5, path="ckpt")
+    worker.add("write end", START + 49, path="ckpt")
+    worker.start(START + 52)
+    worker.train(START + 52, 48)
+    worker.add("end", START + 100, failed=False)
+    worker.close()
+    live_runs.write_job(
+        tmp_path,
+        *live_runs.launched(workers=1),
+        {"k": "attempt end", "t": START + 50, "kind": kind, "rank": 0, "code": 75},
+        {"k": "attempt start", "t": START + 51, "restart": 1, "workers": 1, "nodes": 1},
+        {"k": "attempt end", "t": START + 100, "kind": "done"},
+        {"k": "over", "t": START + 100, "code": 0},
+    )
+    job, _, _ = bars(tmp_path, START + 100)
+    assert job["lost"] == pytest.approx(1.5 if kind == "failed" else 0.0, abs=0.01)
+
+
+def test_a_run_that_is_over_does_nothing_now(tmp_path: Path) -> None:
+    now = live_runs.running(tmp_path, 2, 60, around("input", 20, 10))
+    for over, (code, status) in ((False, (0, "runs")), (True, (0, "done")), (True, (1, "failed"))):
+        end = {"k": "attempt end", "t": now, "kind": "failed" if code else "done"}
+        ended = [end, {"k": "over", "t": now, "code": code}] if over else []
+        live_runs.write_job(tmp_path, *live_runs.launched(), *ended)
+        state = Run(tmp_path).state(now)
+        assert state["status"] == status
+        rates = state["rates"]
+        assert min(rates["steps"], rates["examples"]) > 0
+        assert (rates["steps_now"] == 0, rates["examples_now"] == 0) == (over, over)
+        console = Console(width=160, file=io.StringIO(), record=True)
+        console.print(terminal.view(state, 160))
+        assert (" now " in console.export_text()) == (not over)
+        # Whoever watches a number is called only while there is something to do.
+        assert any("the others waited" in notice for notice in state["notices"])
+        metrics = prometheus(state).decode()
+        assert ("\njaxtribute_notices{} 0\n" in metrics) == (status == "done")
+        for one in state["workers"]:
+            figures = [one["pid"], one["rss"], one["position"], *one["memory"][0]]
+            assert list(map(type, figures)) == [int] * 5
 
 
 def test_without_a_save_all_is_lost(tmp_path: Path) -> None:

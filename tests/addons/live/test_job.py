@@ -17,7 +17,7 @@ from jaxtribute._src.core.observers import ATTEMPT
 def test_a_job_that_fails_and_is_started_again(tmp_path: Path) -> None:
     def launch() -> int:
         with ATTEMPT.during(None, "0", 2, 1) as attempt:
-            attempt.result = Outcome(Kind.FAILED, 1, 1, "ended with exit code 1", "Traceback\nValueError: no")
+            attempt.result = Outcome(Kind.FAILED, 1, 1, "ended with exit code 1: E: no\nmore", "Traceback\nE: no\nmore")
         with ATTEMPT.during(None, "1", 2, 1) as attempt:
             attempt.result = Outcome(Kind.DONE)
         return 0
@@ -29,8 +29,8 @@ def test_a_job_that_fails_and_is_started_again(tmp_path: Path) -> None:
     state = Run(tmp_path).state()
     assert (state["status"], state["starts"], state["command"]) == ("done", 2, "python train.py")
     (failure,) = [event for event in state["events"] if event["kind"] == "failure"]
-    assert (failure["rank"], failure["text"]) == (1, "ended with exit code 1")
-    assert failure["details"].endswith("ValueError: no")
+    assert (failure["rank"], failure["text"]) == (1, "ended with exit code 1: E: no")
+    assert failure["details"].endswith("E: no\nmore")
 
 
 def test_a_launcher_that_raises_is_over_too(tmp_path: Path) -> None:

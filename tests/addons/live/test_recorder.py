@@ -6,11 +6,14 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxtribute as jd
@@ -186,6 +189,35 @@ def test_compiling_is_no_part_of_a_step_time(tmp_path: Path, recording: Recorder
     longest = Run(tmp_path).state()["step"]["p99"]
     assert longest is not None
     assert longest < 0.3
+
+
+@pytest.mark.parametrize("skipped", [0, 1, 5])
+def test_batches_that_are_skipped_before_the_first_step_are_no_examples(
+    tmp_path: Path, recording: Recorder, skipped: int
+) -> None:
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        total = jd.Variable(0.0, name="total")
+
+    @jd.function
+    def step(batch: Any, other: Any) -> Any:
+        sums = [strategy.reduce("SUM", strategy.run(jnp.sum, args=(one,)), axis=None) for one in (batch, other)]
+        return total.assign_add(sums[0] + sums[1])
+
+    def batches() -> Any:
+        data = strategy.experimental_make_numpy_dataset(np.ones((80, 1), np.float32)).batch(8)
+        return iter(strategy.experimental_distribute_dataset(data))
+
+    # Two iterators, of which both are used; the second epoch draws one batch without a step, as another step may.
+    for skip in (skipped, 0):
+        for batch, other in zip(islice(batches(), skip, None), islice(batches(), skip, None), strict=True):
+            step(batch, other)
+        with closing(batches()) as one:
+            next(one)
+    recording.close()
+    assert float(total) == 2 * 8 * (20 - skipped)
+    (worker,) = Run(tmp_path).state()["workers"]
+    assert worker["examples"] == 2 * 8 * (20 - skipped) + 2 * 8
 
 
 def test_events_of_other_threads_and_those_that_raise(tmp_path: Path, recording: Recorder) -> None:

@@ -110,7 +110,7 @@ def test_every_file_in_every_way(kind: str, saved: Path, tmp_path: Path, caplog:
         with caplog.at_level(logging.WARNING):
             assert manager.restore_or_initialize() == str(folder / ("ckpt-2" if same else "ckpt-1"))
         assert program.numbers() == {2 if same else 1}
-        assert same or "ckpt-2 is left out, and an earlier checkpoint is taken" in caplog.text
+        assert same or "ckpt-2 is left out, and an earlier checkpoint is looked for" in caplog.text
         assert jd.latest_checkpoint(folder) == manager.latest_checkpoint == str(folder / f"ckpt-{2 if same else 1}")
         manager.close()
         shutil.rmtree(folder)
@@ -130,19 +130,27 @@ def test_the_next_save_takes_the_place_of_a_damaged_one(saved: Path, tmp_path: P
     assert again.numbers() == {3}
 
 
-def test_where_nothing_is_whole_no_program_begins_anew(saved: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["jaxtribute.json", "state/manifest.ocdbt"])
+def test_where_nothing_is_whole_no_program_begins_anew(
+    saved: Path, tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture
+) -> None:
     program, folder = Program(7), tmp_path / "copy"
     shutil.copytree(saved, folder)
-    (folder / "ckpt-1" / "jaxtribute.json").unlink()
-    (folder / "ckpt-2" / "jaxtribute.json").write_text("")
+    (folder / "ckpt-1" / file).unlink()
+    (folder / "ckpt-2" / file).write_text("")
     manager = program.manager(folder, init_fn=lambda: pytest.fail("begun anew"))
     for action in (
         manager.restore_or_initialize,
         lambda: manager.latest_checkpoint,
         lambda: jd.latest_checkpoint(folder),
     ):
-        with pytest.raises(CheckpointDamagedError, match=r"none of the 2 checkpoints .* is whole[\s\S]*HINT"):
+        with pytest.raises(CheckpointDamagedError, match=r"none of the 2 checkpoints .* is whole[\s\S]*HINT") as caught:
             action()
+        # There is no earlier one, and nothing restores it by itself.
+        assert str(caught.value).count("HINT") == 1
+        assert "an earlier" not in str(caught.value)
+    assert "earlier checkpoint is taken" not in caplog.text
+    assert "HINT" not in caplog.text
     assert program.numbers() == {7}
     manager.close()
 

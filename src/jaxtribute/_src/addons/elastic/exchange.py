@@ -164,8 +164,8 @@ class Islands(Exchanges):
                 )
             self._attempt = Attempt(self._committed, self.view)
             before, self._told = self._told, self.view
-        if before not in (None, self._told):
-            _tell(self._told, self.me)
+        if before is not None and before != self._told and self.me == teller(before, self._told):
+            _tell(change(before, self._told))
         self._mail.traffic.keep([member.rank for member in self._attempt.view.members])
         return self._attempt
 
@@ -209,7 +209,8 @@ class Islands(Exchanges):
                 self.membership.begin(first)
                 self._progress.enter(first, Status(0))
                 self.newcomer = None
-            _tell(first, self.me)
+            if self.me == min(first.members):
+                _tell(change(View(first.number, ()), first))
 
     def joined(self, step: int) -> None:
         """Takes note that this island has the others' state before a step: it takes that one with them."""
@@ -424,8 +425,31 @@ class Islands(Exchanges):
         self._links.send(island.rank, Lane.CONTROL, (0, 0, 0), [encoded(message, status)], _CONTROL_S)
 
 
-def _tell(view: View, me: Island) -> None:
-    """Prints who goes on, once for all islands."""
-    if me == min(view.members):
-        ranks = ", ".join(str(member.rank) for member in view.members)
-        sys.stderr.write(f"jaxtribute: islands {ranks} train together from here on (view {view.number})\n")
+def teller(before: View, view: View) -> Island | None:
+    """The island that tells of a change, once for all: the first of those that know of both views."""
+    return min(set(before.members) & set(view.members), default=None)
+
+
+def change(before: View, view: View) -> str:
+    """Says who is gone, who has come, and who goes on.
+
+    Args:
+      before: the view before, or one without members.
+      view: the new one.
+    """
+    gone = [member for member in before.members if member not in view.members]
+    came = [member for member in view.members if before.members and member not in before.members]
+    changes = [f"{_names(gone)} gone"] if gone else []
+    changes += [f"{_names(came)} there"] if came else []
+    names, _, verb = _names(view.members).rpartition(" ")
+    goes_on = f"{names} train{'s on alone' if verb == 'is' else ' together from here on'} (view {view.number})"
+    return "; ".join([*changes, goes_on])
+
+
+def _names(members: Sequence[Island]) -> str:
+    ranks = ", ".join(str(member.rank) for member in members)
+    return f"islands {ranks} are" if len(members) > 1 else f"island {ranks} is"
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"jaxtribute: {text}\n")

@@ -19,6 +19,7 @@ from jaxtribute._src.addons.launcher.escalation import ABORTED, NOT_HEARD, Escal
 from jaxtribute._src.addons.launcher.family import Family, Process
 from jaxtribute._src.addons.launcher.output import OutputReader, RankOutput, copy_size
 from jaxtribute._src.addons.launcher.terminal import say
+from jaxtribute._src.addons.launcher.tracebacks import heading, message
 from jaxtribute.errors import ArgumentError
 from jaxtribute.extending import ExitCode
 
@@ -41,7 +42,7 @@ class Outcome:
       kind: what it came to.
       code: the exit code that says so: 0, the rank's own, or 128 and the number of the signal that killed it.
       rank: the rank that was first, if any.
-      words: one line on what happened there.
+      words: what happened there: one line, or as many as the message of an error has.
       traceback: its traceback, if one was printed.
       killed: how many ranks were ended by a signal that the launcher did not send.
     """
@@ -243,18 +244,25 @@ class Attempt:
         return replace(told, rank=lost, words=f"was lost, as rank {rank} says: it gave no sign of life", traceback="")
 
 
-def stopped(asked: Signal, ends: Mapping[int, int]) -> Outcome:
+def stopped(asked: Signal, ends: Mapping[int, int], *, islands: bool = False) -> Outcome:
     """Outcome of processes that a signal to the launcher has ended.
 
     Args:
       asked: the signal.
       ends: return codes by rank; one may say that its rank has saved, and asks to be started again.
+      islands: whether they are islands, which save nothing at a signal.
     """
     if ExitCode.RESUME in ends.values():
         return Outcome(Kind.PREEMPTED, ExitCode.RESUME)
     code = stopped_code(asked, ends)
     if code != ExitCode.RESUME:
         return Outcome(Kind.STOPPED, code)
+    if islands:
+        words = (
+            "SIGTERM came, at which islands save nothing; another start goes on from what they have saved before with "
+            "jd.CheckpointManager, if it restores that"
+        )
+        return Outcome(Kind.STOPPED, code, words=words)
     deaf = sorted([rank for rank, end in ends.items() if end in NOT_HEARD])
     words = "SIGTERM came, and no rank has said by exit code 75 that it has saved"
     if deaf and len(deaf) == len(ends):
@@ -287,7 +295,7 @@ class Repetition:
           outcome: the end.
           lasted_s: seconds since the start before it.
         """
-        line = outcome.traceback.rpartition("\n")[2]
+        line = heading(outcome.traceback)
         if not line or lasted_s > SHORT_S:
             self._errors.clear()
             return False
@@ -321,7 +329,7 @@ def failure(code: int, rank: int, output: RankOutput, killed: int = 0) -> Outcom
         code = 1  # it was about to end by its exception, and JAX aborts a process whose coordinator goes first
     words = in_words(code)
     if traceback:
-        words += ": " + traceback.rpartition("\n")[2]
+        words += ": " + message(traceback)
     elif last := output.last_line():
         words += f", after the line {last!r}"
     return Outcome(Kind.FAILED, exit_code(code), rank, words, traceback, killed)

@@ -32,6 +32,7 @@ from jaxtribute._src.addons.launcher.options import Options
 from jaxtribute._src.addons.launcher.output import OutputReader, copy_size
 from jaxtribute._src.addons.launcher.spares import Spares, waiting_output
 from jaxtribute._src.addons.launcher.terminal import say
+from jaxtribute._src.addons.launcher.tracebacks import heading
 from jaxtribute.errors import ClusterError, DeadlineError, MissingLibraryError
 from jaxtribute.extending import Address, ExitCode, Folder, Kinds
 
@@ -219,7 +220,7 @@ class IslandsLauncher:
         # Islands that were lost before the signal, and that the others have gone on without, say nothing of it.
         ended = {rank: outcome.code for rank, outcome in self._lost.items() if outcome.kind is Kind.STOPPED}
         if asked is not None and (ended or asked is Signal.SIGINT):
-            return stopped(asked, ended | dict.fromkeys(self._done, 0))
+            return stopped(asked, ended | dict.fromkeys(self._done, 0), islands=True)
         if self._cause is not None:
             return self._cause
         return Outcome(Kind.DONE) if self._done or self._late else worst(list(self._lost.values()))
@@ -298,7 +299,7 @@ class IslandsLauncher:
 
         They are done, or their launchers end with what has become of them. Of a machine that is off nothing is known.
         """
-        words = outcome.traceback.rpartition("\n")[2]
+        words = heading(outcome.traceback)
         own = {each.rank for each in self._lives}
         others = [f"island {rank} has ended" for rank in range(count) if rank not in own]
         has_trained = life.incarnation > 0 and not self._options.rejoins
@@ -307,7 +308,7 @@ class IslandsLauncher:
     async def _starts_anew(self, life: Life, outcome: Outcome) -> bool:
         """True if all islands have died, so that each starts as at first: the program goes on from its checkpoint."""
         # Launchers of other machines know nothing of it.
-        if self._options.hosts or self._done or _NOBODY not in outcome.traceback.rpartition("\n")[2]:
+        if self._options.hosts or self._done or _NOBODY not in heading(outcome.traceback):
             return False
         self._alone.add(life.rank)
         before, end = self._rounds, time.monotonic() + _ALONE_S
@@ -372,7 +373,9 @@ class IslandsLauncher:
             why = ended or self._budget.described(outcome.kind)
             if own:
                 why += ", and it has failed by itself: the job counts as failed"
-            self._inform(f"goes on without island {rank} ({why}); islands left: {left}")
+            goes_on = f"goes on without island {rank} ({why}); islands left: {left}"
+            # Those that are done go on with nothing: where all are, this one was the last to end.
+            self._inform(goes_on if left > len(self._done) else f"ends without island {rank} ({why})")
 
     def _inform(self, text: str) -> None:
         if not self._options.quiet:
@@ -389,7 +392,7 @@ def _outcome(code: int, rank: int, program: Program) -> Outcome:
 
 def _left_behind(outcome: Outcome) -> bool:
     """True if an island has ended because the others have gone on without it, or were not there any more."""
-    return outcome.traceback.rpartition("\n")[2].startswith(_LEFT)
+    return heading(outcome.traceback).startswith(_LEFT)
 
 
 def _islands(ranks: list[int]) -> str:

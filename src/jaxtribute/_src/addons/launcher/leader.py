@@ -172,9 +172,11 @@ class Leader:
                 self._inform(f"goes on with {workers} worker(s), without {_machines(missing)}")
                 return
             if waited > self._options.join_timeout_s:
+                others = f"; {meeting.sent_away}" if meeting.sent_away else ""
                 raise DeadlineError(
-                    f"machine 0 waited {waited:.0f} s at {self._options.coordinator} for {_machines(missing)}. HINT: "
-                    "start `jaxtribute launch` there with the same --nodes and --coordinator, or give --min-workers."
+                    f"machine 0 waited {waited:.0f} s at {self._options.coordinator} for {_machines(missing)}{others}. "
+                    "HINT: start `jaxtribute launch` there with the same --nodes, --coordinator and --key, or give "
+                    "--min-workers."
                 )
             if time.monotonic() - spoken > SPEAK_EVERY_S:
                 spoken = time.monotonic()
@@ -272,10 +274,13 @@ def report(outcome: Outcome, options: Options, *, shown: bool) -> None:
         return
     if outcome.traceback and not shown:
         say(f"the traceback of {who}:\n{outcome.traceback}")
-    where = f"; its output is in {options.log_dir}/rank-{outcome.rank}.log" if options.log_dir else ""
-    say(
-        f"{who} {outcome.words}{where if outcome.rank is not None else ''}" if outcome.words else f"{who} was preempted"
-    )
+    where = f"its output is in {options.log_dir}/rank-{outcome.rank}.log"
+    if not options.log_dir or outcome.rank is None or not outcome.words:
+        say(f"{who} {outcome.words or 'was preempted'}")
+    elif "\n" in outcome.words:  # a message of several lines, the last of which is a sentence of its own
+        say(f"{who} {outcome.words}\n({where})")
+    else:
+        say(f"{who} {outcome.words}; {where}")
 
 
 def _machines(numbers: Sequence[int]) -> str:

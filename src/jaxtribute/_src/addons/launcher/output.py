@@ -21,6 +21,7 @@ from pathlib import Path
 
 from jaxtribute._src.addons.launcher.regular_files import open_regular
 from jaxtribute._src.addons.launcher.terminal import say, widen, write
+from jaxtribute._src.addons.launcher.tracebacks import last_traceback
 
 _CHUNK = 1 << 19
 _SHOW_S = 0.5
@@ -134,11 +135,15 @@ _KEPT_BYTES = 1 << 18
 _LONGEST_LINE = 1 << 20
 """Bytes of a line that are waited for; what is longer is passed on in parts."""
 _LAST_LETTERS = 2000
-_TRACEBACK = b"Traceback (most recent call last):"
-_NOISE = re.compile(rb"(?m)^(\[Gloo\] Rank \d+ is connected|W\d+ .*Using experimental recoverable task feature).*\n")
+_GLOO = (b"[Gloo] Rank ", b" is connected to ", b" peer ranks. ", b"Expected number of connected peer ranks is : ")
+"""The pieces of Gloo's line, around numbers. Threads that print theirs at once put the pieces of several into one."""
+_NOISE = re.compile(
+    rb"(?m)^(?:\[Gloo\] Rank \d+ is connected.*|(?=.*ank)(?:%s|[\d ])+"
+    rb"|W\d+ .*Using experimental recoverable task feature.*)\n" % b"|".join(map(re.escape, _GLOO))
+)
 """Lines that the collectives and the coordination service of JAX print at every start."""
 _KEPT_NOISE = 40
-_SIGNS = (b"[Gloo] Rank ", b"Using experimental recoverable task feature")
+_SIGNS = (_GLOO[0], b" peer ranks", b"Using experimental recoverable task feature")
 _CLOSE_S = 1.0
 
 
@@ -227,24 +232,7 @@ class RankOutput:
 
     def traceback(self) -> str:
         """The last traceback among the lines that are kept; empty if there is none."""
-        lines = self.lines()
-        # Its first line may follow what has not ended, as a progress bar does not. Groups of exceptions are left out:
-        # one has no line of its own at its end, by which it could be told from others.
-        grouped = (b"Group " + _TRACEBACK, b"| " + _TRACEBACK)
-        starts = [index for index, line in enumerate(lines) if line.endswith(_TRACEBACK) and not line.endswith(grouped)]
-        if not starts:
-            return ""
-        # An exception raised while another was handled: the first one is where it began.
-        first = last = starts[-1]
-        for index in reversed(starts[:-1]):
-            if not _follows(lines[index:last]):
-                break
-            first = last = index
-        # The frames are indented; the line with the error, which ends the traceback, is not.
-        end = starts[-1] + 1
-        while end < len(lines) and lines[end].startswith(b" "):
-            end += 1
-        return b"\n".join([_TRACEBACK, *lines[first + 1 : end + 1]]).decode(errors="replace")
+        return last_traceback(self.lines())
 
     def last_line(self) -> str:
         """The last line that is not empty, or its beginning."""
@@ -335,8 +323,8 @@ class RankOutput:
 
 def _quiet(data: bytes) -> bytes:
     """Whole lines without those that every start prints."""
-    # A single byte is looked for ten times as fast as a word, and stands in both.
-    if b"]" in data and any(sign in data for sign in _SIGNS):
+    # Fewer searches for what is never there: one of the two stands in each sign's line.
+    if (b"]" in data or b" ranks" in data) and any(sign in data for sign in _SIGNS):
         return _NOISE.sub(b"", data)
     return data
 
@@ -344,11 +332,6 @@ def _quiet(data: bytes) -> bytes:
 def _last_state(line: bytes) -> bytes:
     """Returns the last state of a line that was drawn over and over."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
-
-
-def _follows(lines: list[bytes]) -> bool:
-    """True if a traceback is followed by that of an exception which was raised while the first was handled."""
-    return any(line.startswith((b"During handling of the above", b"The above exception was")) for line in lines)
 
 
 def open_log(directory: Path | None, rank: int, restart: int) -> FileIO | None:

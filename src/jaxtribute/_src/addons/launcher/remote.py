@@ -87,6 +87,8 @@ class Meeting:
         self._strangers = self._refused = 0
         self.present: dict[int, RemoteNode] = {}
         self.changed = asyncio.Event()
+        self.sent_away = ""
+        """The one that was sent away last, and the reason; empty if there was none."""
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.host = ""
@@ -173,10 +175,11 @@ class Meeting:
         reason = f"machine {number!r} of {self._nodes} is not expected, or has come already"
         if hello is None and self._key is not None:
             reason = "it does not know the key"
+        self.sent_away = f"{line.peer_host} was sent away: {reason[:200]}"
         self._refused += 1
         if self._refused <= STRANGERS:
             last = "; others will be sent away silently" if self._refused == STRANGERS else ""
-            say(f"{line.peer_host} was sent away: {reason[:200]}{last}")
+            say(f"{self.sent_away}{last}")
         line.send({"refused": reason})
         await line.close()
 

@@ -101,7 +101,8 @@ class Job:
 def _ending(moment: float, record: dict[str, Json]) -> Event | None:
     """The event of a bad end of the job or of an island; None for a good one."""
     kind, rank = record.get("kind"), record.get("rank")
-    words, trace = str(record.get("words") or kind), str(record.get("traceback") or "")
+    # A line of them: the rest of a long message stands in the traceback.
+    words, trace = str(record.get("words") or kind).partition("\n")[0], str(record.get("traceback") or "")
     if kind == "preempted":
         return Event(moment, "preemption", rank if "again" in record else None, words)
     return Event(moment, "failure", rank if isinstance(rank, int) else None, words, trace) if kind == "failed" else None

@@ -105,7 +105,9 @@ def _add_attempt(
     saved = [moment for moment in workers[0].saved if attempt.start <= moment <= ended] if workers else []
     pause = "other" if number == 0 else "recovery"
     for worker, table in zip(workers, tables, strict=True):
-        lost = again and len(table) > 0 and _move_lost(table, max(saved, default=None))
+        # Who asks to be started again has saved; nothing follows that save.
+        redone = again and not (attempt.kind == "preempted" and saved)
+        lost = redone and len(table) > 0 and _move_lost(table, max(saved, default=None))
         bar = found.workers[worker.rank]
         missing = max(0.0, ended - attempt.start - _add_told(bar, table))
         before = max(0.0, float(table[0, 0]) - attempt.start) if len(table) else missing

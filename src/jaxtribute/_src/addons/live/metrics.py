@@ -44,7 +44,8 @@ def _samples(state: dict[str, Json]) -> Iterator[Sample]:
     kinds = Counter(event["kind"] for event in state["events"])
     for kind in sorted(TROUBLE):
         yield "events", {"kind": kind}, kinds[kind]
-    yield "notices", {}, len(state["notices"])
+    # Of a job that has ended well nobody need be called: what slowed it down is over.
+    yield "notices", {}, 0 if state["status"] == "done" else len(state["notices"])
     yield from _of_workers(state["workers"])
     for name, points in state["metrics"].items():
         if points:

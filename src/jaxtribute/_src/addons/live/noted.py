@@ -97,6 +97,8 @@ class Noted(Observer):
         self._metrics: deque[tuple[int, dict[str, float]]] = deque()
         self.later: deque[dict[str, Json]] = deque()
         self._iterator: Foreign = None
+        self._first: dict[int, int] | None = {}
+        """The examples of the last batch of each iterator, until a program is called that may have them."""
         self._tasks: dict[str, Foreign] = {}
         """Tasks of a cluster with parameter servers that run here."""
         self._compiled = False
@@ -134,17 +136,29 @@ class Noted(Observer):
             self.places.go(place, event.start_s + (event.seconds or 0.0))
         if event.error is not None:
             return
+        if self._first and event.kind in (Kinds.DISPATCH.name, Kinds.CLOSURE.name):
+            self._examples += sum(self._first.values())
+            self._first = None
         if event.kind == Kinds.DISPATCH.name:
             self._note_step(event)
         elif event.kind == Kinds.INPUT.name:
             self._iterator = event.subject
-            self._examples += examples_in(event.result)
+            self._note_examples(event)
         elif event.kind == Kinds.CLOSURE.name:
             self.steps += 1
             self._blocks.append((event.seconds or 0.0, 1))
         elif event.kind in (Kinds.SAVE.name, Kinds.RESTORE.name):
             seconds = round(event.seconds or 0.0, 4)
             self.later.append({"k": event.kind, "t": wall(event.start_s), "s": seconds, "path": event.name})
+
+    def _note_examples(self, event: Event) -> None:
+        examples = examples_in(event.result)
+        # A program that is started again skips batches up to where it was, and an island replays what it has missed:
+        # those of one iterator that come before any program runs, but for the last one, are trained on by nobody here.
+        if self._first is None:
+            self._examples += examples
+        else:
+            self._first[id(event.subject)] = examples
 
     def _note_step(self, event: Event) -> None:
         program = cast("Program", event.subject)

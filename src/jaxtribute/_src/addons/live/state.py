@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -27,6 +28,8 @@ _EVENTS = 100
 TROUBLE = frozenset({"failure", "preemption", "restart", "view"})
 """Kinds of events that are shown before others, such as saves, which are many."""
 _RECENT_S = 15.0
+_LATE_S = 30.0
+"""Seconds between the moments at which a worker and the launcher tell of one failure."""
 _NOTABLE = 0.02
 _STEPS, _EXAMPLES = COLUMNS.index("steps"), COLUMNS.index("examples")
 
@@ -134,7 +137,7 @@ class Run:
             "labels": LABELS | {"collective": "waiting for servers"} if served else LABELS,
             "parts": list(BUCKETS),
             "step": _step_times(workers) | {"predicted": self._predicted()},
-            "rates": {} if lead is None else _rates(tables[lead.rank], now if end is None else end),
+            "rates": {} if lead is None else _rates(tables[lead.rank], now if end is None else None),
             "steps": max(map(Worker.steps, workers), default=0),
             "speed": [] if lead is None else _speed(tables[lead.rank], over=end is not None),
             "held": _held(parts),
@@ -143,7 +146,7 @@ class Run:
             "parameter_servers": servers,
             "islands": islands,
             "workers": [_worker(one, states[one.rank], parts, tables[one.rank]) for one in workers],
-            "events": self._events(programs or workers, began),
+            "events": self._events(programs or workers, attempts, began),
         }
 
     def _ended(self, attempts: Sequence[Attempt], workers: Sequence[Worker], now: float) -> float | None:
@@ -170,14 +173,21 @@ class Run:
             events += process.events
         return events
 
-    def _events(self, workers: Sequence[Worker], began: float) -> list[dict[str, Json]]:
+    def _events(self, workers: Sequence[Worker], attempts: Sequence[Attempt], began: float) -> list[dict[str, Json]]:
         events = list(self._job.events)
         for worker in workers:
             for one in worker.events:
                 # What is no failure, such as a save, all of them record: one line of it is enough.
                 notable = one.kind == "failure" or worker is workers[0]
-                if notable and not self._told(one):
+                if not notable or self._told(one):
+                    continue
+                start = _failed_start(one, attempts) if one.kind == "failure" and not self._job.lost else None
+                # What has made all workers of a start fail is one failure, whose words are the launcher's.
+                cause = next((known for known in events if start and known.time == start.end), None)
+                if cause is None:
                     events.append(one)
+                elif not cause.details:
+                    events[events.index(cause)] = replace(cause, details=one.details)
         for process in self._processes.values():
             if process.role != "worker":
                 events += process.events
@@ -193,7 +203,7 @@ class Run:
         """True if the launcher has told of a worker's failure too."""
         for one in self._job.events:
             # The launcher sees the end of a process some time after the worker has written down its error.
-            if one.kind == event.kind and one.rank == event.rank and abs(one.time - event.time) < 30.0:
+            if one.kind == event.kind and one.rank == event.rank and abs(one.time - event.time) < _LATE_S:
                 return True
         return False
 
@@ -213,6 +223,17 @@ class Run:
         return None
 
 
+def _failed_start(event: Event, attempts: Sequence[Attempt]) -> Attempt | None:
+    """The start of the job that a worker's failure belongs to, if the launcher says that it has failed."""
+    following: list[Attempt | None] = [*attempts[1:], None]
+    for attempt, after in zip(attempts, following, strict=True):
+        # The others may write down their errors while the launcher ends them.
+        until = (attempt.end or 0.0) + _LATE_S if after is None else after.start
+        if attempt.kind == "failed" and attempt.start <= event.time < until:
+            return attempt
+    return None
+
+
 def _program(workers: Sequence[Worker]) -> str:
     """The program as the first worker has told it."""
     return next((str(one.about.get("program", "")) for one in workers), "")
@@ -227,13 +248,14 @@ def _step_times(workers: Sequence[Worker]) -> dict[str, Json]:
     return {"p50": quantile(bins, 0.5), "p99": quantile(bins, 0.99)}
 
 
-def _rates(table: HostArray, end: float) -> dict[str, Json]:
-    """Steps and examples per second: lately, and over the time from the first step on."""
+def _rates(table: HostArray, now: float | None) -> dict[str, Json]:
+    """Steps and examples per second: over the time from the first step on, and lately; None for a run that is over."""
     # From the first step on: starting and compiling before it are no part of the speed.
     rows = table[table[:, _STEPS].cumsum() > 0] if len(table) else table
     if not len(rows):
         return {}
-    recent = rows[rows[:, 0] >= end - max(_RECENT_S, 3 * float(rows[-1, 1]))]
+    # What is over does nothing now.
+    recent = rows[:0] if now is None else rows[rows[:, 0] >= now - max(_RECENT_S, 3 * float(rows[-1, 1]))]
     found: dict[str, Json] = {}
     for name, part in (("", rows), ("_now", recent)):
         seconds = float(part[:, 2 : 2 + len(BUCKETS)].sum())
@@ -348,16 +370,16 @@ def _worker(worker: Worker, state: dict[str, Json], parts: Goodput, table: HostA
     return {
         "rank": worker.rank,
         "host": str(worker.about.get("host", ""))[:200],
-        "pid": number(worker.about.get("pid")),
+        "pid": int(number(worker.about.get("pid"))),
         "starts": len(worker.starts),
         "devices": len(worker.devices),
         "kind": worker.devices[0] if worker.devices else "",
         "steps": worker.steps(),
         "p50": quantile(worker.bins, 0.5),
         "p99": quantile(worker.bins, 0.99),
-        "rss": number(worker.usage.get("rss")),
-        "memory": [[number(one[0]), number(one[1])] for one in memory] if isinstance(memory, list) else [],
-        "position": number(worker.usage["pos"]) if "pos" in worker.usage else None,
+        "rss": int(number(worker.usage.get("rss"))),
+        "memory": [[int(number(one[0])), int(number(one[1]))] for one in memory] if isinstance(memory, list) else [],
+        "position": int(number(worker.usage["pos"])) if "pos" in worker.usage else None,
         "examples": int(table[:, _EXAMPLES].sum()) if len(table) else 0,
         "bar": parts.workers[worker.rank],
         **state,

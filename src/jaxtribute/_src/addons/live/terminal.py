@@ -73,8 +73,10 @@ def _head(state: dict[str, Json]) -> Text:
     # What a process counts begins with it.
     since = " since the last start" if state["starts"] > 1 else ""
     # All that happens counts in this rate, waiting and compiling too: it need not be that of the median below.
-    examples = rates.get("examples_now", 0)
-    text.append(f"{state['steps']:,} steps{since}, now {rates.get('steps_now', 0):,.3g} a second")
+    goes_on = state["status"] in ("runs", "starts")
+    now, when = ("_now", "now ") if goes_on else ("", "")
+    examples = rates.get(f"examples{now}", 0)
+    text.append(f"{state['steps']:,} steps{since}, {when}{rates.get(f'steps{now}', 0):,.3g} a second")
     text.append(f" with {examples:,.0f} examples; " if examples else "; ")
     text.append(f"step time {seconds_text(step['p50'])} (median), {seconds_text(step['p99'])} (p99)")
     if step["predicted"]:

@@ -157,9 +157,9 @@ def newest_whole(
 
 
 def leave_out(path: Path, error: CheckpointDamagedError) -> str:
-    """Says that a checkpoint is left out; returns the reason."""
-    reason = str(error)  # a log that kept the error would keep all that its traceback knows
-    _LOG.warning("%s is left out, and an earlier checkpoint is taken: %s", path, reason)
+    """Says that a checkpoint is left out; returns the reason, without the HINT, which is what happens next."""
+    reason = str(error).partition("HINT:")[0].rstrip()  # a log that kept the error would keep what its traceback knows
+    _LOG.warning("%s is left out, and an earlier checkpoint is looked for: %s", path, reason)
     return reason
 
 

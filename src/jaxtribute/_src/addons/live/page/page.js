@@ -69,7 +69,7 @@ function showFigures(state) {
   const shown = [
     [percent(state.goodput.step / total), "goodput"],
     [count(state.steps), "steps"],
-    [count(rates.examples_now), "examples per second"],
+    [count(["runs", "starts"].includes(state.status) ? rates.examples_now : rates.examples), "examples per second"],
     [seconds(state.step.p50), "step time, median"],
     [seconds(state.step.p99), "step time, 99th percentile"],
     [seconds(state.goodput.compile), "compilation, not in step times"],
