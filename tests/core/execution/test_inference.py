@@ -4,6 +4,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax import lax
 
@@ -124,6 +125,97 @@ WHILES: dict[str, tuple[Callable[[Any, Any], Any], list[bool]]] = {
 def test_while(name: str) -> None:
     fn, expected = WHILES[name]
     assert varies(fn, True, False) == expected
+
+
+def solved(product: Callable[[Any], Any], b: Any, way: str) -> Any:
+    """The solution of `product(v) = b` by one of JAX's solvers."""
+    if way == "custom_root":
+        return lax.custom_root(
+            lambda v: product(v) - b,
+            jnp.zeros_like(b),
+            lambda f, v: lax.fori_loop(0, 100, lambda _, w: w - 0.2 * f(w), v),
+            lambda g, y: jnp.linalg.solve(jax.jacobian(g)(y), y),
+        )
+    if way == "custom_linear_solve":
+
+        def by_hand(product: Any, y: Any) -> Any:
+            return lax.fori_loop(0, 100, lambda _, v: v - 0.2 * (product(v) - y), y)
+
+        return lax.custom_linear_solve(product, b, by_hand, by_hand, symmetric=True)
+    return getattr(jax.scipy.sparse.linalg, way)(product, b)[0]
+
+
+SOLVERS = ["cg", "bicgstab", "gmres", "custom_linear_solve", "custom_root"]
+
+
+@pytest.mark.parametrize("way", SOLVERS)
+def test_a_solver_tells_by_the_program_that_it_runs(way: str) -> None:
+    def fn(x: Any, m: Any) -> Any:
+        reduced, own = lambda v: v + total(x * v), lambda v: v + x * v
+        return (
+            solved(reduced, m, way),
+            solved(own, m, way),
+            solved(reduced, x, way),
+            solved(lambda v: v * m, m, way),
+            solved(lambda v: v * (2 + index()), m, way),
+            jax.grad(lambda m: solved(lambda v: v * x, m, way).sum())(m),
+            jax.jvp(lambda m: solved(own, m, way), (m,), (m,))[1],
+        )
+
+    assert varies(fn, True, False) == [False, True, True, False, True, True, True]
+
+
+def test_derivatives_of_a_linear_solve_are_known() -> None:
+    def fn(x: Any, m: Any) -> Any:
+        gram = total(x)
+
+        def solution(b: Any) -> Any:
+            return jax.scipy.sparse.linalg.cg(lambda v: v * (1 + gram), b)[0]
+
+        return jax.grad(lambda b: solution(b).sum())(m), jax.jvp(solution, (m,), (m,))[1], jax.vmap(solution)(m[None])
+
+    assert varies(fn, True, False) == [False] * 3
+
+
+@pytest.mark.parametrize("way", SOLVERS)
+@pytest.mark.parametrize("kind", ["two", "four", "sharded"])
+def test_what_a_solver_of_all_rows_finds_updates_parameters(kind: str, way: str) -> None:
+    devices = [f"CPU:{i}" for i in range(4)]
+    strategy = mirrored(2 if kind == "two" else 4)
+    if kind == "sharded":
+        strategy = jd.FullyShardedStrategy(devices, min_bytes=0)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 4)).astype(np.float32), rng.normal(size=8).astype(np.float32)
+    with strategy.scope():
+        w = jd.Variable(np.zeros(4, np.float32))
+        optimizer = jd.Optimizer(optax.sgd(1.0), [w])
+
+    def whole(value: Any) -> Any:
+        return here().all_reduce("SUM", value) / 8
+
+    def newton(batch: Any) -> Any:
+        x, y = batch
+        step = solved(lambda v: whole(x.T @ (x @ v)) + v, whole(x.T @ y), way)
+        optimizer.apply_gradients([-step], reduce_op=None)
+        return step
+
+    (batch,) = strategy.experimental_distribute_dataset([(x, y)])
+    assert isinstance(jd.function(lambda: strategy.run(newton, (batch,)))(), jd.Mirrored)
+    np.testing.assert_allclose(w.numpy(), np.linalg.solve(x.T @ x / 8 + np.eye(4), x.T @ y / 8), atol=1e-5)
+
+
+def test_what_a_solver_of_own_rows_finds_is_refused() -> None:
+    strategy = mirrored(2)
+    v = variable(strategy, np.ones(1, np.float32))
+    with strategy.scope():
+        optimizer = jd.Optimizer(optax.sgd(1.0), [v])
+
+    def own(x: Any) -> None:
+        found = jax.scipy.sparse.linalg.cg(lambda y: y * x[:1], v.read_value())[0]
+        optimizer.apply_gradients([found], reduce_op=None)
+
+    with pytest.raises(jd.errors.VariableError, match="different value on each of 2 replicas"):
+        execute("compiled", strategy, own, per_replica(strategy, [jnp.ones(2), jnp.full(2, 3.0)]))
 
 
 def test_groups_of_replicas_stay_different() -> None:

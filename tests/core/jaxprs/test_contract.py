@@ -241,6 +241,32 @@ def test_the_first_operand_of_a_cond_chooses_the_branch() -> None:
     assert all(len(core.opened(one).invars) == len(eqn.invars) - 1 for one in eqn.params["branches"])
 
 
+def test_a_linear_solve_runs_one_of_its_programs() -> None:
+    def solve(x: Any, b: Any) -> Any:
+        return lax.custom_linear_solve(
+            lambda y: y * x, b, lambda f, y: y / x + f(y), lambda f, y: y / x + f(y) + x[::-1]
+        )
+
+    eqn = only(solve, "custom_linear_solve", TWO, TWO)
+    lengths, program = eqn.params["const_lengths"], core.opened(eqn.params["jaxprs"].solve)
+    assert lengths._fields[:3] == ("matvec", "vecmat", "solve"), "the order of its operands: jaxprs/flow.py"
+    assert len(program.invars) == lengths.solve + len(eqn.invars) - sum(lengths)
+    assert len(program.outvars) == len(eqn.outvars)
+
+
+def test_a_root_is_found_by_a_program_of_its_first_operands() -> None:
+    def root(x: Any) -> Any:
+        return lax.custom_root(lambda v: v * x - x, x, lambda f, v: v - f(v), lambda g, y: y / g(1.0))
+
+    eqn = core.opened(traced(root, jnp.float32(3))).eqns[-1]
+    if eqn.primitive.name == "custom_jvp_call":  # JAX 0.10
+        return
+    program = core.opened(eqn.params["_prim"].solve_jaxpr)
+    types = [core.aval(atom).shape for atom in program.invars]
+    assert types == [core.aval(atom).shape for atom in eqn.invars[: len(types)]], "lax.custom_root: jaxprs/flow.py"
+    assert len(program.outvars) == len(eqn.outvars)
+
+
 def test_shard_map_holds_its_program_and_how_values_are_split() -> None:
     mesh = Mesh(np.array(jax.devices()[:1]), (AXIS,))
     split = PartitionSpec(AXIS)

@@ -462,10 +462,3 @@ def test_what_a_transformation_of_flax_hands_back_is_not_changed(transform: Any,
         found.append(np.asarray(model.value.layer.w.get_value()))
     assert_allclose(found[1:], [found[0]] * 2, rtol=1e-6)
     assert not np.allclose(found[0], 2)
-
-
-@each_executor
-def test_a_parameter_that_is_changed_within_one_is_refused(executor: str) -> None:
-    model = made(mirrored(2), Wrapped(nnx.remat, decays=True))
-    with pytest.raises(VariableError, match=r"layer/w.* is a parameter, which only the optimizer changes"):
-        execute(executor, mirrored(2), model, batch(mirrored(2), 5))

@@ -89,11 +89,11 @@ _SMALL = 64
 _PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
 _MOVES = frozenset(
     "broadcast_in_dim concatenate copy copy_p cumsum dynamic_slice dynamic_update_slice expand_dims gather pad reshape "
-    "rev slice split squeeze transpose reduce_sum reduce_window_sum select_and_scatter_add".split()
+    "rev slice split squeeze stack tile transpose unstack reduce_sum reduce_window_sum select_and_scatter_add".split()
 )
 _LINEAR = _MOVES | frozenset(
     "add add_any convert_element_type neg sub real imag reduce_precision select_n optimization_barrier stop_gradient "
-    "scatter-add scatter_add jd_idle_guard pvary".split()
+    "scatter scatter-add scatter_add jd_idle_guard pvary".split()
 )
 """Operations that a common factor of the operands goes through."""
 _FOLDED = (Programs.ELEMENTWISE | _MOVES | frozenset({"reduce_prod", "reduce_max", "reduce_min"})) - {

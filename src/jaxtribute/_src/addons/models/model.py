@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, TypeVarTuple
 
@@ -16,7 +16,7 @@ from jaxtribute import Optimizer, ReduceOp, Variable, VariableAggregation, value
 from jaxtribute._src.addons.models.copies import Copy, lost_in, warn_of_lost, warn_of_state
 from jaxtribute._src.addons.models.parts import Kind, Outline, Part, is_key, take_apart
 from jaxtribute._src.addons.models.trees import take_state_apart
-from jaxtribute._src.addons.models.unchanged import unchanged
+from jaxtribute._src.addons.models.unchanged import Source, refuse, sources
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, VariableError
 from jaxtribute.experimental import CommunicationOptions
 from jaxtribute.extending import Callers, Context
@@ -30,6 +30,7 @@ _AGGREGATIONS = {
     Kind.STATISTIC: VariableAggregation.MEAN,
     Kind.ALIKE: VariableAggregation.ONLY_FIRST_REPLICA,
 }
+_PARAMETERS = (Kind.PARAMETER, Kind.FROZEN)
 
 
 if TYPE_CHECKING:
@@ -200,9 +201,15 @@ class Model(Generic[M]):
         # replicas.
         changed = [new is not old for old, new in zip(before, after, strict=True)]
         refused = (cell.part.kind not in _AGGREGATIONS for cell in compress(self._cells, changed))
+        made: Sequence[int] = [Source.OWN] * len(after)
         if _several() is not None and any(refused):
-            changed = [new and not kept for new, kept in zip(changed, unchanged(run, before), strict=True)]
-        self._keep(list(compress(zip(self._cells, after, strict=True), changed)))
+            made = sources(run, before, [cell.part.kind is Kind.KEY for cell in self._cells])
+        changes = [
+            (replace(cell, normalised=one == Source.ALIKE and cell.part.kind in _PARAMETERS), value)
+            for place, (cell, value, new, one) in enumerate(zip(self._cells, after, changed, made, strict=True))
+            if new and one != place
+        ]
+        self._keep(changes)
         return results[0]
 
     @property
@@ -344,7 +351,7 @@ class Model(Generic[M]):
             value = cell.read()
             if cell.part.kind is Kind.KEY:
                 value = self._own(value)
-            elif cell.part.kind in (Kind.PARAMETER, Kind.FROZEN) and self._precision is not None:
+            elif cell.part.kind in _PARAMETERS and self._precision is not None:
                 value = self._precision.to_compute(value)
             values.append(value)
         return values
@@ -357,23 +364,27 @@ class Model(Generic[M]):
                 cell.variable.assign(cell.stored(value))
             return
         for cell, _ in changes:
-            if cell.part.kind not in _AGGREGATIONS:
-                raise VariableError(
-                    f"{cell.variable.name} is {cell.part.kind.value}, and was changed by each of "
-                    f"{replica.num_replicas_in_sync} replicas. HINT: keep running averages in nnx.BatchStat, of which "
-                    "jd.Model takes the mean, counts and sums, as those of nnx.metrics, in jd.Variable(0.0, "
-                    "aggregation='sum'), or change it outside strategy.run."
-                )
-        means = [(cell.variable, value) for cell, value in changes if cell.part.kind is Kind.STATISTIC]
+            if cell.part.kind not in _AGGREGATIONS and not cell.normalised:
+                refuse(cell.variable.name, cell.part.kind.value, replica.num_replicas_in_sync)
+        traced = context.executor.traced
+        # As Python, each replica has numbers of its own: parameters are compared with their mean.
+        means = [
+            (cell, value)
+            for cell, value in changes
+            if cell.part.kind is Kind.STATISTIC or (cell.normalised and not traced)
+        ]
         # All in one collective, whatever the number of layers that keep statistics.
         exact = CommunicationOptions(wire="float32")
-        reduced = replica.all_reduce(ReduceOp.MEAN, [_checked(variable, value) for variable, value in means], exact)
-        for (variable, _), value in zip(means, reduced, strict=True):
-            context.executor.standpoint.store(context.executor, variable, value.astype(variable.dtype))
+        reduced = replica.all_reduce(ReduceOp.MEAN, [_checked(cell.variable, value) for cell, value in means], exact)
+        for (cell, value), mean in zip(means, reduced, strict=True):
+            if cell.normalised and not jnp.allclose(value, mean, 100 * jnp.finfo(mean.dtype).eps, 0, equal_nan=True):
+                refuse(cell.variable.name, cell.part.kind.value, replica.num_replicas_in_sync)
+            context.executor.standpoint.store(context.executor, cell.variable, mean.astype(cell.variable.dtype))
         for cell, value in changes:
-            if cell.part.kind is Kind.ALIKE and context.executor.traced:  # that they are is checked in the program
+            alike = cell.part.kind is Kind.ALIKE
+            if traced and (alike or cell.normalised):  # that they are alike is checked in the program
                 context.executor.standpoint.store(context.executor, cell.variable, _checked(cell.variable, value))
-            elif cell.part.kind is Kind.ALIKE:
+            elif alike:
                 cell.variable.assign(value)
 
 
@@ -386,12 +397,14 @@ class _Cell:
       path: its path, for checkpoints.
       variable: its variable; of random keys their data.
       implementation: of random keys their kind, else None.
+      normalised: True if it is a parameter, and the replicas have made a new value of it and its like alone.
     """
 
     part: Part
     path: tuple[str, ...]
     variable: Variable
     implementation: Any
+    normalised: bool = False
 
     def read(self) -> Any:
         """The present value."""

@@ -28,7 +28,7 @@ from jaxtribute._src.core.execution.nests import is_array, is_number, map_leaves
 from jaxtribute._src.core.execution.traced import TracedFunction, lift
 from jaxtribute._src.core.jaxprs.axis_of_one import with_axis_of_one
 from jaxtribute._src.core.jaxprs.core import ArrayImpl, ClosedJaxpr, Jaxpr, JaxprEqn, Tracer
-from jaxtribute._src.core.jaxprs.flow import Flow
+from jaxtribute._src.core.jaxprs.flow import Touched
 from jaxtribute._src.core.jaxprs.kinds import equalises, keeps_equality, mentions, names_axis, repeatable
 from jaxtribute._src.core.jaxprs.making import equal_p
 from jaxtribute._src.core.types import Nest, Numeric
@@ -271,11 +271,8 @@ def varying_values(jaxpr: Jaxpr, inputs: Sequence[bool]) -> set[Any]:
     return {var for var, varies in _Varying(False).values(jaxpr, inputs).items() if varies}
 
 
-class _Varying(Flow[bool]):
+class _Varying(Touched):
     """True for what may differ between replicas."""
-
-    def merged(self, one: bool, other: bool) -> bool:
-        return one or other
 
     def equation(self, eqn: JaxprEqn, given: list[bool]) -> list[bool]:
         """Results differ if operands do, unless replicas exchange them; and where they come from elsewhere."""

@@ -25,7 +25,7 @@ from jaxtribute._src.core.execution.eager import InnerCollective, NotSplittable
 from jaxtribute._src.core.execution.nests import at
 from jaxtribute._src.core.execution.numbering import Number, Numbering
 from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, aval, bind, is_ref, opened
-from jaxtribute._src.core.jaxprs.flow import Flow
+from jaxtribute._src.core.jaxprs.flow import Touched
 from jaxtribute._src.core.jaxprs.kinds import is_free, repeatable
 from jaxtribute._src.core.jaxprs.walking import LOOPS, used_by, variables
 from jaxtribute._src.core.types import Numeric
@@ -101,15 +101,8 @@ def prepare(classes: Sequence[ReplicaClass]) -> set[Number]:
     return set[Number].intersection(*map(ReplicaClass.all_numbers, classes))
 
 
-class _Unlike(Flow[bool]):
+class _Unlike(Touched):
     """True for what may differ between classes."""
-
-    def merged(self, one: bool, other: bool) -> bool:
-        return one or other
-
-    def equation(self, eqn: JaxprEqn, given: list[bool]) -> list[bool]:
-        """Results differ if operands do."""
-        return [any(given)] * len(eqn.outvars)
 
     def in_its_way(self, eqn: JaxprEqn, given: list[bool]) -> bool:
         """True if an operation may take different branches, or different numbers of turns."""

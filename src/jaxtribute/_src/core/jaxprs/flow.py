@@ -76,6 +76,15 @@ class Flow(ABC, Generic[T]):
             return self._while(eqn, given)
         if name == "cond":
             return self._cond(eqn, given)
+        if name == "custom_linear_solve":
+            # It runs one of its programs, on that one's constants and the operands; the others are for derivatives.
+            lengths = eqn.params["const_lengths"]
+            start = lengths.matvec + lengths.vecmat
+            own = given[start : start + lengths.solve]
+            return self.outputs(opened(eqn.params["jaxprs"].solve), [*own, *given[sum(lengths) :]])
+        root = getattr(eqn.params.get("_prim"), "solve_jaxpr", None)
+        if root is not None:  # `lax.custom_root` of JAX 0.12, whose first operands are those of the program
+            return self.outputs(opened(root), given[: len(opened(root).invars)])
         inner = called(eqn)
         return self.equation(eqn, given) if inner is None else self.outputs(opened(inner), given)
 
@@ -110,3 +119,14 @@ class Flow(ABC, Generic[T]):
             first = self.both(first, outs)
         # Equal branches do not make equal results: replicas may have taken different ones.
         return [self.chosen(given[0], value) for value in first]
+
+
+class Touched(Flow[bool]):
+    """True for what depends on an input that is marked true."""
+
+    def merged(self, one: bool, other: bool) -> bool:
+        return one or other
+
+    def equation(self, eqn: JaxprEqn, given: list[bool]) -> list[bool]:
+        """Results depend on what operands do."""
+        return [any(given)] * len(eqn.outvars)

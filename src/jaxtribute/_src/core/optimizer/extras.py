@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxtribute._src.core.execution.nests import flatten, is_array, is_number
-from jaxtribute._src.core.jaxprs.core import JaxprEqn, opened
-from jaxtribute._src.core.jaxprs.flow import Flow
+from jaxtribute._src.core.jaxprs.core import opened
+from jaxtribute._src.core.jaxprs.flow import Touched
 from jaxtribute._src.core.optimizer.gradients import shape_of
 from jaxtribute._src.core.optimizer.parameters import Parameters
 from jaxtribute._src.core.optimizer.slots import Slots, optax_rules
@@ -122,14 +122,4 @@ def uses_value(transform: Any, parameters: Parameters, gradients: Any) -> bool:
             program = opened(jax.make_jaxpr(update)(value, gradients, state, parameters.abstract))
     except Exception:  # noqa: BLE001  # of the transformation, which may need other arguments
         return False
-    return any(_Touched(False).outputs(program, [True] + [False] * (len(program.invars) - 1)))
-
-
-class _Touched(Flow[bool]):
-    """The values that depend on an input."""
-
-    def merged(self, one: bool, other: bool) -> bool:
-        return one or other
-
-    def equation(self, eqn: JaxprEqn, given: list[bool]) -> list[bool]:
-        return [any(given)] * len(eqn.outvars)
+    return any(Touched(False).outputs(program, [True] + [False] * (len(program.invars) - 1)))

@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Options of the command stand before SCRIPT; what follows it is the script's own. Exit status: 0 if every step "
         "that was seen is right, 1 if one differs for batches that it has, "
         "2 if one could not be verified or the program fails, 3 if the program was ended before all of its functions "
-        "ran, or a step changes nothing that is trained, or makes it NaN."
+        "ran, or a step changes nothing that is trained, or makes it NaN, or differs, for no known reason, where "
+        "replicas have no rows."
     )
 
 
