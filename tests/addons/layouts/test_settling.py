@@ -168,6 +168,47 @@ def test_a_limit_that_the_whole_model_meets_leaves_it_whole() -> None:
     assert set(found.values()) == {()}  # nothing moves then
 
 
+def held(variables: Any) -> int:
+    """Bytes on the fullest device."""
+    found: dict[Any, int] = {}
+    for variable in variables:
+        for shard in variable.stored.addressable_shards:
+            found[shard.device] = found.get(shard.device, 0) + shard.data.nbytes
+    return max(found.values())
+
+
+@pytest.mark.parametrize("kind", [jd.MirroredStrategy, jd.FullyShardedStrategy])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_limit_that_nothing_meets_is_told(kind: Any, replicas: int) -> None:
+    def trained(limit: int) -> Any:
+        auto = strategy(kind, jd.experimental.AutomaticLayout(memory_limit=limit, tries=6), replicas)
+        step, batch, variables = layout_models.build("MLP", auto, optax.adam(0.1))
+        step(batch)
+        return auto, variables
+
+    auto, variables = trained(1 << 30)  # all of them fit
+    most = max(one.memory for one in auto.extended.layouts.tried)
+    # Slots lie as their variables do; those of Adam take twice as much, and its count of steps 4 bytes.
+    frugal, variables = trained(round(min(one.memory for one in auto.extended.layouts.tried)))
+    least = 3 * held(variables.values()) + 4
+    assert frugal.extended.layouts.tried
+    assert least < most
+    with pytest.raises(ArgumentError, match=r"memory_limit is 9, 9 B on each device, and variables .* alone .*HINT"):
+        trained(9)
+    with pytest.raises(ArgumentError, match=r"split over 2 devices as far as they can be. HINT: give replicas more"):
+        trained(least - 1)
+    with pytest.warns(UserWarning, match=r"no layout fits of the \d+ .* memory_limit=\d+ allows .* needs .*HINT"):
+        trained(least)
+
+
+def test_a_device_that_holds_no_layout_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "_memory_of", lambda mesh: 1000)
+    auto = strategy(layout=quick())
+    step, batch, _ = layout_models.build("MLP", auto)
+    with pytest.warns(UserWarning, match=r"no layout fits of the 1 .*: a device has 1.0 KB, and .* needs .*HINT"):
+        step(batch)
+
+
 def test_a_step_without_groups_is_refused() -> None:
     step, batch, _ = layout_models.build("MLP", jd.OneDeviceStrategy("CPU:0"))
     with pytest.raises(ArgumentError, match=r"no variable of replicas of several devices.*HINT"):

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+import optax
 import pytest
 from rich.console import Console
 
@@ -18,6 +21,7 @@ from jaxtribute._src.addons.planning.calibration import (
     script_cost,
     table,
 )
+from jaxtribute._src.addons.planning.cost import StepCost
 from jaxtribute._src.addons.planning.kinds import DEVICES
 from jaxtribute._src.addons.planning.probes import Parts
 from jaxtribute.errors import ArgumentError
@@ -91,7 +95,61 @@ def test_scripts_that_cannot_be_measured(asked: list[Any], script: Path) -> None
 def test_the_cost_alone(asked: list[Any], script: Path) -> None:
     assert script_cost(script, ["{devices}"]) == COST
     assert script_cost(script, ["{devices}"], shapes=True) == COST
-    assert asked == [("cost", True, ["2"], 2, 1), ("shapes", True, ["2"], 2, 1)]
+    # Two processes each: on several devices, and on those of one replica; here that is no single replica.
+    both = [("cost", True, ["2"], 2, 1), ("cost", True, ["1"], 1, 1)]
+    assert asked == [*both, *[("shapes", *rest) for _, *rest in both]]
+
+
+PLAIN = """
+import numpy as np
+import optax
+import jaxtribute as jd
+
+strategy = jd.STRATEGY
+with strategy.scope():
+    w = jd.Variable(np.zeros((64, 4096), np.float32), name="w")
+    optimizer = jd.Optimizer(optax.sgd(0.1, momentum=0.9), [w])
+
+def update(x):
+    _, gradients = jd.value_and_grad(lambda: ((x @ w) ** 2).sum(), [w])()
+    optimizer.apply_gradients(gradients)
+
+step = jd.function(lambda batch: strategy.run(update, (batch,)))
+for batch in strategy.experimental_distribute_dataset([np.ones((16, 64), np.float32)]):
+    step(batch)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["MirroredStrategy()", "FullyShardedStrategy()", "OneDeviceStrategy('CPU:0')"])
+@pytest.mark.parametrize("batch", [0, 1024])
+def test_memory_on_one_device_is_that_of_its_program(strategy: str, batch: int, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PLAIN.replace("STRATEGY", strategy))
+    cost, transform = script_cost(script, [], shapes=True, most=batch), optax.sgd(0.1, momentum=0.9)
+
+    def step(w: Any, state: Any, x: Any) -> Any:
+        gradient = jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
+        updates, state = transform.update(gradient, state, w)
+        return optax.apply_updates(w, updates), state
+
+    rows = batch or 16
+    w, x = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((64, 4096), (rows, 64)))
+    plain: Any = jax.jit(step, donate_argnums=(0, 1)).lower(w, jax.eval_shape(transform.init, w), x)
+    memory = plain.compile().memory_analysis()
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    assert cost.memory_on(1, rows) == pytest.approx(held + memory.temp_size_in_bytes, rel=0.02)
+    cost.save(tmp_path / "step.json")
+    assert StepCost.load(tmp_path / "step.json") == cost
+
+
+@pytest.mark.slow
+def test_a_script_that_names_its_devices_is_looked_at_on_these(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PLAIN.replace("STRATEGY", "MirroredStrategy(['CPU:0', 'CPU:1'])"))
+    cost = script_cost(script, [])
+    assert (cost.replicas, cost.alone) == (2, None)
+    assert cost.memory_on(1, 16) >= cost.memory_on(2, 8)
 
 
 def test_the_table() -> None:

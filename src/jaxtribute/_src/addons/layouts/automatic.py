@@ -43,7 +43,8 @@ class AutomaticLayout(ProgramLayout):
 
     Args:
       memory_limit: bytes on each device that the program may need. By default a quarter more than the most frugal
-        candidate, and what the device has.
+        candidate, and what the device has. The step that is laid out raises an ArgumentError if variables and slots
+        alone exceed it, and warns if no candidate is within it: the most frugal one is then taken.
       tries: the most programs that are compiled.
 
     Attributes:

@@ -32,6 +32,8 @@ class Search:
     ) -> None:
         self._clusters, self._judge, self._tries = clusters, judge, tries
         self._limit, self._device = limit, device
+        self.limit = float("inf")
+        """Bytes that a plan may need to fit, once a search has begun."""
         self.tried: dict[Plan, Candidate] = {}
 
     def best(self, now: Plan) -> Plan:
@@ -42,6 +44,7 @@ class Search:
         limit = least * _ROOM if self._limit is None else self._limit
         if self._limit is None and self._device is not None:
             limit = min(limit, self._device)
+        self.limit = limit
 
         def rank(plan: Plan) -> tuple[float, ...]:
             tried = self.tried[plan]

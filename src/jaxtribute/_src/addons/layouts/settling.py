@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -26,8 +28,9 @@ from jaxtribute._src.addons.layouts.axes import AxisClasses
 from jaxtribute._src.addons.layouts.clusters import Cluster, Plan, clusters_of, split_axis
 from jaxtribute._src.addons.layouts.judging import Judge, laid_out
 from jaxtribute._src.addons.layouts.search import Search
+from jaxtribute._src.addons.tools.tables import bytes_text
 from jaxtribute.errors import ArgumentError
-from jaxtribute.extending import Capture, Context, Function, Nests, Programs, ReplicaMesh, updating
+from jaxtribute.extending import Callers, Capture, Context, Function, Nests, Policy, Programs, ReplicaMesh, updating
 from jaxtribute.typing import Leaf, Nest
 
 _LOG = logging.getLogger(__name__)
@@ -37,6 +40,12 @@ _HOW = (
     'jaxtribute: layout="auto" compiles this step several times to compare layouts. HINT: '
     'strategy.extended.layouts.save("layout.json") keeps the choice; a strategy with '
     'layout=jd.LayoutMap.load("layout.json") compiles it once.\n'
+)
+
+
+_SMALLER = (
+    "give replicas more devices (devices_per_replica), use fewer examples or 16-bit numbers, or allow more bytes "
+    "(memory_limit)."
 )
 
 
@@ -76,7 +85,13 @@ class Choice:
         return made
 
     def make(self, memory_limit: int | None, tries: int) -> None:
-        """Searches for the best plan; all workers agree on the first one's."""
+        """Searches for the best plan; all workers agree on the first one's.
+
+        Raises:
+          ArgumentError: variables and slots alone exceed the limit, however they are split.
+        """
+        if memory_limit is not None:
+            self._check(memory_limit)
         progress = Progress(tries)
 
         def judge(name: str, plan: Plan) -> Candidate:
@@ -91,6 +106,35 @@ class Choice:
         if self._mesh.peers is not None:
             plan = tuple(json.loads(self._mesh.peers.exchange("automatic layout", json.dumps(plan))[0]))
         self.plan = plan
+        best = min(self.tried, key=attrgetter("memory"))
+        # What the compiler needs is an estimate, so that the program may fit nevertheless.
+        if best.memory > search.limit and jax.process_index() == 0:
+            needs = "more than that" if math.isinf(best.memory) else bytes_text(best.memory)
+            whose = "a device has" if memory_limit is None else f"memory_limit={memory_limit} allows"
+            Callers.warn(
+                f"no layout fits of the {len(self.tried)} that were compiled: {whose} {bytes_text(search.limit)}, and "
+                f"the most frugal one ({best.name!r}) needs {needs} on each device, {bytes_text(self._state())} of it "
+                f"for variables and slots. HINT: {_SMALLER}"
+            )
+
+    def _check(self, limit: int) -> None:
+        """Refuses a limit that nothing can meet."""
+        least = self._state(least=True)
+        if least > limit:
+            raise ArgumentError(
+                f"memory_limit is {limit}, {bytes_text(limit)} on each device, and variables and slots alone take "
+                f"{bytes_text(least)} there, split over {self._parts} devices as far as they can be. HINT: {_SMALLER}"
+            )
+
+    def _state(self, *, least: bool = False) -> int:
+        """Bytes of variables and slots on each device: by the plan, or by the most frugal one there is."""
+        found: dict[Variable, int] = {variable: _held(variable, variable.policy) for variable in self._inputs}
+        for cluster, axis in zip(self.clusters, self.plan, strict=True):
+            for variable in cluster.variables:
+                axes = (*cluster.splits, axis) if least else (axis,)
+                policies = [laid_out(variable.policy, split_at(one, self._mesh)) for one in axes]
+                found[variable] = min(_held(variable, policy) for policy in policies)
+        return sum(found.values())
 
     def entries(self) -> LayoutMap:
         """The layouts by name, with their reasons; those of slots, which follow their variables, are left out."""
@@ -198,7 +242,8 @@ def automatic_layout(
       A `jd.LayoutMap` with a key for each variable that the step uses, and a note of its shape and the reason.
 
     Raises:
-      ArgumentError: the step uses no variables of a strategy whose replicas have several devices.
+      ArgumentError: the step uses no variables of a strategy whose replicas have several devices; variables and slots
+        alone exceed the limit.
     """
     function = step.python_function if isinstance(step, Function) else step
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_variable)
@@ -230,6 +275,13 @@ def automatic_layout(
         limits = AutomaticLayout(memory_limit=memory_limit, tries=tries)  # which checks them
         choice.make(limits.memory_limit, limits.tries)
     return choice.entries()
+
+
+def _held(variable: Variable, policy: Policy) -> int:
+    """Bytes of a variable on each device, stored by a policy."""
+    where, shape = policy.where, variable.stored.shape
+    part = shape if where is None else where.shard_shape(shape)
+    return math.prod(part) * variable.dtype.itemsize
 
 
 def _is_variable(leaf: Leaf) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from jaxtribute._src.addons.planning.prediction import Measured
 from jaxtribute._src.addons.planning.probes import Parts
 from jaxtribute._src.addons.tools import tables
 from jaxtribute._src.addons.tools.user_scripts import run_module, with_devices
-from jaxtribute.errors import ArgumentError
+from jaxtribute.errors import ArgumentError, JaxtributeError
 from jaxtribute.extending import slice_sizes
 
 _SCRIPT = "jaxtribute._src.addons.planning.script"
@@ -79,8 +79,20 @@ def script_cost(
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory, "cost.json")
         what = "shapes" if shapes else "cost"
-        run_module(_SCRIPT, [what, str(out), str(most), str(script), *with_devices(arguments, devices)], devices)
-        return StepCost.load(out)
+
+        def looked_at(count: int) -> StepCost:
+            run_module(_SCRIPT, [what, str(out), str(most), str(script), *with_devices(arguments, count)], count)
+            return StepCost.load(out)
+
+        cost = looked_at(devices)
+        if cost.replicas == 1:
+            return cost
+        # A program of several replicas holds what they exchange, which one of a single replica does not.
+        try:
+            alone = looked_at(cost.per_replica)
+        except JaxtributeError:
+            return cost  # the script names devices, of which there are too few then
+        return replace(cost, alone=alone) if alone.replicas == 1 else cost
 
 
 def _check(script: Path) -> None:

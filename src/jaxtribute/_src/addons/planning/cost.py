@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxtribute._src.addons.launcher.regular_files import read_regular
+from jaxtribute._src.addons.planning.holding import Held, held_on
 from jaxtribute._src.addons.tools.hlo.exchanges import Collective
 from jaxtribute.errors import ArgumentError
 from jaxtribute.extending import parse_json
 
-_FORMAT = 2
-_MANY_REPLICAS = 4
-"""From so many on, `jd.Optimizer` shards the update of large variables."""
+_FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +54,9 @@ class StepCost:
       exact: whether `fixed` and `each` were told apart; else everything is taken to grow with the examples.
       layout: the table of an automatic layout of the variables; empty if there is none.
       budget: what was chosen for budgets of memory; empty if there are none.
-      slots: bytes of the optimizer's slots that `MirroredStrategy` shares out among many replicas.
-      sharded: bytes of the variables and slots that lie in slices over all replicas, of which each has its share.
+      state: the variables and slots, which say what each takes of a device on any number of replicas.
+      alone: likewise the cost of the program of one replica, which holds nothing for an exchange. None if it was not
+        looked at; the memory of one replica is then rather told too large.
       per_replica: how many devices a replica has; what it costs is then that of each of them.
     """
 
@@ -71,17 +71,20 @@ class StepCost:
     half: bool
     exact: bool = True
     layout: str = ""
-    slots: int = 0
-    sharded: int = 0
+    state: tuple[Held, ...] = ()
+    alone: StepCost | None = None
     budget: str = ""
     per_replica: int = 1
     most: tuple[int, float] | None = None
 
     def memory_on(self, replicas: int, rows: float) -> float:
-        """Bytes on each of so many devices, among which slices, and from four on large slots, are shared out."""
-        share, seen = (1 / count if count >= _MANY_REPLICAS else 1.0 for count in (replicas, self.replicas))
-        in_slices = self.sharded * (1 / replicas - 1 / self.replicas)
-        return self._held(rows) + self.slots * (share - seen) + in_slices
+        """Bytes on each device of so many replicas: those of variables and slots as they lie there, and all others."""
+        if replicas == 1 and self.alone is not None:
+            return self.alone.memory_on(1, rows)
+        held = self._held(rows) + held_on(self.state, replicas) - held_on(self.state, self.replicas)
+        # A program of one replica may update by each gradient as it comes; an exchange has all of them, and all sums.
+        exchanged = 2 * self.parameters if self.replicas == 1 and replicas > 1 else 0
+        return held + exchanged
 
     def _held(self, rows: float) -> float:
         """Bytes for so many examples; between those that were compiled rather too many, as memory bends upwards."""
@@ -91,6 +94,12 @@ class StepCost:
         many, high = self.most
         low = self.memory.at(few)
         return max(self.memory.at(rows), low + (high - low) / (many - few) * (rows - few))
+
+    @property
+    def planned_under(self) -> str:
+        """The strategy under which other numbers of replicas are planned, where one replica was looked at."""
+        sharded = any(one.several.name == "sharded" for one in self.state)
+        return "FullyShardedStrategy" if sharded else "MirroredStrategy"
 
     @property
     def known_rows(self) -> int:
@@ -136,15 +145,20 @@ class StepCost:
             # In a file of another format the same names may mean something else.
             if data.pop("format") != _FORMAT:
                 raise ValueError("another format")
-            for name in ("flops", "traffic", "memory"):
-                data[name] = Line(**data[name])
-            data["most"] = tuple(data["most"]) if data.get("most") else None
-            data["collectives"] = tuple(
-                Collective(
-                    one["kind"], tuple(one["parts"]), groups=tuple(map(tuple, one["groups"])), times=one["times"]
-                )
-                for one in data["collectives"]
-            )
-            return cls(**data)
+            return cls._made(data)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArgumentError(f"{path} holds no cost of a step: {error}. HINT: write one with --save.") from error
+
+    @classmethod
+    def _made(cls, data: dict[str, Any]) -> StepCost:
+        """What `asdict` gave, out of JSON."""
+        for name in ("flops", "traffic", "memory"):
+            data[name] = Line(**data[name])
+        data["most"] = tuple(data["most"]) if data.get("most") else None
+        data["state"] = tuple(map(Held.loaded, data["state"]))
+        data["alone"] = cls._made(data["alone"]) if data["alone"] else None
+        data["collectives"] = tuple(
+            Collective(one["kind"], tuple(one["parts"]), groups=tuple(map(tuple, one["groups"])), times=one["times"])
+            for one in data["collectives"]
+        )
+        return cls(**data)

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxtribute import Variable
 from jaxtribute._src.addons.planning.cost import Line, StepCost
+from jaxtribute._src.addons.planning.holding import holdings
 from jaxtribute._src.addons.planning.probes import Wanted
 from jaxtribute._src.addons.planning.products import products
 from jaxtribute._src.addons.tools.hlo.exchanges import collectives
@@ -142,8 +143,7 @@ class Step:
             exact=exact,
             layout=self.layout,
             budget=self.budget,
-            slots=self._slots(),
-            sharded=self._sharded(),
+            state=holdings((*self.program.donated, *self.program.kept)),
             per_replica=self.per_replica,
             most=self._most(max(most, self.batch), rows) if exact else None,
         )
@@ -158,20 +158,6 @@ class Step:
             raise
         except Exception:  # noqa: BLE001  # as above
             return None
-
-    def _slots(self) -> int:
-        """Bytes of the slots that more replicas than these would share out, or that these do."""
-        several = self.replicas >= 4
-        slots = [v for v in self.program.donated if v.derived and (v.policy.cut is not None) == several]
-        sizes = [v.size * v.dtype.itemsize for v in slots if not v.policy.layout]
-        return sum(size for size in sizes if size >= 1 << 20)
-
-    def _sharded(self) -> int:
-        """Bytes of the state that lies in slices over the replicas however many they are."""
-        # Of four replicas or more, slots in slices are counted as those that `MirroredStrategy` shares out.
-        several = self.replicas >= 4
-        state = [v for v in self.program.donated if v.policy.cut is not None and not (several and v.derived)]
-        return sum(v.size * v.dtype.itemsize for v in state)
 
     def wanted(self) -> Wanted:
         """Parts of the step on each device."""

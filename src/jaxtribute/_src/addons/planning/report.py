@@ -27,8 +27,14 @@ def cost_text(cost: StepCost) -> str:
     each = "Each device" if groups else "Each"
     text = (
         f"{cost.name}: batch {cost.batch:,} on {cost.replicas} replica(s){groups}. {each} computes {computed}, touches "
-        f"{touched},\nholds {held} and exchanges {sent} in {times} collective(s)."
+        f"{touched},\nholds {held} and exchanges "
     )
+    text += f"{sent} in {times} collective(s)." if cost.replicas > 1 else "nothing with other replicas."
+    if cost.replicas == 1 and exchanged:
+        text += (
+            f" More replicas are planned under {cost.planned_under},\nwhere they all-reduce {sent} of gradients in a "
+            "step; their memory is rather told too large. HINT: for exact figures plan the script under that strategy."
+        )
     if cost.within:
         inner = bytes_text(sum(one.times * one.nbytes for one in cost.within))
         text += f" Within its replica it exchanges {inner} in {sum(one.times for one in cost.within)} more."

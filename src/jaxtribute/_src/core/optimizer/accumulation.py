@@ -272,6 +272,8 @@ def make_accumulation(
             aggregation=VariableAggregation.SUM,
         )
         sums.append(Sum(made, _kind(entry.stored, policy), entry.dtype))
+    for entry, owner in zip(sums, variables, strict=False):
+        entry.variable.follows = owner, None
     # The same on all replicas: every one of them counts every call.
     policy = plain.fitted((), np.dtype(np.int32))
     count = Variable.with_policy(np.zeros((), np.int32), policy, name="accumulated_calls", strategy=strategy)

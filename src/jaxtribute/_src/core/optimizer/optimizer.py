@@ -42,10 +42,6 @@ if TYPE_CHECKING:
     from jaxtribute._src.core.execution.executor import Executor
     from jaxtribute._src.core.strategies.base import Strategy
 
-_LARGE_BYTES = 1 << 20
-_MANY_REPLICAS = 4
-"""With two replicas the update that is saved costs less than scattering and gathering (12 % of a large MLP's step)."""
-
 
 class Optimizer:
     """Updates variables by an Optax transformation; its slots are variables beside those that it updates.
@@ -132,16 +128,15 @@ class Optimizer:
             self._state = self._slots.variables
             _check_remote(self._strategy, accumulate_steps=cycle if cycle > 1 else None, loss_scale=loss_scale, wrt=wrt)
             return
-        chosen = self._choose(shard_update)
-        cuts: dict[int, Cut] = {}
-        for i, variable in enumerate(self._variables):
-            # A variable that is stored in pieces is updated in them, whatever was chosen.
-            cut = variable.policy.cut
-            if cut is not None or i in chosen:
-                cuts[i] = cut or Cut.of(variable.shape, self._mesh)
-        self._slots = make_slots(transform, self._variables, self._parameters, cuts)
+        if shard_update not in (True, False, "auto"):
+            raise ArgumentError(f"shard_update is {shard_update!r}. HINT: pass True, False or 'auto'.")
+        # A variable that is stored in pieces is updated in them, whatever was chosen.
+        stored = {i: v.policy.cut for i, v in enumerate(self._variables) if v.policy.cut is not None}
+        shared = [Slots.shared_out(v.policy, v.shape, v.dtype, shard_update) for v in self._variables]
+        cuts = {i: cut for i, cut in enumerate(shared) if cut is not None} | stored
+        self._slots = make_slots(transform, self._variables, self._parameters, cuts, shard_update)
         # A variable that is stored whole and has no slots of its shape has nothing to shard.
-        self._sliced = {i: cut for i, cut in cuts.items() if i not in chosen or i in self._slots.owners}
+        self._sliced = {i: cut for i, cut in cuts.items() if i in stored or i in self._slots.owners}
         places = {variable: i for i, variable in enumerate(self._variables)}
         of_grads = enumerate(places[variable] for variable in differentiated)
         self._sliced_grads = {k: self._sliced[i] for k, i in of_grads if i in self._sliced}
@@ -260,28 +255,6 @@ class Optimizer:
             grads, op = call.gathered(grads)
         executor = context.executor
         executor.standpoint.apply(executor, grads, op, partial(self._apply, call), extras.others)
-
-    def _choose(self, shard_update: bool | Literal["auto"]) -> frozenset[int]:
-        """Finds the variables that are updated in slices."""
-        if shard_update not in (True, False, "auto"):
-            raise ArgumentError(f"shard_update is {shard_update!r}. HINT: pass True, False or 'auto'.")
-        # A single replica has nobody to share the update with.
-        if not shard_update or self._mesh.size == 1:
-            return frozenset()
-        # Gloo's messages cost more than the update that is saved.
-        between_cpus = self._mesh.peers is not None and self._mesh.devices[0].platform == "cpu"
-        # The devices of a replica would hand each other a flat variable's parts, to cut it again.
-        if shard_update == "auto" and (self._mesh.size < _MANY_REPLICAS or between_cpus or self._mesh.group):
-            return frozenset()
-        floor = _LARGE_BYTES if shard_update == "auto" else 0
-        large: set[int] = set()
-        for index, variable in enumerate(self._variables):
-            policy, nbytes = variable.policy, variable.size * variable.dtype.itemsize
-            whole = policy.mirrored and policy.cut is None and not policy.layout
-            # With fewer elements than replicas some would have nothing but padding.
-            if whole and variable.size >= self._mesh.size and nbytes >= floor:
-                large.add(index)
-        return frozenset(large)
 
     def _apply(self, call: Call, grads: list[Any], op: ReduceOp | None, others: Sequence[Any]) -> None:
         """Updates by gradients as the code that runs has them, or adds them to the sums of a cycle."""

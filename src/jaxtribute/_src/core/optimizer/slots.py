@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,11 +10,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
 from jaxtribute._src.core.optimizer.parameters import Parameters
-from jaxtribute._src.core.types import Array, Leaf
+from jaxtribute._src.core.types import Leaf
 from jaxtribute._src.core.values.enums import VariableSynchronization
 from jaxtribute._src.core.values.placing import own
 from jaxtribute._src.core.values.policies.base import Policy
@@ -21,6 +23,10 @@ from jaxtribute._src.core.values.policies.sharded import ShardedPolicy
 from jaxtribute._src.core.values.slices import Cut
 from jaxtribute._src.core.values.variable import Variable
 from jaxtribute.errors import ShapeError
+
+_LARGE_BYTES = 1 << 20
+_MANY_REPLICAS = 4
+"""With two replicas the update that is saved costs less than scattering and gathering (12 % of a large MLP's step)."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,46 @@ class Slots:
     def arrays_of(state: Any) -> list[Any]:
         """A state's arrays; of random keys their data."""
         return list(map(_data, jax.tree.leaves(state)))
+
+    @staticmethod
+    def shared_out(policy: Policy, shape: tuple[int, ...], dtype: Any, shard_update: bool | str | None) -> Cut | None:
+        """The cut in which replicas update a variable that each of them has whole; None if each updates all of it."""
+        mesh, size = policy.mesh, math.prod(shape)
+        # A single replica has nobody to share the update with.
+        if not shard_update or mesh is None or mesh.size == 1:
+            return None
+        whole = policy.mirrored and policy.cut is None and not policy.layout
+        # With fewer elements than replicas some would have nothing but padding.
+        if not whole or size < mesh.size:
+            return None
+        if shard_update == "auto":
+            # Gloo's messages cost more than the update that is saved.
+            between_cpus = mesh.peers is not None and mesh.devices[0].platform == "cpu"
+            small = size * np.dtype(dtype).itemsize < _LARGE_BYTES
+            # The devices of a replica would hand each other a flat variable's parts, to cut it again.
+            if small or mesh.size < _MANY_REPLICAS or between_cpus or mesh.group:
+                return None
+        return Cut.of(shape, mesh)
+
+    @staticmethod
+    def policy(plain: Policy, shape: tuple[int, ...], dtype: Any, owner: Policy | None, cut: Cut | None) -> Policy:
+        """The policy of a slot: cut and laid out as the variable that it belongs to.
+
+        Args:
+          plain: that of a new variable.
+          shape: the slot's shape.
+          dtype: its dtype.
+          owner: the policy of the variable that it belongs to, if there is one.
+          cut: how that is updated in slices, if it is.
+        """
+        # What belongs to no variable, such as a count of steps, is stored as a new variable would be.
+        if owner is None:
+            return plain.fitted(shape, dtype)
+        if owner.by_rows:
+            return owner
+        if cut is not None and owner.mesh is not None:
+            return ShardedPolicy(owner.mesh, layout=owner.layout, cut=cut)
+        return plain.laid_out(owner.layout).fitted(shape, dtype)
 
     @staticmethod
     def names(paths: Sequence[Any], owners: Sequence[str | None]) -> list[str]:
@@ -95,6 +141,7 @@ def make_slots(
     variables: Sequence[Variable],
     parameters: Parameters,
     sliced: Mapping[int, Cut],
+    shard_update: bool | str,
 ) -> Slots:
     """Makes the slots of `variables`, each stored as its variable is; those of `sliced` ones in slices.
 
@@ -103,6 +150,7 @@ def make_slots(
       variables: the variables that it will update, of one strategy.
       parameters: their nest.
       sliced: the variables of whose slots each replica holds a piece, by index, with the way they are cut.
+      shard_update: the optimizer's setting, which the slots remember.
     """
     kinds: list[Any] = []
 
@@ -127,33 +175,22 @@ def make_slots(
     strategy = variables[0].distribute_strategy
     plain = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
     leaves, tree = jax.tree.flatten(shapes)
-    policies = [_as_owner(plain, leaf, owner, variables, sliced) for leaf, owner in zip(leaves, owners, strict=True)]
+    policies: list[Policy] = []
+    for leaf, owner in zip(leaves, owners, strict=True):
+        of_owner, cut = (None, None) if owner is None else (variables[owner].policy, sliced.get(owner))
+        policies.append(Slots.policy(plain, leaf.shape, leaf.dtype, of_owner, cut))
     arrays = _stored_state(init, stored, policies) if policies else []
     names = slot_names(
         [leaf.path for leaf in belongings],
         [None if owner is None else variables[owner].name for owner in owners],
     )
     slots: list[Variable] = []
-    for array, policy, name, leaf in zip(arrays, policies, names, leaves, strict=True):
+    for array, policy, name, leaf, owner in zip(arrays, policies, names, leaves, owners, strict=True):
         # The array of a slice does not tell the shape of the value, which is padded in it.
         shape = leaf.shape if policy.split else None
         slots.append(Variable.with_policy(array, policy, name=name, strategy=strategy, shape=shape))
+        slots[-1].follows = None if owner is None else (variables[owner], shard_update)
     return Slots(tuple(slots), tree, tuple(owners), tuple(kinds))
-
-
-def _as_owner(
-    plain: Policy, leaf: Array, owner: int | None, variables: Sequence[Variable], sliced: Mapping[int, Cut]
-) -> Policy:
-    """The policy of a slot: cut and laid out as the variable that it belongs to."""
-    # What belongs to no variable, such as a count of steps, is stored as a new variable would be.
-    if owner is None:
-        return plain.fitted(leaf.shape, leaf.dtype)
-    if variables[owner].policy.by_rows:
-        return variables[owner].policy
-    layout, mesh = variables[owner].policy.layout, variables[owner].policy.mesh
-    if owner in sliced and mesh is not None:
-        return ShardedPolicy(mesh, layout=layout, cut=sliced[owner])
-    return plain.laid_out(layout).fitted(leaf.shape, leaf.dtype)
 
 
 def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], policies: Sequence[Policy]) -> list[Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 
@@ -96,6 +97,12 @@ class StrategyExtended(ExtendedOperations, OlderExtended):
     def mesh(self) -> ReplicaMesh:
         """The device of each replica."""
         return self._mesh
+
+    def on(self, mesh: ReplicaMesh) -> Self:
+        """Makes a plug that stores variables as this one does, over other replicas: to ask for policies there."""
+        made = copy.copy(self)
+        made._mesh = mesh
+        return made
 
     @property
     def home(self) -> ReplicaMesh | None:

@@ -117,6 +117,8 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
 
     derived = False
     """True for a variable that the library made beside another one, such as an optimizer's slot."""
+    follows: tuple[Variable, bool | str | None] | None = None
+    """The variable that an optimizer's slot lies beside, and its `shard_update`; None there for a sum of gradients."""
     followers: weakref.WeakSet[Any] | None = None
     """The `jd.function`s that were traced with it, of a variable whose owner, such as a Keras layer, may be rebuilt."""
 

@@ -46,6 +46,7 @@ class ShardedPolicy(Policy):
 
     layout: Layout
     regathers: bool
+    min_bytes: int
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class ShardedPolicy(Policy):
         cut: Cut | None = None,
     ) -> None:
         self._mesh, self._cut, self.layout = mesh, Cut((), mesh.size) if cut is None else cut, layout
-        self._min_bytes, self.regathers = min_bytes, regather
+        self.min_bytes, self.regathers = min_bytes, regather
 
     @property
     def mesh(self) -> ReplicaMesh:
@@ -102,7 +103,7 @@ class ShardedPolicy(Policy):
 
     def laid_out(self, layout: Layout) -> Policy:
         """Pieces of a value that is split over the devices of its replica."""
-        return ShardedPolicy(self.mesh, min_bytes=self._min_bytes, regather=self.regathers, layout=layout)
+        return ShardedPolicy(self.mesh, min_bytes=self.min_bytes, regather=self.regathers, layout=layout)
 
     @property
     def shared(self) -> bool:
@@ -112,14 +113,14 @@ class ShardedPolicy(Policy):
         """Copies instead of slices, where the value is small."""
         size = math.prod(shape)
         # With fewer elements than replicas some pieces would be nothing but padding.
-        if size * np.dtype(dtype).itemsize < self._min_bytes or size < self.mesh.size:
+        if size * np.dtype(dtype).itemsize < self.min_bytes or size < self.mesh.size:
             return MirroredPolicy(self.mesh, self.layout)
         try:
             cut = Cut.of(shape, self.mesh, self.layout)
         # No axis can be divided over the devices of a replica and over the replicas: each replica keeps the value.
         except NotCuttable:
             return MirroredPolicy(self.mesh, self.layout)
-        return ShardedPolicy(self.mesh, min_bytes=self._min_bytes, regather=self.regathers, layout=self.layout, cut=cut)
+        return ShardedPolicy(self.mesh, min_bytes=self.min_bytes, regather=self.regathers, layout=self.layout, cut=cut)
 
     def place(self, value: Numeric) -> jax.Array:
         if isinstance(value, jax.Array):
