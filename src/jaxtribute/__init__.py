@@ -25,6 +25,7 @@ if not _launches():
     from jaxtribute import config as config
     from jaxtribute._src import forks as _forks
     from jaxtribute._src import misspelt as _misspelt
+    from jaxtribute._src import proxies as _proxies
     from jaxtribute._src import roll_call as _roll_call
     from jaxtribute._src.core.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
     from jaxtribute._src.core.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
@@ -61,6 +62,7 @@ if not _launches():
     _default.install()
     _offer_all()
     _forks.guard()
+    _proxies.install()
     _roll_call.install()
     # Before user code can start a backend; this starts none.
     _misspelt.check_names()

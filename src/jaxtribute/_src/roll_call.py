@@ -72,7 +72,7 @@ def call(roster: Roster, bind: str, timeout_s: float) -> None:
 
 
 def foundation(roster: Roster) -> dict[str, str]:
-    """What must be alike on all workers, by name."""
+    """Returns what must be alike on all workers, by name."""
     tls = "with" if os.environ.get("JAX_MTLS_CERT_FILE") else "without"
     return {
         "jax": jax.__version__,
@@ -83,7 +83,7 @@ def foundation(roster: Roster) -> dict[str, str]:
 
 
 class _Door:
-    """Where the first worker is called; once everybody is there, it is closed, and all who wait are told.
+    """The address at which the first worker is called; once everybody is there, it is closed, and they are told.
 
     Args:
       roster: the workers.

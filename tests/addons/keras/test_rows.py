@@ -16,6 +16,7 @@ from jaxtribute._src.addons.keras.rows import FACTOR, Different, Kind, Part, Row
 AXIS = "replica"
 W = jnp.ones((3, 2))
 NOISE = jnp.asarray(np.random.RandomState(0).normal(size=(96, 3)), jnp.float32)
+WEIGHTS = NOISE[:30].T
 EQUAL, RAMP = jnp.tile(jnp.arange(3.0), (96, 1)), jnp.arange(50.0)[:, None]
 
 
@@ -159,6 +160,10 @@ def _noise(number: Any) -> Any:
     return jax.random.normal(jax.random.fold_in(jax.random.key(0), number), (3,))
 
 
+def _slope(x: Any) -> Any:
+    return jax.grad(lambda weights: jnp.square(x @ weights).sum())(WEIGHTS)
+
+
 MEETINGS: dict[str, Callable[[Any], Any]] = {
     "first": lambda x: x[0],
     "last": lambda x: x[-1],
@@ -191,6 +196,8 @@ MEETINGS: dict[str, Callable[[Any], Any]] = {
     "weighted by integers": lambda x: (x.astype(int) * jnp.arange(x.shape[0])[:, None]).astype(float),
     "halves": lambda x: x.reshape(2, -1)[0],
     "pairs of neighbours": lambda x: x.reshape(-1, 2, 3),
+    "weights that its rows have moved": lambda x: x @ (WEIGHTS - 0.1 * _slope(x)),
+    "weights moved along a norm": lambda x: x @ (WEIGHTS + _slope(x) / jnp.sqrt(jnp.square(_slope(x)).sum())),
     "carried": lambda x: lax.scan(lambda total, row: (total + row, total), jnp.zeros(3), x)[1],
 }
 APART: dict[str, Callable[[Any], Any]] = {
@@ -229,6 +236,8 @@ APART: dict[str, Callable[[Any], Any]] = {
     ),
     "noise of NumPy": lambda x: x + np.random.RandomState(x.shape[0]).normal(size=x.shape).astype(np.float32),
     "keys by numbers": lambda x: jax.vmap(lambda i, row: row + _noise(i))(jnp.arange(x.shape[0]), x),
+    "weights that the rows of all have moved": lambda x: x @ (WEIGHTS - 0.1 * lax.psum(_slope(x), AXIS)),
+    "weights that are moved for later": lambda x: WEIGHTS - 0.1 * _slope(x),
     "flipped rows": lambda x: x[:, ::-1],
 }
 

@@ -55,6 +55,7 @@ class Part:
       numbers: the value itself in both programs, if it is a small constant.
       counts: True if it depends on no row, and has another number for each.
       table: the value itself, if it is a constant or a variable, whose rows may differ.
+      moved: the operation that has added to a variable what the rows make, of what is computed of that.
     """
 
     kind: Kind
@@ -62,6 +63,7 @@ class Part:
     numbers: tuple[Any, Any] | None = field(default=None, compare=False)
     counts: bool = field(default=False, compare=False)
     table: Any = field(default=None, compare=False)
+    moved: JaxprEqn | None = field(default=None, compare=False)
 
 
 class Different(Exception):  # noqa: N818
@@ -101,6 +103,7 @@ _FOLDED = (Programs.ELEMENTWISE | _MOVES | frozenset({"reduce_prod", "reduce_max
 }
 _NUMBERED = (Programs.ELEMENTWISE | _MOVES) - {"gather", "dynamic_slice"}
 """Operations on numbers of rows that give such numbers again."""
+_SUMS = frozenset({"add", "add_any", "sub"})
 _LOOPS = frozenset({"scan", "while", "cond"})
 
 
@@ -184,6 +187,7 @@ class Rows:
             return [_of_loop(parts, bool(axes)) for axes in scaled]
         results = [_part(one, other, parts, axes, self._gathered, self._counts) for axes in scaled]
         self._note(one, other, parts, results)
+        results = self._moved(one, parts, results)
         if not self._counts_rows(one, other, parts, scaled[0]):
             return results
         # Of integers, such as places in rows that lie one behind the other, their use tells. With the replica's own
@@ -192,6 +196,17 @@ class Rows:
         deferred = name in _NUMBERED and not unknown and not _is_inexact(one)
         kinds = (Kind.ALIKE, Kind.ROWS) if deferred else (Kind.ALIKE,)
         return [replace(part, counts=part.kind in kinds) for part in results]
+
+    def _moved(self, one: JaxprEqn, parts: list[Part], results: list[Part]) -> list[Part]:
+        """The results, with the operation that has moved a variable by what the rows make, such as their gradient."""
+        if any(part.kind is Kind.ROWS for part in parts):
+            return results
+        moved = next((part.moved for part in parts if part.moved is not None), None)
+        if one.primitive.name in _SUMS and moved is None:
+            made = any(part.kind in (Kind.TOTAL, Kind.OTHER) for part in parts)
+            variable = any(part.kind is Kind.ALIKE and part.numbers is None and not part.counts for part in parts)
+            moved = (self._caller or one) if made and variable else None
+        return results if moved is None else [replace(part, moved=moved) for part in results]
 
     def _counts_rows(self, one: JaxprEqn, other: JaxprEqn, parts: list[Part], along: tuple[int, ...]) -> bool:
         """True if a result, whose axes `along` lie along the rows, has another number for each of them."""
@@ -223,6 +238,9 @@ class Rows:
         rows = [axes for axes, part in zip(along, parts, strict=True) if part.kind is Kind.ROWS and axes]
         if not rows:
             return
+        moved = next((part.moved for part in parts if part.moved is not None), None)
+        if moved is not None:
+            self.meetings.append(("rows with weights that the replica's own rows have moved", moved))
         notes: list[str | None] = [row_meetings.ordered(one, along[0])]
         if parts[0].kind is Kind.ROWS and self._counts is not None:
             for axis in along[0]:

@@ -151,7 +151,7 @@ class StepCost:
 
     @classmethod
     def _made(cls, data: dict[str, Any]) -> StepCost:
-        """What `asdict` gave, out of JSON."""
+        """Makes one of what `asdict` gave, out of JSON."""
         for name in ("flops", "traffic", "memory"):
             data[name] = Line(**data[name])
         data["most"] = tuple(data["most"]) if data.get("most") else None

@@ -111,7 +111,7 @@ class Held:
 
     @classmethod
     def of(cls, variable: Variable) -> Held:
-        """What is to be known of a variable."""
+        """Facts of a variable."""
         policy = variable.policy
         owner, setting = variable.follows or (variable, None)
         mesh = policy.mesh
@@ -173,7 +173,7 @@ class Held:
 
     @classmethod
     def loaded(cls, data: dict[str, Any]) -> Held:
-        """What `asdict` gave, out of JSON."""
+        """Makes one of what `asdict` gave, out of JSON."""
         made: dict[str, Any] = {**data, "shape": tuple(data["shape"])}
         made |= {"alone": Kind(**data["alone"]), "several": Kind(**data["several"])}
         made["layout"] = tuple([tuple(axis) if isinstance(axis, list) else axis for axis in data["layout"]])
@@ -183,7 +183,7 @@ class Held:
 
 
 def holdings(variables: Iterable[Variable]) -> tuple[Held, ...]:
-    """What is held of these variables, those that are alike together."""
+    """Lists what is held of these variables, those that are alike together."""
     counts = Counter(map(Held.of, variables))
     return tuple([replace(one, times=times) for one, times in counts.items()])
 

@@ -32,7 +32,6 @@ from jaxtribute._src.core.cluster import ledger
 from jaxtribute._src.core.cluster.addresses import Address
 from jaxtribute._src.core.cluster.failures import ELSEWHERE, Failure, may_be_broken_collective, say
 from jaxtribute._src.core.cluster.key_values import KeyValues
-from jaxtribute._src.core.cluster.proxies import pass_by_proxies
 from jaxtribute._src.core.cluster.roster import Roster
 from jaxtribute._src.core.cluster.spec import ClusterSpec
 from jaxtribute._src.core.cluster.step_log import Place, StepLog
@@ -328,7 +327,7 @@ class Cluster(KeyValues):
 _current: Cluster | None = None
 """JAX knows one cluster a process, and so does this library."""
 before_start: list[Callable[[Roster, str, float], None]] = []
-"""Called before JAX starts, which waits for workers and names nobody: `_src/roll_call.py` installs itself here."""
+"""Called before JAX starts, with the address to listen at and seconds to wait: `roll_call` and `proxies` are here."""
 
 
 def connect(
@@ -430,10 +429,6 @@ def _prepare(roster: Roster) -> None:
         allocator.tune_allocator()
     # The end of a worker is told by the watch, with its name, instead of by an abort.
     _config.update("jax_enable_recoverability", True)
-    # A proxy reaches no machine of the job, and if it is dead JAX waits for minutes and aborts.
-    pass_by_proxies(member.address for member in roster.members)
-    # Its warning of proxies is of no use any more.
-    _config.update("jax_check_proxy_envs", False)
     # It would take SIGTERM, and programs could no longer be stopped by it.
     _config.update("jax_enable_preemption_service", False)
 

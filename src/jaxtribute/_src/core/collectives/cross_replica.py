@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -18,12 +20,13 @@ from jaxtribute._src.core.collectives.in_replica import elements_along
 from jaxtribute._src.core.collectives.summation import Summation
 from jaxtribute._src.core.jaxprs.core import Tracer, in_words, is_traced
 from jaxtribute._src.core.types import Leaf, Nest, Numeric
+from jaxtribute._src.core.values.agreement import exchanged
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica, ReplicaValues, without_padding
 from jaxtribute._src.core.values.enums import ReduceOp, reduction_of
 from jaxtribute._src.core.values.mesh import AXIS, ReplicaMesh
 from jaxtribute._src.core.values.numbers import summed
 from jaxtribute._src.core.values.operators import operand
-from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, VariableError
 
 Axes = tuple[int, ...] | None
 
@@ -338,6 +341,19 @@ def _repeat(data: Leaf, axis: int, times: int, mesh: ReplicaMesh) -> Any:
     return _everywhere(jnp.concatenate([data] * times, axis), mesh)
 
 
+def same_of(value: PerReplica, what: str, mesh: ReplicaMesh) -> Any:
+    """The array that all replicas gave; a `VariableError` if they gave different ones."""
+    parts = list(map(np.asarray, value.values))
+    own = [f"{part.shape} {hashlib.sha256(np.ascontiguousarray(part).tobytes()).hexdigest()}" for part in parts]
+    told = [own] if mesh.peers is None else exchanged(mesh.peers, what, own)
+    if len(set(chain.from_iterable(told))) > 1:
+        raise VariableError(
+            f"{what} differs between the replicas; here are {parts}. HINT: reduce it "
+            "before (ctx.all_reduce), or have it reduced: reduce_op='SUM' or 'MEAN'; value= and grad= are as gradients."
+        )
+    return mesh.join_copies(value.values)
+
+
 def joined_gradients(grads: Sequence[Leaf], op: ReduceOp | None, mesh: ReplicaMesh) -> list[Any]:
     """The gradients of a `merge_call` as what is still to be reduced: `PerReplica` values; all others are reduced.
 
@@ -349,7 +365,7 @@ def joined_gradients(grads: Sequence[Leaf], op: ReduceOp | None, mesh: ReplicaMe
     joined: list[Any] = []
     for grad in grads:
         if isinstance(grad, PerReplica):
-            joined.append(grad if op is not None else mesh.join_copies(grad.values))
+            joined.append(grad if op is not None else same_of(grad, "a gradient with reduce_op=None", mesh))
             continue
         array = operand(grad)  # all replicas gave this one
         joined.append(array if op is None else reduction_of(op).of_equals(array, mesh.size))

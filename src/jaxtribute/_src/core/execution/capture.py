@@ -283,7 +283,7 @@ class _Varying(Touched):
         if eqn.primitive is equal_p or equalises(eqn, AXIS):
             return [False] * count
         if eqn.primitive is alike_p:
-            _check_alike(eqn.params["name"], given[0])
+            check_same(eqn.params["name"], given[0])
             return given
         # What is computed of values that differ may differ, even if it happens not to: the careful case.
         if any(given) or not count:
@@ -300,7 +300,8 @@ class _Varying(Touched):
         return [True] * count
 
 
-def _check_alike(name: str, varies: bool) -> None:
+def check_same(name: str, varies: bool) -> None:
+    """Refuses a new value of a variable that varies over the replicas, which take it as the same."""
     if varies:
         raise VariableError(
             f"{name} would get a different value on each replica. HINT: reduce the value before it is assigned "

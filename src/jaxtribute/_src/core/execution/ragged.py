@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxtribute._src.core.execution.capture import check_same
 from jaxtribute._src.core.execution.cutting import is_cut
 from jaxtribute._src.core.execution.eager import InnerCollective, NotSplittable
 from jaxtribute._src.core.execution.nests import at
@@ -30,6 +31,7 @@ from jaxtribute._src.core.jaxprs.kinds import is_free, repeatable
 from jaxtribute._src.core.jaxprs.walking import LOOPS, used_by, variables
 from jaxtribute._src.core.types import Numeric
 from jaxtribute._src.core.values.mesh import AXIS
+from jaxtribute._src.core.values.slices import alike_p
 
 
 @dataclass
@@ -98,7 +100,11 @@ def prepare(classes: Sequence[ReplicaClass]) -> set[Number]:
                 raise InnerCollective(f"a collective {where}")
     for one in classes:
         _mark_live(one)
-    return set[Number].intersection(*map(ReplicaClass.all_numbers, classes))
+    common = set[Number].intersection(*map(ReplicaClass.all_numbers, classes))
+    for eqn in chain.from_iterable(first.segments):
+        if eqn.primitive is alike_p:
+            check_same(eqn.params["name"], first.own(eqn, common))
+    return common
 
 
 class _Unlike(Touched):

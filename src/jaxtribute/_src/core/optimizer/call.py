@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
-import numpy as np
 
+from jaxtribute._src.core.collectives.cross_replica import same_of
 from jaxtribute._src.core.context import Context
 from jaxtribute._src.core.execution.nests import is_array
 from jaxtribute._src.core.optimizer.extras import Extras
@@ -16,7 +16,7 @@ from jaxtribute._src.core.types import Leaf
 from jaxtribute._src.core.values.distributed import PerReplica
 from jaxtribute._src.core.values.enums import ReduceOp
 from jaxtribute._src.core.values.slices import alike
-from jaxtribute.errors import ArgumentError, VariableError
+from jaxtribute.errors import ArgumentError
 
 if TYPE_CHECKING:
     from jaxtribute._src.core.optimizer.updates import Update
@@ -72,7 +72,7 @@ class Call:
             return leaf  # for a function, which takes the replica's own
         if context.executor.local:
             return alike(jnp.asarray(leaf), _NAME) if is_array(leaf) else leaf
-        return self._same(leaf) if isinstance(leaf, PerReplica) else leaf
+        return same_of(leaf, _NAME, self._mesh) if isinstance(leaf, PerReplica) else leaf
 
     def _function(self, leaf: Any, idle: Sequence[int], context: Context) -> Any:
         assert self._op is not None
@@ -85,16 +85,6 @@ class Call:
                 "there: have batches that divide (drop_remainder=True)."
             )
         return reduced_in_python(leaf, self._op, self._context.strategy, idle)
-
-    def _same(self, value: PerReplica) -> Any:
-        """The array that all replicas gave."""
-        first, *more = map(np.asarray, value.values)
-        if any(first.shape != further.shape or (first != further).any() for further in more):
-            raise VariableError(
-                f"{_NAME} differs between the replicas: {first} and {more}. HINT: reduce it before, or call it value= "
-                "or grad= if it is reduced as gradients are."
-            )
-        return self._mesh.join_copies(value.values)
 
     def named(self, extras: Sequence[Any], others: Sequence[Any]) -> dict[str, Any]:
         """The arguments by name, of what was given and reduced with the gradients, and the others."""

@@ -72,15 +72,7 @@ class Slots:
 
     @staticmethod
     def policy(plain: Policy, shape: tuple[int, ...], dtype: Any, owner: Policy | None, cut: Cut | None) -> Policy:
-        """The policy of a slot: cut and laid out as the variable that it belongs to.
-
-        Args:
-          plain: that of a new variable.
-          shape: the slot's shape.
-          dtype: its dtype.
-          owner: the policy of the variable that it belongs to, if there is one.
-          cut: how that is updated in slices, if it is.
-        """
+        """The policy of a slot: cut as its variable is updated, and laid out as that one's policy `owner` says."""
         # What belongs to no variable, such as a count of steps, is stored as a new variable would be.
         if owner is None:
             return plain.fitted(shape, dtype)

@@ -24,7 +24,7 @@ from jaxtribute._src.core.jaxprs.walking import Handler, called, evaluate
 from jaxtribute._src.core.types import Array, DType, Nest, Numeric
 from jaxtribute._src.core.values.enums import ReduceOp, reduction_of
 from jaxtribute._src.core.values.mesh import AXIS, reduced
-from jaxtribute._src.core.values.slices import Cut
+from jaxtribute._src.core.values.slices import Cut, alike
 from jaxtribute._src.core.values.variable import Variable
 
 Update = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], dict[str, Any]], list[Any]]
@@ -294,8 +294,8 @@ def reduce_to_slices(
     """
     if op is None:
         # Reduced gradients are the same everywhere: each replica cuts its own piece, and nothing is sent.
-        given = [grad if isinstance(grad, Slice) else jnp.asarray(grad) for grad in grads]
-        return _all_cut(given, sliced)
+        named = ((grad, f"the variable of gradient {i}") for i, grad in enumerate(grads))
+        return _all_cut([grad if isinstance(grad, Slice) else alike(jnp.asarray(grad), n) for grad, n in named], sliced)
     small = [i for i, grad in enumerate(grads) if i not in sliced and not isinstance(grad, Slice)]
     results = replaced_at(small, grads, lambda some: all_reduce(some, op, replicas, idle=idle))
     # Sorted: every replica must come to the collectives in the same order.

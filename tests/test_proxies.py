@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxtribute._src.core.cluster.proxies import pass_by_proxies
+from jaxtribute._src.proxies import pass_by_proxies
 
 READ_FIRST = "no_grpc_proxy"
 PROGRAM = "import jaxtribute as jd; print(jd.MultiWorkerMirroredStrategy().num_replicas_in_sync, 'replicas')"
