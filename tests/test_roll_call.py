@@ -114,21 +114,35 @@ def test_a_worker_that_dies_before_the_others_come_is_missing(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", ["jax", "jaxlib", "TLS", "workers"])
-def test_who_does_not_fit_is_told_and_so_is_the_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_fit_is_told_and_so_is_the_first(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     known = roll_call.foundation
     monkeypatch.setattr(
         roll_call, "foundation", lambda roster: {**known(roster), **({name: "another"} if roster.rank == 1 else {})}
     )
-    results = Calls([0.0, 0.0]).ended()
+    results = Calls([0.0, 0.0], timeout_s=1.0).ended()
+    # The first waits on: who has called may be a stranger.
+    assert isinstance(results[0], DeadlineError)
+    assert isinstance(results[1], ClusterError)
     for error in results.values():
-        assert isinstance(error, ClusterError)
         assert f"  {name}: " in str(error)
-        assert "another on worker 1" in str(error)
+        assert "'another' on worker 1" in str(error)
         assert "HINT" in str(error)
+    assert capsys.readouterr().err.count("'another' on worker 1") == 1
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"\n", b"GET / HTTP/1.1\r\n\r\n", b"[" * 50_000 + b"\n", b"\xff" * 70_000, b'{"rank": true}\n']
+    "line",
+    [
+        b"",
+        b"\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"[" * 50_000 + b"\n",
+        b"\xff" * 70_000,
+        b'{"rank": true}\n',
+        b'{"rank": 1, "foundation": {"jax": "9"}}\n',
+    ],
 )
 def test_strangers_change_nothing(line: bytes) -> None:
     calls = Calls([0.0, 0.5, 0.5])
@@ -197,13 +211,13 @@ def test_a_process_alone_ends_with_a_name(rank: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [{}, {"JAX_MTLS_CERT_FILE": "/nowhere"}])
 def test_two_processes(change: dict[str, Any]) -> None:
-    tasks = addresses(2)
-    (first, said), (second, also) = outputs([started(tasks, 0), started(tasks, 1, **change)])
+    tasks, wait = addresses(2), {"JAXTRIBUTE_TIMEOUT_S": "20"}
+    (first, said), (second, also) = outputs([started(tasks, 0, **wait), started(tasks, 1, **wait, **change)])
     if change:
         assert min(first, second) > 0, said + also
         for text in (said, also):
             assert "TLS: without certificates on worker 0" in text
-            assert "with certificates on worker 1" in text
+            assert "'with certificates' on worker 1" in text
     else:
         assert (first, second) == (0, 0), said + also
         assert said.count("made") == also.count("made") == 1

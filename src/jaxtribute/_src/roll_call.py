@@ -23,6 +23,7 @@ import jaxlib
 
 from jaxtribute._src.core.cluster import runtime
 from jaxtribute._src.core.cluster.addresses import Address, can_connect
+from jaxtribute._src.core.cluster.failures import say
 from jaxtribute._src.core.cluster.roster import Roster
 from jaxtribute._src.core.cluster.waiting import await_workers
 from jaxtribute.errors import ClusterError
@@ -53,15 +54,15 @@ def call(roster: Roster, bind: str, timeout_s: float) -> None:
       timeout_s: seconds to wait.
 
     Raises:
-      DeadlineError: some have not come; it names them.
-      ClusterError: some run on other versions, without TLS, or or in a cluster of another size.
+      DeadlineError: some have not come, or did not fit; it names them.
+      ClusterError: this one does not fit to the first: other versions, without TLS, or a cluster of another size.
       ValueError: `bind` is not free.
     """
     if len(roster.members) < 2:
         return
     if roster.rank == 0:
         with _Door(roster, bind) as door:
-            await_workers(roster, door.absent, _START, timeout_s)
+            await_workers(roster, door.absent, _START, timeout_s, whereabouts=door.problems_of)
         return
     end = time.monotonic() + timeout_s
     leader = roster.members[0].address
@@ -94,9 +95,12 @@ class _Door:
         self._roster, self._own, self._others = roster, foundation(roster), range(1, len(roster.members))
         self._called: dict[int, float] = {}
         self._waiting: dict[int, socket.socket] = {}
+        self._problems: dict[int, str] = {}
         address = Address.parse(bind)
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         try:
+            # By its name a machine may be known under version 6 alone.
+            known = {info[0] for info in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)}
+            family = socket.AF_INET if socket.AF_INET in known else socket.AF_INET6
             # Beside the launcher's socket, which keeps the address free, and before JAX's: both share it so.
             self._socket = socket.create_server(
                 (address.host, address.port), family=family, backlog=1024, reuse_port=hasattr(socket, "SO_REUSEPORT")
@@ -114,11 +118,7 @@ class _Door:
             _answer(connection, {"missing": []})
 
     def absent(self) -> Sequence[int]:
-        """Hears who has called meanwhile; the ranks that have not.
-
-        Raises:
-          ClusterError: one does not fit.
-        """
+        """Hears who has called meanwhile; the ranks that have not."""
         for _ in self._roster.members:  # no more at a look, or strangers could keep it from the deadline
             try:
                 connection, _ = self._socket.accept()
@@ -129,6 +129,10 @@ class _Door:
             if _is_closed(connection):
                 self._waiting.pop(rank).close()
         return self._missing() or [rank for rank in self._others if rank not in self._waiting]
+
+    def problems_of(self, ranks: Sequence[int]) -> str:
+        """Says why workers that have called were sent away."""
+        return "\n".join([self._problems[rank] for rank in ranks if rank in self._problems])
 
     def _missing(self) -> list[int]:
         since = time.monotonic() - _PRESENT_S - 2 * len(self._others) / _CALLS_PER_S
@@ -144,16 +148,19 @@ class _Door:
         differing = [name for name, value in self._own.items() if theirs.get(name) != value]
         if differing:
             names = self._roster.names
+            others = {name: str(theirs.get(name))[:_SHOWN] for name in differing}
             lines = [
-                f"  {name}: {self._own[name]} on {names[0]}, {theirs.get(name)!s:.80} on {names[rank]}"
-                for name in differing
+                f"  {name}: {self._own[name]} on {names[0]}, {others[name]!a} on {names[rank]}" for name in differing
             ]
             problem = (
                 "the workers of this cluster do not fit together:\n" + "\n".join(lines) + "\nHINT: install the same "
                 "versions and extras on all machines, and give all the same cluster and the same certificates."
             )
             _answer(connection, {"wrong": problem})
-            raise ClusterError(problem)
+            # That worker ends. This one waits on, or whoever reaches the port could end the job before it begins.
+            if self._problems.setdefault(rank, problem) is problem:
+                say(problem)
+            return
         self._called[rank] = time.monotonic()
         if missing := self._missing():
             _answer(connection, {"missing": missing})
