@@ -143,6 +143,40 @@ class TestModules:
         assert len(model.submodules) == 2
         assert (model.name, model.submodules[0].name) == ("model", "layer")
 
+    def test_names_are_those_of_tensorflow(self) -> None:
+        class Dense2D(tf.Module):
+            def __init__(self, name: str | None = None) -> None:
+                super().__init__(name)
+                with self.name_scope:
+                    self.b = tf.Variable(0.0, name="b")
+
+        class MLPBlock(tf.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                with self.name_scope:
+                    self.w = tf.Variable(1.0, name="w")
+                    self.inner = [Dense2D(), Dense2D("other")]
+
+            @tf.Module.with_name_scope
+            def __call__(self, x: float) -> Any:
+                self.late = tf.Variable(2.0, trainable=False, name="late")
+                return x * self.w
+
+        with tf.name_scope("outer"):
+            module = MLPBlock()
+        assert module(3.0) == 3.0
+        # As TensorFlow 2.21 names them.
+        names = ["late:0", "w:0", "dense2_d/b:0", "other/b:0"]
+        assert [v.name for v in module.variables] == [f"outer/mlp_block/{name}" for name in names]
+        assert [v.name for v in module.non_trainable_variables] == ["outer/mlp_block/late:0"]
+        assert [one.name for one in module.submodules] == ["dense2_d", "other"]
+        made = {name: type(name, (tf.Module,), {})().name for name in ("HTTPServer", "myThing", "Conv2DLayer", "RNN")}
+        assert list(made.values()) == ["http_server", "my_thing", "conv2_d_layer", "rnn"]
+
+    def test_a_name_that_is_none(self) -> None:
+        with pytest.raises(ValueError, match=r"'a b' is no name of a module.*HINT"):
+            tf.Module("a b")
+
     def test_modules_that_hold_each_other(self) -> None:
         one, two = tf.Module("one"), tf.Module("two")
         one.other, two.other = two, one  # pyright: ignore[reportAttributeAccessIssue]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from jaxtribute import Variable as JdVariable
 from jaxtribute import VariableAggregation, VariableSynchronization
 from jaxtribute._src.addons.compat.tf.conversion import ShapeLike, TensorLike, as_typed_tensor
-from jaxtribute._src.addons.compat.tf.naming import created, scoped
+from jaxtribute._src.addons.compat.tf.naming import created, name_scope, scoped
 from jaxtribute._src.addons.compat.tf.specs import TensorShape
 from jaxtribute.errors import ArgumentError
 from jaxtribute.extending import ArrayOperators
@@ -137,22 +140,51 @@ def _value(initial_value: TensorLike, dtype: DType) -> Any:
     return as_typed_tensor(initial_value, dtype)
 
 
+M = TypeVar("M", bound="Module")
+P = ParamSpec("P")
+R = TypeVar("R")
+_WORDS = re.compile("((?<=[a-z0-9])[A-Z]|(?!^)[A-Z](?=[a-z]))")
+"""The first letters of the words of a class's name, but for the first."""
+
+
 class Module:
     """Collects the variables and modules that its attributes hold, at any depth of lists, tuples and dictionaries.
 
     Args:
-      name: a name; by default that of the class in lower case.
+      name: a Python identifier; by default made of the class's name, `my_layer` of `MyLayer`.
+
+    Raises:
+      ArgumentError: the name is no identifier.
 
     Source: `tf.Module`.
     """
 
     def __init__(self, name: str | None = None) -> None:
-        self._name = name or type(self).__name__.lower()
+        self._name = name or _WORDS.sub(r"_\1", type(self).__name__).lower()
+        if not self._name.isidentifier():
+            raise ArgumentError(f"{self._name!r} is no name of a module. HINT: take letters, digits and _ alone.")
+        self._scope = f"{scoped(self._name)}/"
 
     @property
     def name(self) -> str:
         """The name."""
         return self._name
+
+    @property
+    def name_scope(self) -> AbstractContextManager[str]:
+        """A block in which variables are named as the module's, whatever scopes are around it."""
+        return name_scope(self._scope)
+
+    @classmethod
+    def with_name_scope(cls, method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
+        """Makes a method run in the module's `name_scope`."""
+
+        @functools.wraps(method)
+        def named(self: M, *args: P.args, **kwargs: P.kwargs) -> R:
+            with self.name_scope:
+                return method(self, *args, **kwargs)
+
+        return named
 
     @property
     def variables(self) -> tuple[JdVariable, ...]:
@@ -167,6 +199,11 @@ class Module:
     def trainable_variables(self) -> tuple[JdVariable, ...]:
         """The variables that optimizers should update."""
         return tuple(variable for variable in self.variables if variable.trainable)
+
+    @property
+    def non_trainable_variables(self) -> tuple[JdVariable, ...]:
+        """The others."""
+        return tuple(variable for variable in self.variables if not variable.trainable)
 
     @property
     def submodules(self) -> tuple[Module, ...]:
