@@ -16,10 +16,10 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 import jax
-import jaxlib
 
 from jaxtribute._src.core.cluster import runtime
 from jaxtribute._src.core.cluster.addresses import Address, can_connect
@@ -77,7 +77,7 @@ def foundation(roster: Roster) -> dict[str, str]:
     tls = "with" if os.environ.get("JAX_MTLS_CERT_FILE") else "without"
     return {
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": version("jaxlib"),
         "TLS": f"{tls} certificates",
         "workers": str(len(roster.members)),
     }

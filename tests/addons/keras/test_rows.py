@@ -247,6 +247,11 @@ def test_rows_that_meet_or_are_chosen_by_their_places(name: str) -> None:
     assert analysed(MEETINGS[name], 24)[1].meetings
 
 
+def test_noise_of_each_replica_is_none_of_its_rows() -> None:
+    noisy = analysed(lambda x: x @ (WEIGHTS + _noise(lax.axis_index(AXIS))[:, None]), 24)[1].meetings
+    assert not [what for what, _ in noisy if "moved" in what]
+
+
 @pytest.mark.parametrize("name", APART)
 def test_rows_that_are_treated_alike(name: str) -> None:
     assert not analysed(APART[name], 24)[1].meetings

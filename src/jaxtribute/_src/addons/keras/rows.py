@@ -55,6 +55,7 @@ class Part:
       numbers: the value itself in both programs, if it is a small constant.
       counts: True if it depends on no row, and has another number for each.
       table: the value itself, if it is a constant or a variable, whose rows may differ.
+      of_rows: True if it is known to be computed of rows, of values whose kind is not known.
       moved: the operation that has added to a variable what the rows make, of what is computed of that.
     """
 
@@ -63,6 +64,7 @@ class Part:
     numbers: tuple[Any, Any] | None = field(default=None, compare=False)
     counts: bool = field(default=False, compare=False)
     table: Any = field(default=None, compare=False)
+    of_rows: bool = field(default=False, compare=False)
     moved: JaxprEqn | None = field(default=None, compare=False)
 
 
@@ -199,11 +201,13 @@ class Rows:
 
     def _moved(self, one: JaxprEqn, parts: list[Part], results: list[Part]) -> list[Part]:
         """The results, with the operation that has moved a variable by what the rows make, such as their gradient."""
+        if any(part.kind in (Kind.ROWS, Kind.TOTAL) or part.of_rows for part in parts):
+            results = [replace(part, of_rows=True) if part.kind is Kind.OTHER else part for part in results]
         if any(part.kind is Kind.ROWS for part in parts):
             return results
         moved = next((part.moved for part in parts if part.moved is not None), None)
-        if one.primitive.name in _SUMS and moved is None:
-            made = any(part.kind in (Kind.TOTAL, Kind.OTHER) for part in parts)
+        if one.primitive.name in _SUMS and moved is None and _is_inexact(one):
+            made = any(part.kind is Kind.TOTAL or part.of_rows for part in parts)
             variable = any(part.kind is Kind.ALIKE and part.numbers is None and not part.counts for part in parts)
             moved = (self._caller or one) if made and variable else None
         return results if moved is None else [replace(part, moved=moved) for part in results]
