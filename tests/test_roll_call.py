@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -20,18 +21,13 @@ from jaxtribute._src import roll_call
 from jaxtribute._src.core.cluster import runtime
 from jaxtribute._src.core.cluster.roster import Roster
 from jaxtribute.errors import ClusterError, DeadlineError
+from processes import free_ports
 
 DEADLINE_S = 60.0
 
 
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
-
-
 def addresses(workers: int) -> list[str]:
-    return [f"127.0.0.1:{free_port()}" for _ in range(workers)]
+    return [f"127.0.0.1:{port}" for port in free_ports(workers)]
 
 
 class Calls:
@@ -39,6 +35,7 @@ class Calls:
 
     def __init__(self, delays: Sequence[float | None], timeout_s: float = DEADLINE_S) -> None:
         self.tasks = addresses(len(delays))
+        self.port = int(self.tasks[0].rpartition(":")[2])
         self.results: dict[int, BaseException | None] = {}
         self._timeout_s = timeout_s
         self._threads = [
@@ -59,7 +56,18 @@ class Calls:
             return
         self.results[rank] = None
         if rank == 0:  # as JAX's service does, which takes the address over
-            self.service = socket.create_server(("127.0.0.1", int(self.tasks[0].rpartition(":")[2])))
+            self.service = socket.create_server(("127.0.0.1", self.port))
+
+    def hear(self, line: bytes) -> None:
+        """Says a line to the first worker, once it listens, and is gone."""
+        end = time.monotonic() + DEADLINE_S
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                with socket.create_connection(("127.0.0.1", self.port), 5.0) as connection:
+                    connection.sendall(line)
+                return
+            time.sleep(0.01)
+        pytest.fail("the first worker does not listen")
 
     def ended(self) -> dict[int, BaseException | None]:
         end = time.monotonic() + DEADLINE_S
@@ -99,15 +107,7 @@ def test_a_worker_that_dies_before_the_others_come_is_missing(monkeypatch: pytes
     calls = Calls([0.0, None, 0.0], timeout_s=2.0)
     # It calls, hears that somebody is missing, or waits to be told, and is gone.
     roster = Roster.of({"worker": calls.tasks}, "worker", 1)
-    line = json.dumps({"rank": 1, "foundation": roll_call.foundation(roster)}).encode() + b"\n"
-    end = time.monotonic() + DEADLINE_S
-    while time.monotonic() < end:
-        try:
-            with socket.create_connection(("127.0.0.1", int(calls.tasks[0].rpartition(":")[2])), 5.0) as connection:
-                connection.sendall(line)
-            break
-        except ConnectionRefusedError:
-            time.sleep(0.01)
+    calls.hear(json.dumps({"rank": 1, "foundation": roll_call.foundation(roster)}).encode() + b"\n")
     error = calls.ended()[0]
     assert isinstance(error, DeadlineError)
     assert "for worker 1" in str(error)
@@ -146,14 +146,7 @@ def test_who_does_not_fit_is_told_and_so_is_the_first(
 )
 def test_strangers_change_nothing(line: bytes) -> None:
     calls = Calls([0.0, 0.5, 0.5])
-    end = time.monotonic() + DEADLINE_S
-    while time.monotonic() < end:
-        try:
-            with socket.create_connection(("127.0.0.1", int(calls.tasks[0].rpartition(":")[2])), 5.0) as connection:
-                connection.sendall(line)
-            break
-        except OSError:
-            time.sleep(0.01)
+    calls.hear(line)
     assert calls.ended() == dict.fromkeys(range(3))
 
 

@@ -12,6 +12,7 @@ What comes from the network is a line of JSON, of which only names of versions a
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import time
@@ -66,7 +67,8 @@ def call(roster: Roster, bind: str, timeout_s: float) -> None:
         return
     end = time.monotonic() + timeout_s
     leader = roster.members[0].address
-    await_workers(roster, lambda: _missing(roster, leader), _START, timeout_s)
+    line = json.dumps({"rank": roster.rank, "foundation": foundation(roster)}).encode() + b"\n"
+    await_workers(roster, lambda: _missing(roster, line), _START, timeout_s)
     # The door is closed: whoever listens there now is JAX's service.
     left_s = max(_ANSWER_S, end - time.monotonic())
     await_workers(roster, lambda: [] if can_connect(leader, 1.0) else [0], _START, left_s)
@@ -136,7 +138,9 @@ class _Door:
 
     def _missing(self) -> list[int]:
         since = time.monotonic() - _PRESENT_S - 2 * len(self._others) / _CALLS_PER_S
-        return [rank for rank in self._others if rank not in self._waiting and self._called.get(rank, 0.0) < since]
+        return [
+            rank for rank in self._others if rank not in self._waiting and self._called.get(rank, -math.inf) < since
+        ]
 
     def _hear(self, connection: socket.socket) -> None:
         connection.settimeout(_SPEAK_S)
@@ -171,21 +175,16 @@ class _Door:
         self._waiting[rank] = connection
 
 
-def _missing(roster: Roster, leader: str) -> Sequence[int]:
-    """Calls the first worker; who is missing, as far as it knows."""
+def _missing(roster: Roster, line: bytes) -> Sequence[int]:
+    """Calls the first worker with a line; who is missing, as far as it knows."""
     time.sleep(len(roster.members) / _CALLS_PER_S)
-    address = Address.parse(leader)
+    address = Address.parse(roster.members[0].address)
     try:
-        connection = socket.create_connection((address.host, address.port), timeout=_ANSWER_S)
+        with socket.create_connection((address.host, address.port), timeout=_ANSWER_S) as connection:
+            connection.sendall(line)
+            told = _read(connection)
     except OSError:
         return [0]
-    line = json.dumps({"rank": roster.rank, "foundation": foundation(roster)})
-    with connection:
-        try:
-            connection.sendall(line.encode() + b"\n")
-        except OSError:
-            return [0]
-        told = _read(connection)
     if told is None:
         return [0]
     if "wrong" in told:
