@@ -76,6 +76,26 @@ def test_what_a_wrong_gradient_leads_to_is_no_mistake_of_its_own(transform: Any)
     assert place.line == line_of("averaged"), str(found)
 
 
+@pytest.mark.parametrize("bound", [1e-2, 0.5, 1e3])
+def test_a_mean_that_a_clip_hides_on_batches_that_divide_is_named_as_without_the_clip(bound: float) -> None:
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        w = jd.Variable(jnp.full(COLUMNS, 0.3))
+        optimizer = jd.Optimizer(optax.chain(optax.clip_by_global_norm(bound), optax.sgd(0.1)), [w])
+
+    def update(x: Any, y: Any) -> None:
+        _, gradients = jd.value_and_grad(lambda: ((x @ w - y) ** 2).mean(), [w])()
+        optimizer.apply_gradients(gradients)
+
+    @jd.function
+    def step(x: Any, y: Any) -> None:
+        strategy.run(update, (x, y))
+
+    found = verified(step, strategy)
+    assert [one.culprit.pattern.name for one in found.findings] == ["local-mean"], str(found)
+    assert not found.findings[0].conditional, str(found)
+
+
 @pytest.mark.parametrize("rate", [1e-1, 1e-5], ids=["large", "small"])
 def test_a_mistake_is_found_behind_code_around_the_replicas_also_by_small_changes_of_large_values(rate: float) -> None:
     strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])

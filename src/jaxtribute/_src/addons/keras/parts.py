@@ -195,9 +195,11 @@ class PartsOfSteps:
         if loss not in (0, 1) and not rows.meetings:
             _say(
                 f"the loss of {self._model.name!r} is no sum and no mean over the examples, such as a root, a product "
-                "or a ratio of sums: the mean of the replicas' losses, by their shares of the examples, is not quite "
-                "what one device computes of the whole batch. HINT: divide by, or compute with, what "
-                "get_replica_context().all_reduce('SUM', x) has made of sums."
+                "or a ratio of sums, or a loss of inputs that a gradient of a mean has moved: the mean of the "
+                "replicas' losses, by their shares of the examples, is not what one device computes of the whole "
+                "batch. HINT: divide by, or compute with, what get_replica_context().all_reduce('SUM', x) has made of "
+                "sums; for a gradient with respect to inputs, differentiate a sum over the examples, and divide by "
+                "the number of examples of all replicas."
             )
         numbers = [_degree(part) for name, part in outputs.items() if isinstance(name, Number)]
         if None in numbers and not told:

@@ -64,7 +64,9 @@ def grouped(wrong: Sequence[tuple[Arrangement, list[Difference]]]) -> Iterator[G
         groups.setdefault(tuple(where), []).append(key)
     for where, keys in sorted(groups.items(), key=lambda group: -len(group[0]))[:_GROUPS]:
         # Where all replicas have as many rows, fewer things can be the reason; fewer replicas are easier to read.
-        alike = [pair for pair in wrong if pair[0] in where and pair[0].kind == where[0].kind]
+        kinds = [each.kind for each in where]
+        kind = "divides" if "divides" in kinds else kinds[0]
+        alike = [pair for pair in wrong if pair[0] in where and pair[0].kind == kind]
         arrangement, everything = max(alike, key=lambda pair: len(pair[1]))
         apart = [difference for difference in everything if difference.key in keys]
         # What a clip hides in this arrangement only seems to be right.

@@ -225,10 +225,8 @@ class Rendezvous:
             lines.append(f"  replica {i} " + ("has ended" if ended else f"calls {replica.meeting} at {replica.place}"))
         hint = "call collectives and merge_call on every replica, outside conditions that depend on the replica"
         if self._idle:
-            hint += (
-                f"; replicas {list(self._idle)} have no rows, and the loss of no rows may depend on less: compile the "
-            )
-            hint += "step, @jd.function, or drop the remainder"
+            hint += f"; replicas {list(self._idle)} have no rows, and the loss of no rows may depend on less: leave no "
+            hint += "collective out there, compile a step that is not (@jd.function), or drop the remainder"
         return ContextError(
             "the replicas do not meet: each must make the same collective calls in the same order, but\n"
             + "\n".join(lines)
