@@ -174,6 +174,24 @@ def test_a_disk_that_takes_nothing_more(
     manager.close()
 
 
+def test_a_folder_of_which_only_the_outer_one_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = jd.CheckpointManager(jd.Checkpoint(v=1), tmp_path, block=True)
+    make = Path.mkdir
+
+    def fail(path: Path, *args: Any, **settings: Any) -> None:
+        if path.name == committing.STATE:
+            make(path.parent, *args, **settings)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        make(path, *args, **settings)
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(CheckpointError, match=r"ckpt-1 was not saved: .*HINT: .*free some space"):
+        manager.save()
+    assert [path.name for path in tmp_path.iterdir()] == [".ckpt.owner"]
+    monkeypatch.undo()
+    manager.close()
+
+
 _FULL = """
     import os, sys
     import jax.numpy as jnp

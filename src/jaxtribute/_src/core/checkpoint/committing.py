@@ -234,7 +234,8 @@ class Save:
         if old != self.path:  # a program was killed while it replaced this checkpoint
             old.rename(self.path)
         remove(self.unfinished)
-        (self.unfinished / STATE).mkdir(parents=True)
+        with self._clearing():
+            (self.unfinished / STATE).mkdir(parents=True)
 
     def _write(self) -> None:
         arrays.write(self.unfinished / STATE, self.arrays)
