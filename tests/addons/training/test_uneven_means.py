@@ -323,3 +323,34 @@ def test_gradients_of_means_whose_mean_an_optimizer_takes_are_not_said_to_be_add
         warnings.simplefilter("always")
         minimized(SUMMED["a mean"], "MEAN")
     assert not any("adds them up" in str(one.message) for one in told)
+
+
+@pytest.mark.parametrize("rows", [8, 5])
+@pytest.mark.parametrize("carried", ["a key", "an integer"])
+def test_loops_that_carry_integers_and_are_computed_again_in_the_derivative(carried: str, rows: int) -> None:
+    batch = np.random.default_rng(1).normal(size=(rows, 3)).astype(np.float32)
+
+    def trained(strategy: jd.Strategy) -> np.ndarray:
+        with strategy.scope():
+            model = jd.Model({"w": jnp.full((2, 3, 3), 0.1)}, optax.sgd(0.1))
+
+        def forward(x: Any, begin: Any) -> Any:
+            def layer(carry: Any, w: Any) -> Any:
+                h, count = carry
+                return (jnp.tanh(h @ w), jax.random.split(count)[0] if carried == "a key" else count + 1), None
+
+            weights: Any = model.value
+            return lax.scan(jax.checkpoint(layer), (x, begin), weights["w"])[0][0]
+
+        def train(x: Any) -> None:
+            begins = jnp.arange(len(x))
+            begins = jax.vmap(jax.random.key)(begins) if carried == "a key" else begins
+            model.minimize(lambda: (jax.vmap(forward)(x, begins) ** 2).sum() / rows)
+
+        step = jd.function(lambda x: strategy.run(train, (x,)))
+        for x in strategy.experimental_distribute_dataset([batch] * 2):
+            step(x)
+        return np.asarray(model.value["w"])  # pyright: ignore[reportIndexIssue]
+
+    for strategy in (FOUR, jd.FullyShardedStrategy([f"CPU:{i}" for i in range(4)], min_bytes=0)):
+        np.testing.assert_allclose(trained(strategy), trained(jd.OneDeviceStrategy("CPU:0")), rtol=1e-5)

@@ -113,9 +113,7 @@ class Scales:
 
     def _number(self, atom: Any) -> float | None:
         """The number that a value is, or all elements of an array are, if it is known."""
-        if not isinstance(atom, Literal):
-            return self._numbers.get(atom)
-        return float(atom.val) if np.isrealobj(atom.val) and np.ndim(atom.val) == 0 else None
+        return number_of(atom) if isinstance(atom, Literal) else self._numbers.get(atom)
 
     def _note_number(self, eqn: JaxprEqn) -> None:
         """Takes note of a result that is made of one known number alone."""
@@ -128,6 +126,12 @@ class Scales:
             return
         if _is_real(Programs.aval(eqn.outvars[0])):
             self._numbers[eqn.outvars[0]] = number
+
+
+def number_of(literal: Any) -> float | None:
+    """The number that a literal is; None if it is none, as the derivative of an integer is."""
+    value = np.asarray(literal.val)
+    return float(value) if _is_real(value) and value.ndim == 0 else None
 
 
 def _is_real(value: Any) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxtribute import REPLICA_AXIS as AXIS
 from jaxtribute import Optimizer
-from jaxtribute._src.addons.training.scales import MOST, ReplicaProgram, Scales
+from jaxtribute._src.addons.training.scales import MOST, ReplicaProgram, Scales, number_of
 from jaxtribute.extending import Callers, Jaxpr, JaxprEqn, Literal, Programs, points
 from jaxtribute.nn import compute_average_loss
 
@@ -195,8 +195,8 @@ def _differ(scales: Sequence[Scales], values: Sequence[Iterable[Any]], every: bo
 
 def _plain(atoms: Sequence[Any]) -> list[float]:
     """Those of some operands that are plain numbers."""
-    values = [atom.val for atom in atoms if isinstance(atom, Literal)]
-    return [float(value) for value in values if np.isrealobj(value) and np.ndim(value) == 0]
+    numbers = (number_of(atom) for atom in atoms if isinstance(atom, Literal))
+    return [number for number in numbers if number is not None]
 
 
 points.UNEVEN.register(check)
