@@ -84,7 +84,7 @@ def test_a_mean_that_a_clip_hides_on_batches_that_divide_is_named_as_without_the
         optimizer = jd.Optimizer(optax.chain(optax.clip_by_global_norm(bound), optax.sgd(0.1)), [w])
 
     def update(x: Any, y: Any) -> None:
-        _, gradients = jd.value_and_grad(lambda: ((x @ w - y) ** 2).mean(), [w])()
+        _, gradients = jd.value_and_grad(lambda: jnp.square(x @ w - y).mean(), [w])()
         optimizer.apply_gradients(gradients)
 
     @jd.function
