@@ -313,13 +313,25 @@ class Machine:
         try:
             for turn in range(_LOOPS_AT_MOST):
                 (more,) = yield from self.run(params["cond_jaxpr"], [*asked, *carry], place)
-                if not np.all(more):
+                if not np.any(more):
                     self._turned(turn)
                     return carry
-                carry = yield from self.run(params["body_jaxpr"], [*held, *carry], place, part=1)
+                after = yield from self.run(params["body_jaxpr"], [*held, *carry], place, part=1)
+                carry = (
+                    [self._gone_on(more, *pair) for pair in zip(after, carry, strict=True)] if np.ndim(more) else after
+                )
         finally:
             self._looping -= 1
         raise CannotVerify(f"{place or 'an unknown line'} loops more than {_LOOPS_AT_MOST:,} times")
+
+    def _gone_on(self, more: Any, after: Any, before: Any) -> Any:
+        """A value of several loops in one, as `jax.vmap` makes them: each ends by its own condition."""
+        shape = (*np.shape(more), *(1,) * (after.ndim - np.ndim(more)))
+        if not is_key(after):
+            return self._tape.same(np.where(np.reshape(more, shape), after, before), after, before)
+        import jax.numpy as jnp
+
+        return jnp.where(jnp.reshape(more, shape), after, before)
 
     def _cond(self, eqn: JaxprEqn, operands: list[Any], place: Place | None) -> Running:
         branches = eqn.params["branches"]
