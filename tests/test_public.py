@@ -153,6 +153,16 @@ def test_names_that_are_loaded_when_they_are_asked_for_are_listed() -> None:
     assert {"__version__", "Checkpoint", "Optimizer", "nn"} <= set(dir(jd))
 
 
+@pytest.mark.slow
+def test_every_public_module_is_reached_from_the_first_one() -> None:
+    from processes import run_python
+
+    found = (one.name for one in pkgutil.walk_packages(jd.__path__, "jaxtribute.") if "_src" not in one.name)
+    names = [name for name in found if not {"cli", "__main__", "pytest_plugin"} & set(name.split("."))]
+    assert {"visualize", "compat.tf.data", "integrations.safetensors"} <= {name.partition(".")[2] for name in names}
+    run_python("\n".join(["import jaxtribute", *names]))  # where nobody has imported them
+
+
 def test_public_classes_and_functions_are_pickled_by_their_names() -> None:
     """What a user imports by name goes to a worker or another process as a name, and is the same one there."""
     modules = [module.name for module in pkgutil.iter_modules(jd.__path__, "jaxtribute.") if "._" not in module.name]

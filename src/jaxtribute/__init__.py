@@ -71,15 +71,26 @@ if not _launches():
 
 if _TYPE_CHECKING:
     __version__: str
+    from jaxtribute import bench as bench
+    from jaxtribute import checkpoint as checkpoint
     from jaxtribute import cluster_resolver as cluster_resolver
+    from jaxtribute import compat as compat
     from jaxtribute import coordinator as coordinator
     from jaxtribute import debug as debug
     from jaxtribute import experimental as experimental
     from jaxtribute import extending as extending
+    from jaxtribute import input as input
+    from jaxtribute import integrations as integrations
     from jaxtribute import nn as nn
+    from jaxtribute import partitioners as partitioners
+    from jaxtribute import planning as planning
     from jaxtribute import precision as precision
+    from jaxtribute import profiling as profiling
+    from jaxtribute import rpc as rpc
     from jaxtribute import summary as summary
     from jaxtribute import testing as testing
+    from jaxtribute import typing as typing
+    from jaxtribute import visualize as visualize
     from jaxtribute._src.addons.live.progress import progress as progress
     from jaxtribute._src.addons.models.model import Model as Model
     from jaxtribute._src.addons.parameter_servers.engines.server import Server as Server

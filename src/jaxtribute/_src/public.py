@@ -49,7 +49,7 @@ def lazy_names(home: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
         if name not in names:
             raise AttributeError(f"module {home!r} has no attribute {name!r}", name=name)
         place = names[name]
-        value: Any = None if place == "jaxtribute" else getattr(_load(home, name, place), name, None)
+        value: Any = None if place in ("jaxtribute", home) else getattr(_load(home, name, place), name, None)
         if value is None:
             value = _load(home, name, f"{place}.{name}")
         _readdress(value, home)
