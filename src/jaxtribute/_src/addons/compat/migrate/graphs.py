@@ -252,7 +252,7 @@ def _called_early(tree: ast.Module, names: Names) -> set[str]:
 
 def find_fits(source: Source, names: Names) -> Iterator[Finding]:
     """Keras's `fit` and `evaluate` of a dataset in programs of parameter servers, whose workers make their own data."""
-    made = {_strategy_made(call, names) for call in nodes(source.tree, ast.Call)} - {""}
+    made = {strategy_made(call, names) for call in nodes(source.tree, ast.Call)} - {""}
     if not any(name.endswith(".ParameterServerStrategy") for name in made):
         return
     for node in nodes(source.tree, ast.Call):
@@ -296,7 +296,7 @@ def find_weights(source: Source, names: Names) -> Iterator[Finding]:
 
 def _splits(call: ast.Call, names: Names) -> bool:
     """True if a call makes a strategy of parameter servers that splits variables."""
-    if not _strategy_made(call, names).endswith(".ParameterServerStrategy"):
+    if not strategy_made(call, names).endswith(".ParameterServerStrategy"):
         return False
     # The partitioner is the strategy's second argument.
     return len(call.args) > 1 or keyword(call, "variable_partitioner") is not None
@@ -310,7 +310,7 @@ def _makes_weights(node: ast.expr, names: Names) -> bool:
     )
 
 
-def _strategy_made(call: ast.Call, names: Names) -> str:
+def strategy_made(call: ast.Call, names: Names) -> str:
     """The class of strategy that a call makes; empty for any other call."""
     name = names.called_by(call)
     return name if name.endswith("Strategy") and name.startswith(("tf.distribute.", "tf.compat.v1.")) else ""
@@ -320,7 +320,7 @@ def find_written(source: Source, names: Names) -> Iterator[Finding]:
     """Variables of a scope that replicas may write, as TensorFlow's `tf.Variable` says no aggregation for them."""
     calls = list(nodes(source.tree, ast.Call))
     runs = any(isinstance(call.func, ast.Attribute) and call.func.attr == "run" for call in calls)
-    made = {_strategy_made(call, names).rpartition(".")[2] for call in calls}
+    made = {strategy_made(call, names).rpartition(".")[2] for call in calls}
     # Others keep one copy, or have rules of their own for writes.
     if not runs or made & {"ParameterServerStrategy", "CentralStorageStrategy"}:
         return
