@@ -13,7 +13,7 @@ from jaxtribute._src.addons.compat.migrate.naming import Names
 
 MAYBE, SURE = 1, 2
 _ROUNDS = 4
-"""How often functions are read, each time with what is known of those that they call."""
+"""Number of times that functions are read, each time with what is known of those that they call."""
 _MODULES = ("math", "linalg", "nn", "random", "image", "signal", "bitwise", "raw_ops", "keras.ops", "keras.backend")
 _KERAS = ("keras.losses", "keras.metrics", "keras.activations")
 # What these return is known while a function is traced, or is no array.
@@ -67,7 +67,7 @@ def joined(values: Iterable[Value]) -> Value:
 
 
 class Arrays:
-    """What is an array in the functions of a program that are traced.
+    """Arrays in the functions of a program that are traced.
 
     Attributes:
       traced: the functions that are.

@@ -130,12 +130,11 @@ class _Reader:
 
 
 def _finding(node: ast.expr | ast.stmt, what: str, level: int) -> Finding:
-    known = "a condition" if what not in _WRITE or not what.endswith("()") else "a number"
+    asked = "number" if what.endswith("()") else "condition"
     if level == SURE:
-        advice = f"{known[2:]} must be known while the function is traced, and an array gives it: use {_WRITE[what]}"
-        advice = f"the {advice}"
+        advice = f"the {asked} must be known while the function is traced, and an array gives it: use {_WRITE[what]}"
     else:
-        advice = f"if a tensor gives {known}, this is an error while the function is traced: use {_WRITE[what]}"
+        advice = f"if a tensor gives the {asked}, this is an error while the function is traced: use {_WRITE[what]}"
     if isinstance(node, ast.If) and any(_assigns(one) for one in nodes(node, ast.Call)):
         advice += (
             ". Neither may assign variables: write v.assign(tf.where(condition, new, v)), or call the function with "
