@@ -253,3 +253,8 @@ def test_functions_that_run_as_python_are_let_alone(code: str) -> None:
 def test_a_function_that_is_passed_to_tf_function_is_compiled() -> None:
     code = "def step(x):\n    if counter > 0:\n        x = x + 1\ncompiled = tf.function(step)\n"
     assert told(f"import jaxtribute.compat.tf as tf\ncounter = tf.Variable(1)\n{code}") == ["if"]
+
+
+def test_classes_that_are_bases_of_each_other_are_read() -> None:
+    code = "class A(B):\n    def f(self):\n        self.g(1)\nclass B(A):\n    def f(self):\n        self.g(2)\n"
+    assert told(f"import tensorflow as tf\n{code}") == []

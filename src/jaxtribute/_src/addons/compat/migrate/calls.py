@@ -118,12 +118,14 @@ class Functions:
                         yield function, {}
 
     def _method(self, of: ast.ClassDef | None, methods: tuple[str, ...]) -> Function | None:
-        while of is not None:
+        # Two classes of one text may each name the other as a base.
+        seen = set[ast.ClassDef]()
+        while of is not None and of not in seen:
+            seen.add(of)
             for one in of.body:
                 if isinstance(one, ast.FunctionDef) and one.name in methods:
                     return one
-            bases = [self._classes[name] for name in map(ast.unparse, of.bases) if name in self._classes]
-            of = bases[0] if bases and bases[0] is not of else None
+            of = next((self._classes[name] for name in map(ast.unparse, of.bases) if name in self._classes), None)
         return None
 
     def _nearest(self, known: list[Function], place: Place) -> Function | None:
