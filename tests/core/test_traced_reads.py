@@ -221,7 +221,11 @@ def test_compiled_steps_stay_compiled() -> None:
     assert program.jitted._cache_size() == 1
 
 
-def test_many_new_traces_are_explained_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("uncompiled", [True, False])
+def test_many_new_traces_are_explained_once(
+    uncompiled: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traced_reads, "uncompiled", uncompiled)
     v = jd.Variable(2.0, name="temperature")
     call = jax.jit(lambda x: x * v.read_value())
     traced_reads._again = 0  # pyright: ignore[reportPrivateUsage]
@@ -231,7 +235,8 @@ def test_many_new_traces_are_explained_once(caplog: pytest.LogCaptureFixture) ->
     told = [record.getMessage() for record in caplog.records if "traced eager code anew" in record.getMessage()]
     assert len(told) == 1
     assert "temperature" in told[0]
-    assert "jd.function" in told[0]
+    assert ("that runs uncompiled" in told[0]) == uncompiled
+    assert ("call the step as a jd.function" in told[0]) != uncompiled
 
 
 @pytest.mark.quick_cases(3)

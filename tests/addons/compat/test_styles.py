@@ -26,7 +26,7 @@ EDITS: dict[str, tuple[str, str]] = {
 """What a reader changes after `--write`, as the finding says."""
 LEFT: dict[str, list[str]] = {
     "no_input": ["Sequential without Input"],
-    "autograph": ["while, maybe in tf.function", "if, maybe in tf.function", "for tf.range in tf.function"],
+    "autograph": ["while in tf.function", "if in tf.function", "for tf.range in tf.function"],
     "tpu_steps": ["for tf.range in tf.function"],
 }
 """What is left after `--write`; of the others nothing."""

@@ -7,14 +7,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.core.traced_reads import traced_reads
 from jaxtribute.errors import ContextError
 from ragged import deal, plain, rows
 from replicas import here, mirrored, variable
 
 THREE = mirrored(3)
+ONE = mirrored(1)
 UNEVEN = (2, 1, 0)
 X = rows(3, 2)
 
@@ -74,6 +77,35 @@ def test_fallbacks_are_exact_and_warn_once(reason: str, caplog: pytest.LogCaptur
     (record,) = caplog.records
     assert reason.replace("  ", " ") in record.getMessage()
     assert "HINT" in record.getMessage()
+
+
+def test_a_replica_without_rows_is_not_told_of_loops(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traced_reads, "uncompiled", False)
+    found: list[Any] = []
+    # The table is looked up again after its update: to look up no rows nobody gathers it.
+    for strategy, counts in (
+        (jd.FullyShardedStrategy(THREE.extended.worker_devices, min_bytes=0), UNEVEN),
+        (ONE, (3,)),
+    ):
+        with strategy.scope():
+            table = jd.Variable(np.ones((3, 4), np.float32))
+        optimizer = jd.Optimizer(optax.sgd(0.1), [table])
+
+        def replica(x: Any, table: Any = table, optimizer: Any = optimizer) -> None:
+            for _ in range(2):
+                loss = lambda: jnp.sum(jnp.tanh(table.read_value()[x[:, 0].astype(int)]) ** 2)  # noqa: E731
+                optimizer.apply_gradients(jd.grad(loss, [table])())
+
+        with caplog.at_level(logging.WARNING, "jaxtribute"):
+            jd.function(lambda x, run=strategy.run, fn=replica: run(fn, (x,)))(deal(strategy, X * 0 + 1, counts))
+        found.append(np.asarray(table))
+    np.testing.assert_allclose(*found, rtol=1e-6)
+    (record,) = caplog.records
+    assert "replicas with no rows make different collectives" in record.getMessage()
+    assert "loops" not in record.getMessage()
+    assert traced_reads.uncompiled
 
 
 def test_even_batches_of_the_same_function_stay_compiled(caplog: pytest.LogCaptureFixture) -> None:

@@ -38,6 +38,7 @@ class TracedReads:
         self._generations = jax.make_user_context(0)
         self._numbers = itertools.count(1)
         self._again = 0
+        self.uncompiled = False  # True once a compiled step runs so, of which a warning has told
         self.active = False
         """True once a kept function has read anything: compiled programs then run in `steady`."""
         self.generation = 0
@@ -102,12 +103,12 @@ class TracedReads:
         """Says once what it costs that eager code is compiled again and again."""
         self._again += 1
         if self._again == _MANY:
+            settled = "give all replicas as many rows in the jd.function that runs uncompiled"
+            remedy = settled if self.uncompiled else "call the step as a jd.function, which is compiled once"
             _LOG.warning(
                 "JAX has traced eager code anew %d times, because a loop's body, jax.checkpoint, jax.jit or the like "
-                "reads variables that have changed, now %s. HINT: call the step as a jd.function, which is compiled "
-                "once.",
-                _MANY,
-                getattr(variable, "name", "the context"),
+                f"reads variables that have changed, now %s. HINT: {remedy}.",
+                *(_MANY, getattr(variable, "name", "the context")),
             )
 
     @contextmanager

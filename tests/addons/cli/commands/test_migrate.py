@@ -102,6 +102,23 @@ class TestWriting:
         migrate("--write", program)
         assert capsys.readouterr().out.endswith(f"next: jaxtribute launch --workers 2 {program}\n")
 
+    @pytest.mark.parametrize(
+        ("resolver", "command"),
+        [
+            ("TFConfigClusterResolver()", "jaxtribute launch --ps 1 --workers 2"),
+            ("SimpleClusterResolver(spec)", "python"),
+        ],
+    )
+    def test_a_program_of_parameter_servers_is_launched_with_them(
+        self, resolver: str, command: str, program: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        program.write_text(
+            f"import tensorflow as tf\nr = tf.distribute.cluster_resolver.{resolver}\n"
+            "tf.distribute.experimental.ParameterServerStrategy(r)\n"
+        )
+        migrate("--write", program)
+        assert capsys.readouterr().out.endswith(f"next: {command} {program}\n")
+
     def test_a_program_without_tensorflow_is_not_touched(self, program: Path) -> None:
         program.write_text("x = 1\n")
         before = program.stat().st_mtime_ns

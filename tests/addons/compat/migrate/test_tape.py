@@ -318,6 +318,68 @@ RUNS: dict[str, tuple[str, dict[str, float]]] = {
         """,
         {"n": 3.0, "total": 7.0, "g": 7.0},
     ),
+    "a list of variables made behind the block": (
+        """
+        with tf.GradientTape() as tape:
+            y = w * w * other
+        half = y / 2
+        print("loss", y)
+        variables = [w] + [other]  # all of them
+        g, h = tape.gradient(y, variables)
+        """,
+        {"g": 6.0, "h": 9.0, "half": 4.5},
+    ),
+    "a list that grows behind the block": (
+        """
+        parts = []
+        with tf.GradientTape() as tape:
+            y = w * w * other
+        half = y / 2
+        models = [[w], [other]]
+        for one in models:
+            parts += [v for v in one if v is not None]
+        parts.append(w)
+        g, h, again = tape.gradient(y, parts)
+        """,
+        {"g": 6.0, "h": 9.0, "again": 6.0},
+    ),
+    "one that grows twice": (
+        """
+        with tf.GradientTape() as tape:
+            y = w * w * other
+        half = y / 2
+        parts = [w]
+        if half is not None:
+            print(half)
+        first = list([other])
+        parts = parts + first
+        g, h = tape.gradient(y, parts)
+        """,
+        {"g": 6.0, "h": 9.0},
+    ),
+    "a name for what was there": (
+        """
+        g = 5.0
+        with tf.GradientTape() as tape:
+            y = w * w
+        before = g
+        g = tape.gradient(y, w)
+        """,
+        {"g": 6.0, "before": 5.0},
+    ),
+    "two gradients of lists made behind the block": (
+        """
+        with tf.GradientTape(persistent=True) as tape:
+            y = w * w
+            z = other * other * other
+        half = y / 2
+        ws = [w]
+        others = [other]
+        [g] = tape.gradient(y, ws)
+        [h] = tape.gradient(z, others)
+        """,
+        {"g": 6.0, "h": 3.0},
+    ),
     "a loop that is left within": (
         """
         with tf.GradientTape() as tape:
@@ -341,6 +403,7 @@ def test_rewritten_tapes_give_the_gradients_of_tensorflow(name: str) -> None:
     assert not scan(after).left()
     assert "tape" not in after.lower()
     given: dict[str, Any] = {"w": jd.Variable(3.0), "x": jnp.float32(2), "u": jnp.float32(5), "xs": jnp.array([1.0, 2])}
+    given["other"] = jd.Variable(1.0)
     exec(after, given)
     assert {key: float(given[key]) for key in expected} == expected
 
@@ -411,6 +474,22 @@ class TestByHand:
             (
                 "with tf.GradientTape() as tape:\n    loss = f(x)\nv = other(loss)\ngrads = tape.gradient(loss, v)\n",
                 "`v` changes between",
+            ),
+            (
+                "with tf.GradientTape() as tape:\n    y = f(x)\nh = y / 2\nv = pick(m)\ng = tape.gradient(y, v)\n",
+                "move line 5 above the `with`",
+            ),
+            (
+                "with tf.GradientTape() as tape:\n    y = f(x)\nh = y / 2\nv = [w]; v += h\ng = tape.gradient(y, v)\n",
+                "`v` changes between",
+            ),
+            (
+                "with tf.GradientTape() as tape:\n    y = f(x)\nprint(y, v)\nv.append(w)\ng = tape.gradient(y, v)\n",
+                "`v` changes between",
+            ),
+            (
+                "with tf.GradientTape() as tape:\n    y = f(x)\nprint(y, g)\ng = tape.gradient(y, v)\n",
+                "`g` changes between",
             ),
             ("with tf.GradientTape() as tape: loss = f(x)\ngrads = tape.gradient(loss, v)\n", "on one line"),
             (

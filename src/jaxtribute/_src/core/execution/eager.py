@@ -260,11 +260,11 @@ def uncompiled(call: Callable[[Sequence[Any]], Any], reason: NotSplittable) -> F
       call: the Python function of its array arguments.
       reason: why it cannot be compiled.
     """
-    op_by_op = isinstance(reason, InnerCollective)
+    traced_reads.uncompiled = True
 
     def run(dynamic: Sequence[Any], _: EagerStep | None = None) -> Any:
         context = contexts.current()
-        step = EagerStep(uncompiled=True, op_by_op=op_by_op)
+        step = EagerStep(uncompiled=True, op_by_op=isinstance(reason, InnerCollective))
         with contexts.entered(contexts.Context(context.strategy, context.replica, step)):
             result = call(dynamic)
         step.commit()

@@ -91,7 +91,8 @@ def prepare(classes: Sequence[ReplicaClass]) -> set[Number]:
             for eqn in (*first.collectives, *one.collectives):
                 if eqn.primitive.name in LOOPS:
                     raise InnerCollective(f"a collective inside {eqn.primitive.name}")
-            raise NotSplittable("the classes of replicas make different collectives")
+            which = "no" if any(0 in shape for each in classes for shape in each.shapes.values()) else "fewer or more"
+            raise NotSplittable(f"replicas with {which} rows make different collectives")
         for a, b in zip(first.collectives, one.collectives, strict=True):
             apart = [first.number(x) != one.number(y) for x, y in zip(a.invars, b.invars, strict=True)]
             # Only in lockstep may replicas go different ways: there conditions and loops run as Python.

@@ -100,6 +100,9 @@ def _next(path: Path, document: Document, reports: Sequence[Report], *, left: in
         command = "run the notebook"
     elif "MultiWorkerMirroredStrategy" in document.text:
         command = f"jaxtribute launch --workers 2 {name}"
+    elif "ParameterServerStrategy" in document.text and "TFConfigClusterResolver" in document.text:
+        # Of any other resolver the program makes the cluster itself.
+        command = f"jaxtribute launch --ps 1 --workers 2 {name}"
     else:
         command = f"python {name}"
     if not left:

@@ -27,7 +27,7 @@ def problem(block: ast.With) -> str:
     """Reason why the block cannot become a function without a human eye; empty if it can."""
     if block.lineno == block.body[0].lineno:
         return "the block stands on one line"
-    for node in _leaving(block.body):
+    for node in leaving(block.body):
         return f"the block holds a `{type(node).__name__.lower()}` on line {getattr(node, 'lineno', block.lineno)}"
     bound = stored(block.body)
     for node in itertools.chain.from_iterable(map(ast.walk, block.body)):
@@ -47,12 +47,12 @@ def _number_of(call: ast.Call, bound: set[str]) -> str:
     return ""
 
 
-def _leaving(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
+def leaving(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """Finds what would leave these statements, and not only a loop or a function among them."""
     for node in statements:
         if isinstance(node, _LEAVES_THE_BLOCK):
             yield node
-        inner = _leaving(ast.iter_child_nodes(node))
+        inner = leaving(ast.iter_child_nodes(node))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             continue
         if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):

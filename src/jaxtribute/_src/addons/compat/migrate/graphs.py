@@ -1,4 +1,4 @@
-"""Finds the code that AutoGraph would rewrite: control flow over arrays and datasets in compiled functions."""
+"""Finds the code that AutoGraph would rewrite: loops over datasets, reads and late variables in compiled functions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from jaxtribute._src.addons.compat.catalog.lookup import Kind
+from jaxtribute._src.addons.compat.migrate.arrays import is_dataset
 from jaxtribute._src.addons.compat.migrate.findings import Edit, Finding, Source, keyword, nodes
 from jaxtribute._src.addons.compat.migrate.naming import Names
 
-_KNOWN = "the condition must be known while the function is traced: use "
 _ADVICE = {
     "for tf.range": "the loop runs while the function is traced, and each turn is compiled: keep it short, use "
     "tf.while_loop, or loop outside",
@@ -19,27 +19,21 @@ _ADVICE = {
     "for dataset argument": "called with a dataset the function runs as Python, and what strategy.run calls in it is "
     "compiled; jd.function refuses datasets",
     "get_next_as_optional": "an element can only be read from an iterator that is an argument of the function: pass it",
-    "if": _KNOWN + "tf.cond or tf.where",
-    "if, maybe": "if a tensor decides, the branch is an error while the function is traced: use tf.cond or tf.where",
-    "while, maybe": "if a tensor decides, the loop is an error while the function is traced: use tf.while_loop",
-    "while": _KNOWN + "tf.while_loop",
     "next": "an element can only be read from an iterator that is an argument of the function: pass it",
 }
 _MODELS = ("tf.keras.Model", "tf.keras.models.Model")
 _INPUTS = ("tf.keras.Input", "tf.keras.layers.Input", "tf.keras.layers.InputLayer")
 _PLAIN_MODELS = ("tf.keras.Sequential", "tf.keras.models.Sequential")
 _AS_IN_TENSORFLOW = ("for dataset argument",)
-_CONDITIONS = ("tf.reduce_", "tf.math.", "tf.equal", "tf.not_equal", "tf.less", "tf.greater", "tf.logical_")
 
 
 def find(tree: ast.Module, names: Names) -> Iterator[Finding]:
-    """Loops, branches and reads in functions under `@tf.function` that work otherwise here, as far as one can see."""
+    """Loops and reads in functions under `@tf.function` that work otherwise here, as far as one can see."""
     for function in nodes(tree, ast.FunctionDef):
         if _is_compiled(function, names):
             arguments = {argument.arg for argument in nodes(function.args, ast.arg)}
-            arrays = _arrays(function, names)
             for node in ast.walk(function):
-                what = _what(node, names, arguments) or _maybe(node, arrays)
+                what = _what(node, names, arguments)
                 if what and isinstance(node, (ast.stmt, ast.expr)):
                     name = f"{what} in tf.function"
                     kind = Kind.SAME if what in _AS_IN_TENSORFLOW else Kind.DIFFERENT
@@ -60,63 +54,17 @@ def _what(node: ast.AST, names: Names, arguments: set[str]) -> str:
         over = node.iter
         if isinstance(over, ast.Call) and names.of(over.func) == "tf.range":
             return "for tf.range"
-        if not _is_dataset(over, names):
+        if not is_dataset(over, names):
             return ""
         # By its name: what an argument is cannot be seen in the text, and an iterator works differently.
         given = isinstance(over, ast.Name) and over.id in arguments and "iterator" not in over.id
         return "for dataset argument" if given else "for dataset"
-    if isinstance(node, (ast.If, ast.While)):
-        # Only calls that surely make arrays: a bare comparison, such as `step < 10`, may be one of Python's numbers.
-        for call in nodes(node.test, ast.Call):
-            if names.called_by(call).startswith(_CONDITIONS):
-                return type(node).__name__.lower()
-        return ""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get_next_as_optional":
         source = node.func.value
         return "get_next_as_optional" if isinstance(source, ast.Name) and source.id not in arguments else ""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "next" and node.args:
         source = node.args[0]
         return "next" if isinstance(source, ast.Name) and source.id not in arguments else ""
-    return ""
-
-
-def _arrays(function: ast.FunctionDef, names: Names) -> set[str]:
-    """Names that may hold tensors in a compiled function: its arguments, and what is computed of them or by `tf`."""
-    found = {argument.arg for argument in nodes(function.args, ast.arg)} - {"self"}
-    optional = function.args.args[len(function.args.args) - len(function.args.defaults) :]
-    # With a default, such as `training=False`, an argument is most often one of Python's values.
-    found -= {argument.arg for argument in (*optional, *function.args.kwonlyargs)} | {"training", "mode"}
-    for _ in range(2):  # names may be assigned further down than they are used
-        for node in ast.walk(function):
-            if isinstance(node, (ast.Assign, ast.AugAssign)):
-                targets, value = node.targets if isinstance(node, ast.Assign) else [node.target], node.value
-            elif isinstance(node, ast.For):
-                targets, value = [node.target], node.iter
-            else:
-                continue
-            by_tf = any((names.called_by(call) or "").startswith("tf.") for call in nodes(value, ast.Call))
-            if by_tf or any(name.id in found for name in nodes(value, ast.Name)):
-                for target in targets:
-                    found |= {name.id for name in nodes(target, ast.Name) if isinstance(name.ctx, ast.Store)}
-    return found
-
-
-def _maybe(node: ast.AST, arrays: set[str]) -> str:
-    """A branch or a loop that an ordering or an equality of names which may hold tensors decides."""
-    if not isinstance(node, (ast.If, ast.While)):
-        return ""
-    for test in nodes(node.test, ast.Compare):
-        sides = (test.left, *test.comparators)
-        texts = any(isinstance(side, ast.Constant) and isinstance(side.value, (str, type(None))) for side in sides)
-        orders = all(isinstance(one, (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)) for one in test.ops)
-        if not orders or texts:
-            continue
-        for side in sides:
-            # Shapes and lengths are known while a function is traced.
-            known = any(part.attr in ("shape", "ndim", "dtype") for part in nodes(side, ast.Attribute))
-            known |= any(isinstance(call.func, ast.Name) for call in nodes(side, ast.Call))
-            if not known and any(name.id in arrays for name in nodes(side, ast.Name)):
-                return f"{type(node).__name__.lower()}, maybe"
     return ""
 
 
@@ -302,23 +250,16 @@ def _called_early(tree: ast.Module, names: Names) -> set[str]:
     }
 
 
-def _is_dataset(node: ast.expr, names: Names) -> bool:
-    if (names.of(node) or "").endswith("Dataset"):
-        return True
-    # By its name alone, if nothing in the text says what it holds.
-    return isinstance(node, ast.Name) and node.id.endswith(("dataset", "iterator"))
-
-
 def find_fits(source: Source, names: Names) -> Iterator[Finding]:
     """Keras's `fit` and `evaluate` of a dataset in programs of parameter servers, whose workers make their own data."""
-    made = {_strategy_made(call, names) for call in nodes(source.tree, ast.Call)} - {""}
+    made = {strategy_made(call, names) for call in nodes(source.tree, ast.Call)} - {""}
     if not any(name.endswith(".ParameterServerStrategy") for name in made):
         return
     for node in nodes(source.tree, ast.Call):
         if not isinstance(node.func, ast.Attribute) or not node.args:
             continue
         given, method = node.args[0], node.func.attr
-        if method not in ("fit", "evaluate") or not _is_dataset(given, names):
+        if method not in ("fit", "evaluate") or not is_dataset(given, names):
             continue
         text = f"lambda context: {source.of(given)}"
         advice = f"each worker makes its own data: write {method}({text}, ...)"
@@ -355,7 +296,7 @@ def find_weights(source: Source, names: Names) -> Iterator[Finding]:
 
 def _splits(call: ast.Call, names: Names) -> bool:
     """True if a call makes a strategy of parameter servers that splits variables."""
-    if not _strategy_made(call, names).endswith(".ParameterServerStrategy"):
+    if not strategy_made(call, names).endswith(".ParameterServerStrategy"):
         return False
     # The partitioner is the strategy's second argument.
     return len(call.args) > 1 or keyword(call, "variable_partitioner") is not None
@@ -369,7 +310,7 @@ def _makes_weights(node: ast.expr, names: Names) -> bool:
     )
 
 
-def _strategy_made(call: ast.Call, names: Names) -> str:
+def strategy_made(call: ast.Call, names: Names) -> str:
     """The class of strategy that a call makes; empty for any other call."""
     name = names.called_by(call)
     return name if name.endswith("Strategy") and name.startswith(("tf.distribute.", "tf.compat.v1.")) else ""
@@ -379,7 +320,7 @@ def find_written(source: Source, names: Names) -> Iterator[Finding]:
     """Variables of a scope that replicas may write, as TensorFlow's `tf.Variable` says no aggregation for them."""
     calls = list(nodes(source.tree, ast.Call))
     runs = any(isinstance(call.func, ast.Attribute) and call.func.attr == "run" for call in calls)
-    made = {_strategy_made(call, names).rpartition(".")[2] for call in calls}
+    made = {strategy_made(call, names).rpartition(".")[2] for call in calls}
     # Others keep one copy, or have rules of their own for writes.
     if not runs or made & {"ParameterServerStrategy", "CentralStorageStrategy"}:
         return

@@ -13,6 +13,7 @@ from jaxtribute._src.addons.compat.catalog.keras import keras_problem
 from jaxtribute._src.addons.compat.catalog.lookup import Kind, entry_of
 from jaxtribute._src.addons.compat.migrate import (
     arguments,
+    decisions,
     environment,
     files,
     graphs,
@@ -21,6 +22,7 @@ from jaxtribute._src.addons.compat.migrate import (
     keras2_steps,
     older,
     precision,
+    server_optimizers,
     shapes,
     tape,
     unseen,
@@ -81,7 +83,9 @@ def scan(text: str) -> Report:
             *imports.find(source),
             *_tapes(source, names),
             *graphs.find(source.tree, names),
+            *decisions.find(source.tree, names),
             *graphs.find_fits(source, names),
+            *server_optimizers.find(source, names),
             *graphs.find_weights(source, names),
             *graphs.find_ranges(source, names),
             *graphs.find_written(source, names),

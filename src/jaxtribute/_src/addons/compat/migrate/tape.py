@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeAlias
 
+from jaxtribute._src.addons.compat.migrate.between import movable, written
 from jaxtribute._src.addons.compat.migrate.blocks import loaded, problem, read_before_stored, stored
 from jaxtribute._src.addons.compat.migrate.findings import Edit, Source, assigned, keyword, nodes
 from jaxtribute._src.addons.compat.migrate.naming import Names
@@ -113,7 +114,7 @@ def rewrite(source: Source, tapes: Tapes, function: str) -> Rewrite:
         gradients = _gradients(source, tapes, names)
         arrays = _arrays(source, tapes, names, gradients)
         before = _read_before(tapes)
-        late = _late(tapes, gradients)
+        late, early = _order(source, tapes, gradients)
     except ValueError as reason:
         return Rewrite(str(reason))
     # What is assigned in the block and read after it, or in its next turn: a function has to hand that out.
@@ -125,13 +126,14 @@ def rewrite(source: Source, tapes: Tapes, function: str) -> Rewrite:
         returned, called = _array_call(gradients[0], results[0], shown, function)
     else:
         returned, called = _variables_call(source, tapes, gradients, results, shown, function)
-    text = f"{head}{' ' * block.body[0].col_offset}return {returned}\n{' ' * block.col_offset}{called}\n"
+    first = "".join(source.lines(one.lineno, one.end_lineno or 0) for one in early)
+    text = f"{first}{head}{' ' * block.body[0].col_offset}return {returned}\n{' ' * block.col_offset}{called}\n"
     place = source.place(gradients[0].statement.lineno, 0)
     edits += (
         source.replace_lines(block.lineno, block.end_lineno or 0, "" if late else text),
         *([Edit(place, place, text)] if late else []),
     )
-    for statement in _deleted(tapes.scope, _uses(tapes, names)):
+    for statement in (*early, *_deleted(tapes.scope, _uses(tapes, names))):
         edits += (source.replace_lines(statement.lineno, statement.end_lineno or 0, ""),)
     return Rewrite("", text, edits)
 
@@ -168,27 +170,32 @@ def _moved_out(source: Source, tapes: Tapes, inside: Sequence[ast.stmt], functio
     return Rewrite("the gradient is asked for in the block: move it out")
 
 
-def _late(tapes: Tapes, gradients: Sequence[_Gradient]) -> bool:
-    """True if the gradient has to be taken where it is asked for, as what it needs is named behind the block.
+def _order(source: Source, tapes: Tapes, gradients: Sequence[_Gradient]) -> tuple[bool, list[ast.stmt]]:
+    """True if the gradient has to be taken where it is asked for; and the lines behind the block that go before it.
 
     Raises:
-      ValueError: nor can it be taken there.
+      ValueError: what the gradient needs is made behind the block, and cannot be had before.
     """
-    late, block = False, tapes.block
+    late, early, block = False, dict[ast.stmt, None](), tapes.block
     bound, after = stored(block.body), tapes.among[tapes.among.index(block) + 1 :]
     for one in gradients:
         between = after[: after.index(one.statement)]
-        target = [] if one.target is None else [ast.Assign([one.target], one.call)]
-        needed = loaded([ast.Expr(one.variables)]) | stored(target)
+        targets = stored([] if one.target is None else [ast.Assign([one.target], one.call)])
+        needed = loaded([ast.Expr(one.variables)]) | targets
         # The gradient is taken where the block was: what it needs must be the same there.
-        moved = (stored(between) | bound) & needed
-        if moved:
-            # Names that have nothing to do with the block may as well be assigned before it.
-            apart = not (loaded(between) | needed) & bound and not stored(between) & loaded(block.body)
-            late = apart and all(isinstance(one, ast.Assign) for one in between)
-            if not late or len(gradients) > 1:
-                raise ValueError(f"`{sorted(moved)[0]}` changes between the block and the gradient")
-    return late
+        changed = (written(between) | bound) & needed
+        if not changed and not loaded(between) & targets:
+            continue
+        # Names that have nothing to do with the block may as well be assigned before it.
+        apart = not (loaded(between) | needed) & bound and not stored(between) & loaded(block.body)
+        if apart and len(gradients) == 1 and all(isinstance(line, ast.Assign) for line in between):
+            late = True
+        elif loaded(between) & targets or needed & bound:
+            name = sorted((loaded(between) & targets) | (needed & bound))[0]
+            raise ValueError(f"`{name}` changes between the block and the gradient")
+        else:
+            early.update(dict.fromkeys(movable(source, block, between, needed)))
+    return late, sorted(early, key=attrgetter("lineno"))
 
 
 def _read_before(tapes: Tapes) -> list[str]:
