@@ -40,7 +40,7 @@ GRADIENTS = [
 class Pair(tf.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = map(tf.Variable, VALUES)
+        self.first, self.second = (tf.Variable(value) for value in VALUES)
 
 
 def trained(optimizer: str, options: dict[str, Any], make: Callable[[], Any], strategy: jd.Strategy) -> list[Any]:
@@ -67,9 +67,14 @@ def trained(optimizer: str, options: dict[str, Any], make: Callable[[], Any], st
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_variables_and_modules_are_updated_as_kerass_own(optimizer: str, options: str, replicas: int) -> None:
     how = OPTIONS[options]
-    expected = trained(optimizer, how, lambda: map(keras.Variable, VALUES), jd.OneDeviceStrategy("CPU:0"))
+    expected = trained(
+        optimizer, how, lambda: [keras.Variable(value) for value in VALUES], jd.OneDeviceStrategy("CPU:0")
+    )
     strategy = jd.OneDeviceStrategy("CPU:0") if replicas == 1 else jd.MirroredStrategy(replicas)
-    makers: list[Callable[[], Any]] = [lambda: map(tf.Variable, VALUES), lambda: Pair().trainable_variables]
+    makers: list[Callable[[], Any]] = [
+        lambda: [tf.Variable(value) for value in VALUES],
+        lambda: Pair().trainable_variables,
+    ]
     for make in makers:
         for one, other in zip(trained(optimizer, how, make, strategy), expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)

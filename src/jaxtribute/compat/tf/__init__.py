@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any
 
 from jaxtribute._src.addons.compat.catalog.lookup import explain_absent
+from jaxtribute._src.addons.compat.tf.control import *
 from jaxtribute._src.addons.compat.tf.functions import *
 from jaxtribute._src.addons.compat.tf.indices import *
 from jaxtribute._src.addons.compat.tf.math import *
