@@ -103,7 +103,6 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.strategies.groups import ProgramLayout as ProgramLayout
     from jaxtribute._src.core.strategies.multi_worker import MultiWorkerExtended as MultiWorkerExtended
     from jaxtribute._src.core.values.mesh import ReplicaMesh as ReplicaMesh
-    from jaxtribute._src.core.values.numbers import check_range as check_range
     from jaxtribute._src.core.values.numbers import initial_array as initial_array
     from jaxtribute._src.core.values.numbers import row_ids as row_ids
     from jaxtribute._src.core.values.operators import ArrayOperators as ArrayOperators

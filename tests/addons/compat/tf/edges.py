@@ -209,4 +209,7 @@ EDGES = [
     "tf.tensor_scatter_nd_update([1, 2], [[0], [1]], 7)",
     "tf.less([True], [False])",
     "tf.matmul(tf.constant([[1]]), np.array([[2]]))",
+    "tf.cumsum([1.0, np.inf, 2.0], exclusive=True)",
+    "tf.cumsum([[1.0, 2.0], [np.inf, 4.0]], axis=-1, exclusive=True, reverse=True)",
+    "tf.cumsum(tf.zeros([0, 2]), exclusive=True)",
 ]

@@ -135,7 +135,7 @@ def while_loop(
 
 
 def _chosen(index: Array, branches: Sequence[Branch]) -> Any:
-    """What the branch of that number returns, and writes."""
+    """The result of the branch of that number, whose writes are made."""
     writes = _Writes()
 
     # As arrays, since JAX wants the same types from all branches.
@@ -170,7 +170,7 @@ class _Writes:
         return list(map(self._context.executor.get, self._variables))
 
     def within(self, function: Branch, held: list[Any]) -> tuple[Any, list[Any]]:
-        """What a function returns where the variables have the values `held`, and the values that they have then."""
+        """The result of a function where the variables have the values `held`, and the values that they have then."""
         result, written = self._run(function, dict(zip(self._variables, held, strict=True)))
         new = [jnp.asarray(written.get(one, old), old.dtype) for one, old in zip(self._variables, held, strict=True)]
         return result, new

@@ -314,7 +314,10 @@ def cumsum(
     array = as_tensor(x)
     _refuse_bools("cumsum", array)
     flipped = jnp.flip(array, axis) if reverse else array
-    total = jnp.cumsum(flipped, axis, dtype=array.dtype) - (flipped if exclusive else 0)
+    total = jnp.cumsum(flipped, axis, dtype=array.dtype)
+    if exclusive:  # moved by one: taken off again, an infinity would be NaN
+        first = (np.s_[:],) * (axis % array.ndim) + (np.s_[:1],)
+        total = jnp.roll(total, 1, axis).at[first].set(0)
     return jnp.flip(total, axis) if reverse else total
 
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute._src.addons.compat.tf.conversion import TensorLike, as_tensor, host_array
+from jaxtribute._src.addons.compat.tf.conversion import TensorLike, as_tensor, check_fits, host_array
 from jaxtribute.errors import ArgumentTypeError
-from jaxtribute.extending import check_range
 from jaxtribute.typing import DType
 
 
@@ -77,7 +76,7 @@ def to_number(input: TensorLike, out_type: DType = np.float32) -> Any:
         return as_tensor(_each(float, input, np.float64), wanted)
     numbers = _each(int, input)
     for one in numbers.ravel():
-        check_range(np.asarray(one), wanted, "a text")
+        check_fits(np.asarray(one), wanted, "a text")
     return as_tensor(numbers.astype(wanted), wanted)
 
 
