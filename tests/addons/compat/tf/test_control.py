@@ -1,8 +1,7 @@
 """Branches and loops that arrays decide write variables in compiled functions as TensorFlow's do."""
 
-from collections import namedtuple
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -77,6 +76,11 @@ def test_branches_have_all_numbers() -> None:
         tf.switch_case(0, {1: lambda: 1})
 
 
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
 class TestLoops:
     @pytest.mark.parametrize("is_compiled", [True, False])
     def test_condition_and_body_see_what_was_written(self, v: Any, count: Any, is_compiled: bool) -> None:
@@ -92,7 +96,6 @@ class TestLoops:
         assert (int(turns), int(count), v.numpy().tolist()) == (3, 2, [4.0, 5.0])
 
     def test_the_result_is_of_the_kind_of_the_variables(self) -> None:
-        Pair = namedtuple("Pair", ["a", "b"])
         for start, kind in (([1, 2], list), ((1, 2), tuple), (Pair(1, 2), Pair)):
             assert type(tf.while_loop(lambda a, b: a < 5, lambda a, b: (a + b, b), start)) is kind
 

@@ -53,10 +53,10 @@ def switch_case(
     """
     pairs = branch_fns.items() if isinstance(branch_fns, dict) else branch_fns
     pairs = [pair if isinstance(pair, tuple) else (place, pair) for place, pair in enumerate(pairs)]
-    numbered = dict(pairs)
+    numbered: dict[int, Branch] = dict(pairs)
     if sorted(numbered) != list(range(len(pairs))) or not pairs:
         raise ArgumentError(f"switch_case: branches of {sorted(numbered)}. HINT: number them 0, 1, 2 and so on.")
-    branches = [numbered[number] for number in range(len(pairs))]
+    branches: list[Branch] = [numbered[number] for number in range(len(pairs))]
     branches.append(branches[-1] if default is None else default)
     index, last = operand(branch_index), len(branches) - 1
     if isinstance(index, Tracer):
