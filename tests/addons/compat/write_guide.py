@@ -11,7 +11,7 @@ from pathlib import Path
 
 from compat.seed_cases import CASES, Case
 from jaxtribute._src.addons.compat.catalog.distribute import MODULES
-from jaxtribute._src.addons.compat.catalog.lookup import Entry, Kind, distribute_entries
+from jaxtribute._src.addons.compat.catalog.lookup import Entry, Kind, distribute_entries, exists
 from jaxtribute._src.addons.compat.catalog.others import ABSENT, DIFFERENT, LIBRARIES, NEEDS_TENSORFLOW, REMARKS
 
 GUIDE = Path(__file__).parents[3] / "docs" / "migration.md"
@@ -27,7 +27,9 @@ def others_table() -> str:
     lines = ["| TensorFlow | here | what differs, what to write |", "|---|---|---|"]
     known = {**{name: ("different", note) for name, note in DIFFERENT.items()}}
     known |= {name: ("same", note) for name, note in (REMARKS | LIBRARIES).items()}
-    known |= {name: ("absent", note) for name, note in (ABSENT | NEEDS_TENSORFLOW).items()}
+    # What is said of the names below a module that is there, is not said of the module.
+    absent = {f"{name}.…" if exists(name) else name: note for name, note in ABSENT.items()} | NEEDS_TENSORFLOW
+    known |= {name: ("absent", note) for name, note in absent.items()}
     lines += [f"| `{name}` | {kind} | {_cell(note)} |" for name, (kind, note) in sorted(known.items())]
     return "\n".join(lines)
 

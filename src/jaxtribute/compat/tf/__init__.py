@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any
 
 from jaxtribute._src.addons.compat.catalog.lookup import explain_absent
+from jaxtribute._src.addons.compat.tf.control import *
 from jaxtribute._src.addons.compat.tf.functions import *
+from jaxtribute._src.addons.compat.tf.indices import *
 from jaxtribute._src.addons.compat.tf.math import *
 from jaxtribute._src.addons.compat.tf.naming import name_scope as name_scope
 from jaxtribute._src.addons.compat.tf.naming import variable_creator_scope as variable_creator_scope

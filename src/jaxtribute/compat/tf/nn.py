@@ -6,11 +6,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxtribute import nn
 from jaxtribute._src.addons.compat.tf.conversion import TensorLike, as_tensor
+from jaxtribute._src.addons.compat.tf.indices import checked
 from jaxtribute._src.addons.compat.tf.symbolic import allow_in_models as _allow_in_models
 from jaxtribute.compat.tf.math import l2_normalize as l2_normalize
+from jaxtribute.compat.tf.math import reduce_mean
 from jaxtribute.compat.tf.math import sigmoid as sigmoid
 from jaxtribute.compat.tf.math import softplus as softplus
 from jaxtribute.compat.tf.math import tanh as tanh
@@ -94,6 +97,7 @@ def sparse_softmax_cross_entropy_with_logits(labels: TensorLike, logits: TensorL
       name: accepted for compatibility.
 
     Raises:
+      ArgumentError: a label is no class; where that is only known when a compiled function runs, the loss is NaN.
       ShapeError: the shapes do not fit.
 
     Source: `tf.nn.sparse_softmax_cross_entropy_with_logits`.
@@ -104,6 +108,7 @@ def sparse_softmax_cross_entropy_with_logits(labels: TensorLike, logits: TensorL
             f"labels of shape {labels.shape} do not fit logits of shape {logits.shape}. "
             "HINT: give one class number an example; for probabilities use softmax_cross_entropy_with_logits."
         )
+    labels = checked(labels, logits.shape[-1], "the classes of the logits")
     chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.expand_dims(labels, -1), axis=-1)
     return -jnp.squeeze(chosen, -1)
 
@@ -140,8 +145,12 @@ def embedding_lookup(params: Any, ids: TensorLike, max_norm: None = None, name: 
 
 def moments(x: TensorLike, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None) -> Any:
     """Returns mean and variance over axes. Source: `tf.nn.moments`."""
-    array, axes = as_tensor(x), tuple(axes)
-    return jnp.mean(array, axes, keepdims=keepdims), jnp.var(array, axes, keepdims=keepdims)
+    array, axes = as_tensor(x), tuple(int(axis) for axis in np.atleast_1d(axes))
+    mean = reduce_mean(array, axes, keepdims=True)
+    variance = jnp.var(array, axes, keepdims=True)
+    if not jnp.issubdtype(array.dtype, jnp.inexact):  # of integers both are integers, as in TensorFlow
+        variance = reduce_mean(jnp.square(array - mean), axes, keepdims=True)
+    return tuple(one if keepdims else jnp.squeeze(one, axes) for one in (mean, variance))
 
 
 def scale_regularization_loss(regularization_loss: TensorLike) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
+from edges import EDGES  # pyright: ignore[reportMissingImports]
 from expressions import EXPRESSIONS  # pyright: ignore[reportMissingImports]
 
 
@@ -23,7 +24,26 @@ def described(value: Any) -> Any:
         return {"dtype": array.dtype.name, "values": json.loads(json.dumps(array.tolist()))}
     if isinstance(value, (list, tuple)):
         return [described(part) for part in value]
-    return value
+    return value.decode("latin-1") if isinstance(value, bytes) else value
+
+
+def at_its_limits(text: str) -> Any:
+    """The value that an expression has, with its shape, or "raises"."""
+    try:
+        value = eval(text, {"tf": tf, "np": np})
+    except Exception:  # noqa: BLE001
+        return "raises"
+    if isinstance(value, (list, tuple)):
+        return [shaped(part) for part in value]
+    return shaped(value)
+
+
+def shaped(value: Any) -> dict[str, Any]:
+    array = np.asarray(value)
+    if array.dtype.kind in "OS":
+        texts = [described(bytes(one)) for one in array.ravel()]
+        return {"dtype": "string", "shape": list(array.shape), "values": texts}
+    return {"shape": list(array.shape), **described(array)}
 
 
 def main() -> None:
@@ -33,8 +53,13 @@ def main() -> None:
             table[text] = described(eval(text, {"tf": tf, "np": np}))
         except Exception as error:
             raise SystemExit(f"{text}: {error}") from error
+    write("expressions", table)
+    write("edges", {text: at_its_limits(text) for text in EDGES})
+
+
+def write(name: str, table: dict[str, Any]) -> None:
     lines = ",\n".join(f"{json.dumps(text)}: {json.dumps(value)}" for text, value in table.items())
-    (Path(__file__).parent / "expressions.json").write_text(f"{{\n{lines}\n}}\n")
+    (Path(__file__).parent / f"{name}.json").write_text(f"{{\n{lines}\n}}\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.addons.compat.tf.conversion import as_tensor, host_array, number_or_tensor
+from jaxtribute._src.addons.compat.tf.conversion import as_tensor, host_array, operands
 
 
 class TestHostArray:
@@ -73,5 +73,8 @@ class TestAsTensor:
 
 
 def test_numbers_take_the_type_of_the_other_operand() -> None:
-    assert number_or_tensor(2) == 2
-    assert isinstance(number_or_tensor([2]), jax.Array)
+    tensor = jnp.ones(2, "float16")
+    assert operands(2, tensor)[0] == 2
+    for other in ([2], np.float64(2), np.arange(2)):
+        assert [one.dtype for one in operands(tensor, other)] == ["float16"] * 2
+    assert [one.dtype for one in operands(2, 2.5)] == ["int32", "float32"]

@@ -22,6 +22,7 @@ from jaxtribute._src.addons.keras.building import as_shapes, shapes_of_a_replica
 from jaxtribute._src.addons.keras.custom_loops import given_gradients, initialized_now
 from jaxtribute._src.addons.keras.data import DistributedAdapter, adapted, weighted
 from jaxtribute._src.addons.keras.internals import JAXEpochIterator, JAXTrainer, KerasModel, is_nnx_enabled
+from jaxtribute._src.addons.keras.own_updates import updated
 from jaxtribute._src.addons.keras.padding import Batches
 from jaxtribute._src.addons.keras.server_loops import applied
 from jaxtribute._src.addons.keras.share import (
@@ -423,6 +424,7 @@ PATCHES = (
     Patch(keras.optimizers.Optimizer, ("stateless_apply",), whole_batch_gradients, _GRADIENTS),
     Patch(keras.optimizers.LossScaleOptimizer, ("stateless_apply",), whole_batch_gradients, _GRADIENTS),
     Patch(keras.optimizers.Optimizer, ("apply",), applied, _OWN_GRADIENTS),
+    Patch(keras.optimizers.Optimizer, ("_backend_apply_gradients",), updated, "variables of strategies' own, too"),
     Patch(keras.optimizers.Optimizer, ("apply_gradients",), given_gradients, _OWN_GRADIENTS),
     Patch(keras.optimizers.LossScaleOptimizer, ("apply",), applied, _OWN_GRADIENTS),
 )

@@ -143,6 +143,9 @@ REMARKS: dict[str, str] = {
     },
     "tf.data.Dataset.list_files": "the order is that of the names unless shuffle=True",
     "tf.data.Dataset.shuffle": "the whole dataset is shuffled, whatever the buffer; the order is not TensorFlow's",
+    "tf.cond": "branches may write variables; in a replica's function those that have a value for each replica",
+    "tf.gather": "a number out of range is an error where it is known; in a compiled function it gives zeros, as on "
+    "TensorFlow's GPUs",
     "tf.image": "on `jax.image`; random ones run in a dataset's `map`, and not in compiled functions",
     "tf.strings": "on the host, in a dataset's `map`; patterns are those of Python's `re`",
     "tf.summary": "written by `jd.summary.Writer`, outside of compiled functions",
@@ -156,6 +159,7 @@ REMARKS: dict[str, str] = {
     "tf.config.experimental.set_memory_growth": "does nothing: write XLA_PYTHON_CLIENT_PREALLOCATE=false into the "
     "environment",
     "tf.config.experimental_connect_to_cluster": "does nothing: strategies join their cluster by themselves",
+    "tf.io": "TFRecords of `tf.train.Example`, GZIP and ZLIB too, images and serialized tensors, on the host",
     "tf.io.gfile": "files of this machine",
     "tf.tpu.experimental.initialize_tpu_system": "does nothing: JAX initializes TPUs by itself",
     "tf.train.Checkpoint": "saved by Orbax, in a format of this library's; TensorFlow's checkpoints cannot be read. "

@@ -21,6 +21,8 @@ Axis: TypeAlias = Any
 """One axis, several in a tuple or list, or None."""
 # What NumPy makes of Python's numbers, and what TensorFlow makes of them.
 _DEFAULTS = {np.dtype("float64"): np.dtype("float32"), np.dtype("int64"): np.dtype("int32")}
+_NUMBERS = (bool, int, float, complex)
+_LONG = (np.dtype("int64"), np.dtype("uint64"))
 
 
 def host_array(value: TensorLike, dtype: DType = None) -> np.ndarray[Any, Any]:
@@ -31,7 +33,7 @@ def host_array(value: TensorLike, dtype: DType = None) -> np.ndarray[Any, Any]:
         array: np.ndarray[Any, Any] = np.asarray(operand(value))
         # A nest that holds arrays keeps their type; one of Python numbers has none of its own.
         # NumPy alone cannot tell: `[np.float64(1)]` and `[1.0]` become the same array.
-        array = array if _holds_arrays(value) else array.astype(_DEFAULTS.get(array.dtype, array.dtype), copy=False)
+        array = array if _holds_arrays(value) else _as_tensorflows(array)
     if array.dtype.kind == "U":
         # As objects: NumPy's own type of bytes has one length for all, and drops zeros at their ends.
         texts: Any = array
@@ -41,13 +43,30 @@ def host_array(value: TensorLike, dtype: DType = None) -> np.ndarray[Any, Any]:
     return array if dtype is None else array.astype(dtype, copy=False)
 
 
+def _as_tensorflows(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array that NumPy made of Python's values, in the type that TensorFlow has for them.
+
+    Raises:
+      ArgumentError: an integer needs more than 64 bits.
+    """
+    if array.dtype == np.uint64 or (array.dtype.kind == "O" and any(isinstance(one, int) for one in array.ravel())):
+        raise ArgumentError(f"{array.tolist()} has an integer of more than 63 bits. HINT: use smaller numbers.")
+    if array.dtype == np.int64 and array.size and not -(2**31) <= array.min() <= array.max() < 2**31:
+        return array  # an int64, as in TensorFlow
+    return array.astype(_DEFAULTS.get(array.dtype, array.dtype), copy=False)
+
+
 def as_tensor(value: TensorLike, dtype: DType = None) -> Any:
     """`value` as an array on a device, or as a NumPy array of bytes if it holds strings.
 
     Args:
       value: an array, variable, number, string, or a nest of lists of them.
       dtype: the element type; 64-bit types become 32-bit ones without JAX's `jax_enable_x64`.
+
+    Raises:
+      ArgumentError: integers do not fit into the 32 bits that JAX has then.
     """
+    asked = None if dtype is None else np.dtype(dtype)
     value = operand(value)
     if isinstance(value, IndexedSlices):
         value = jnp.zeros(_rows_shape(value), value.values.dtype).at[value.indices].add(value.values)
@@ -62,8 +81,37 @@ def as_tensor(value: TensorLike, dtype: DType = None) -> Any:
     # NumPy would ask a tracer for its value.
     if isinstance(value, (list, tuple)) and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
         return jnp.stack([as_tensor(part, dtype) for part in value])
-    array = host_array(value, dtype)
-    return array if array.dtype.kind == "O" else jnp.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
+    array = host_array(value)
+    if array.dtype.kind == "O" or (asked is not None and asked.kind == "O"):
+        return array if dtype is None else array.astype(dtype, copy=False)
+    if asked is None or asked in _LONG:
+        dtype = jax.dtypes.canonicalize_dtype(array.dtype if asked is None else asked)
+        check_fits(array, np.dtype(dtype), "a tensor")
+    return jnp.asarray(array.astype(dtype, copy=False))
+
+
+def check_fits(array: np.ndarray[Any, Any], dtype: np.dtype[Any], what: str) -> None:
+    """Checks that integers fit a type of integers.
+
+    Args:
+      array: the integers; of another kind of numbers nothing is said.
+      dtype: the type.
+      what: names the array in messages.
+
+    Raises:
+      ArgumentError: one does not.
+    """
+    if array.dtype.kind not in "iu" or dtype.kind not in "iu" or not array.size or np.can_cast(array.dtype, dtype):
+        return
+    limits = np.iinfo(dtype)
+    # As Python's integers, which have no limits of their own to be compared within.
+    least, most = int(array.min()), int(array.max())
+    if least < limits.min or most > limits.max:
+        worst = least if least < limits.min else most
+        raise ArgumentError(
+            f"{what} of dtype {array.dtype} holds {worst}, which {dtype} cannot hold. HINT: use smaller numbers, or "
+            "call jax.config.update('jax_enable_x64', True) first, which allows 64 bits."
+        )
 
 
 def _rows_shape(slices: IndexedSlices) -> tuple[int, ...]:
@@ -104,9 +152,57 @@ def _is_of_kind(numbers: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
     return not numbers.size or dtype.kind in kinds.get(numbers.dtype.kind, dtype.kind)
 
 
-def number_or_tensor(value: TensorLike) -> Any:
-    """`value` as an array, unless it is a Python number, which takes the other operand's type."""
-    return value if isinstance(value, (bool, int, float, complex)) else as_tensor(value)
+def operands(x: TensorLike, y: TensorLike) -> tuple[Any, Any]:
+    """Both operands: what is no tensor beside one takes its type, as in TensorFlow, as long as no number changes.
+
+    A Python number stays one, to which JAX gives the other operand's type; of two, both get TensorFlow's types.
+
+    Raises:
+      ArgumentError: numbers of NumPy that the type of the tensor beside them does not hold.
+    """
+    loose = [_is_loose(one) for one in (x, y)]
+    if loose[0] != loose[1]:
+        tensor = as_tensor(y if loose[0] else x)
+        other = _beside(x if loose[0] else y, tensor.dtype)
+        return (other, tensor) if loose[0] else (tensor, other)
+    numbers = [_is_number(one) for one in (x, y)]
+    if all(numbers) or not any(numbers):
+        return as_tensor(x), as_tensor(y)
+    return (x, as_tensor(y)) if numbers[0] else (as_tensor(x), y)
+
+
+def _is_loose(value: TensorLike) -> bool:
+    """True for what is no tensor: numbers and arrays of Python's and NumPy's, and nests of them."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_loose, value))
+    return isinstance(value, (*_NUMBERS, str, bytes, np.ndarray, np.generic))
+
+
+def _is_number(value: TensorLike) -> bool:
+    """True for a number of Python's; one of NumPy's may be an instance of `float`, and has a type of its own."""
+    return isinstance(value, _NUMBERS) and not isinstance(value, np.generic)
+
+
+def _beside(value: TensorLike, dtype: np.dtype[Any]) -> Any:
+    """A Python number, or else an array of the type of the tensor beside it."""
+    if _is_number(value):
+        return value
+    array, what = host_array(value), f"what stands beside a tensor of {dtype},"
+    if jnp.issubdtype(dtype, jnp.integer) and _holds_arrays(value):
+        if array.dtype.kind in "iu":
+            check_fits(array, dtype, what)
+            return as_tensor(array, dtype)
+        if array.dtype.kind == "f":
+            with np.errstate(invalid="ignore"):
+                cut = array.astype(dtype)
+            if not np.array_equal(cut, array):
+                raise ArgumentError(
+                    f"{what} has fractions: {array.ravel()[:5].tolist()}. TensorFlow would cut them off. "
+                    "HINT: tf.cast one of both to the type of the other."
+                )
+            return as_tensor(cut)
+    fits = array.dtype.kind != "O" and dtype.kind != "O" and _is_of_kind(array, dtype)
+    return as_tensor(array, dtype) if fits else as_tensor(value)
 
 
 def _holds_arrays(value: TensorLike) -> bool:

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any, TextIO
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import jaxtribute as jd
 from jaxtribute import DistributedDataset
 from jaxtribute._src.addons.compat.tf.conversion import as_tensor
 from jaxtribute._src.addons.compat.tf.dataset import Dataset
+from jaxtribute._src.addons.compat.tf.specs import TensorSpec
+from jaxtribute.errors import ArgumentError
 from jaxtribute.extending import Context, Eager, Function, Nests, Tracer, operand, resolve_device
-from jaxtribute.typing import Array, ArrayLike, Device, Leaf, Nest
+from jaxtribute.typing import Array, Device, Leaf, Nest
 
 __all__ = [
-    "cond",
     "control_dependencies",
     "device",
     "enable_eager_execution",
@@ -33,7 +35,6 @@ __all__ = [
     "group",
     "no_op",
     "print",
-    "while_loop",
 ]
 
 
@@ -80,7 +81,8 @@ class _Function(Function[..., Any]):
     def __init__(
         self, python_function: Callable[..., Any], input_signature: Nest = None, donate_argnums: Sequence[int] = ()
     ) -> None:
-        super().__init__(python_function, input_signature, donate_argnums)
+        self._open = jax.tree.map(_opened, input_signature, is_leaf=_is_spec)
+        super().__init__(python_function, self._open, donate_argnums)
         # Compiled forms are found again at the next call, and go with the function or the object that they belong to.
         self._replicas: weakref.WeakKeyDictionary[Any, dict[Any, Callable[..., Any]]] = weakref.WeakKeyDictionary()
 
@@ -90,6 +92,10 @@ class _Function(Function[..., Any]):
         given = (*args, *kwargs.values())
         # Within a program that is being traced the function is part of that one.
         if context.executor.traced or not any(isinstance(value, (DistributedDataset, Dataset)) for value in given):
+            if any(isinstance(spec, _OfAnyRank) for spec in jax.tree.leaves(self._open, is_leaf=_is_spec)):
+                bound = inspect.signature(self.python_function).bind(*args, **kwargs).args
+                fitted = [_fitted_nest(*pair) for pair in zip(self._open, bound, strict=False)]
+                args, kwargs = (*fitted, *bound[len(fitted) :]), {}
             return super().__call__(*args, **kwargs)
         executor, self.ran_as_python = Eager(self._compiled), True
         with Context.entered(Context(context.strategy, context.replica, executor)):
@@ -121,7 +127,48 @@ class _Function(Function[..., Any]):
 
 
 def _as_result(leaf: Leaf) -> Any:
+    if isinstance(leaf, np.ndarray) and leaf.dtype == np.object_ and Context.current().executor.traced:
+        return leaf.tolist()  # texts, which a compiled program gives as they are
     return as_tensor(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
+
+
+@dataclass(frozen=True)
+class _OfAnyRank:
+    """Stands for a spec of unknown rank: a value without a shape, of which nothing more is to be checked."""
+
+    dtype: np.dtype[Any]
+
+
+def _opened(spec: Leaf) -> Any:
+    return _OfAnyRank(spec.dtype) if isinstance(spec, TensorSpec) and spec.shape.rank is None else spec
+
+
+def _is_spec(node: Nest) -> bool:
+    return isinstance(node, (TensorSpec, _OfAnyRank))
+
+
+def _fitted_nest(specs: Nest, value: Nest) -> Nest:
+    """An argument with `_fitted` leaves; one of another structure as it is, which the signature refuses."""
+    leaves, tree = jax.tree.flatten(specs, is_leaf=_is_spec)
+    try:
+        values = tree.flatten_up_to(value)
+    except ValueError:
+        return value
+    return tree.unflatten(map(_fitted, leaves, values))
+
+
+def _fitted(spec: Leaf, value: Nest) -> Any:
+    """An argument as an array of the type that a spec of unknown rank promises.
+
+    Raises:
+      ArgumentError: it is of another type.
+    """
+    if not isinstance(spec, _OfAnyRank) or isinstance(value, jd.DistributedValues):
+        return value
+    array = as_tensor(value, spec.dtype) if isinstance(value, (bool, int, float, complex, list)) else as_tensor(value)
+    if array.dtype != jax.dtypes.canonicalize_dtype(spec.dtype):
+        raise ArgumentError(f"an argument is of {array.dtype}, not {spec.dtype}. HINT: tf.cast it.")
+    return array
 
 
 _OPTIONS = {
@@ -176,51 +223,6 @@ def enable_eager_execution(config: Nest = None, device_policy: Nest = None, exec
 
     Source: `tf.compat.v1.enable_eager_execution`.
     """
-
-
-def cond(pred: ArrayLike, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str | None = None) -> Any:
-    """Calls one of two functions; in a compiled program both are compiled. Source: `tf.cond`."""
-    pred = operand(pred)
-    # Otherwise the value is known, and one branch runs as Python, with its effects.
-    if isinstance(pred, Tracer):
-        # As arrays, since JAX wants the same types from both branches.
-        return jax.lax.cond(
-            pred, lambda: Nests.map_leaves(as_tensor, true_fn()), lambda: Nests.map_leaves(as_tensor, false_fn())
-        )
-    return true_fn() if pred else false_fn()
-
-
-def while_loop(
-    cond: Callable[..., Any],
-    body: Callable[..., Any],
-    loop_vars: Sequence[Any],
-    shape_invariants: Nest = None,
-    parallel_iterations: int = 10,
-    back_prop: bool = True,
-    swap_memory: bool = False,
-    maximum_iterations: int | None = None,
-    name: str | None = None,
-) -> list[Any]:
-    """Calls `body` on the loop's variables while `cond` says so; their shapes and types must stay.
-
-    What tells TensorFlow how to run the loop is accepted, and changes nothing.
-
-    Source: `tf.while_loop`.
-    """
-
-    def goes_on(state: Nest) -> Any:
-        count, values = state
-        more = jnp.asarray(operand(cond(*values)))
-        return more if maximum_iterations is None else jnp.logical_and(more, count < maximum_iterations)
-
-    def step(state: Nest) -> Any:
-        count, values = state
-        result = body(*values)
-        # A body of one variable may return its value without a list around it.
-        return count + 1, list(map(as_tensor, result if isinstance(result, (list, tuple)) else [result]))
-
-    start = (jnp.int32(0), list(map(as_tensor, loop_vars)))
-    return jax.lax.while_loop(goes_on, step, start)[1]
 
 
 def print(*inputs: Nest, end: str = "\n", sep: str = " ", output_stream: TextIO | None = None) -> None:

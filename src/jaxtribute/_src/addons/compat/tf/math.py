@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtribute._src.addons.compat.tf.conversion import Axis, TensorLike, as_tensor, number_or_tensor
+from jaxtribute._src.addons.compat.tf.conversion import Axis, TensorLike, as_tensor, operands
 from jaxtribute._src.addons.compat.tf.symbolic import allow_in_models
+from jaxtribute.errors import ArgumentTypeError
 from jaxtribute.typing import Array, DType, Leaf
 
 __all__ = [
@@ -67,21 +68,37 @@ __all__ = [
 """The names that `tf` has as well as `tf.math`."""
 
 
-def _unary(function: Callable[[Any], Any], name: str) -> Callable[..., Any]:
+def _refuse_bools(operation: str, *values: Any) -> None:
+    """Refuses to compute with bools, as TensorFlow does: JAX takes them for numbers, or gives a bool.
+
+    Raises:
+      ArgumentTypeError: a value is an array of bools.
+    """
+    if any(getattr(value, "dtype", None) == np.bool_ for value in values):
+        raise ArgumentTypeError(f"{operation} of bools. HINT: make them numbers: tf.cast(x, tf.float32).")
+
+
+def _unary(function: Callable[[Any], Any], name: str, bools: bool = False) -> Callable[..., Any]:
+    operation = name
+
     def call(x: TensorLike, name: str | None = None) -> Any:
-        return function(as_tensor(x))
+        array = as_tensor(x)
+        if not bools:
+            _refuse_bools(operation, array)
+        return function(array)
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = f"Elementwise, on an array of any shape. Source: `tf.math.{name}`."
     return call
 
 
-def _binary(function: Callable[[Any, Any], Any], name: str) -> Callable[..., Any]:
+def _binary(function: Callable[[Any, Any], Any], name: str, bools: bool = False) -> Callable[..., Any]:
+    operation = name
+
     def call(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-        x, y = number_or_tensor(x), number_or_tensor(y)
-        # Of two numbers neither takes the other's type: both get TensorFlow's.
-        if not isinstance(x, jax.Array) and not isinstance(y, jax.Array):
-            x, y = as_tensor(x), as_tensor(y)
+        x, y = operands(x, y)
+        if not bools:
+            _refuse_bools(operation, x, y)
         return function(x, y)
 
     call.__name__ = call.__qualname__ = name
@@ -89,11 +106,16 @@ def _binary(function: Callable[[Any, Any], Any], name: str) -> Callable[..., Any
     return call
 
 
-def _reduction(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _reduction(function: Callable[..., Any], name: str, bools: bool = False) -> Callable[..., Any]:
+    operation = name
+
     def call(input_tensor: TensorLike, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Any:
         # JAX takes several axes in a tuple only.
         axes = tuple(axis) if isinstance(axis, (list, np.ndarray)) else axis
-        return function(as_tensor(input_tensor), axis=axes, keepdims=keepdims)
+        array = as_tensor(input_tensor)
+        if not bools:
+            _refuse_bools(operation, array)
+        return function(array, axis=axes, keepdims=keepdims)
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = f"Reduces the axes given, or all; the element type stays. Source: `tf.math.{name}`."
@@ -114,6 +136,39 @@ def _maximum(x: TensorLike, y: TensorLike) -> Any:
 
 def _minimum(x: TensorLike, y: TensorLike) -> Any:
     return jnp.where((x <= y) | (x != x), x, y)
+
+
+def _quotient(x: TensorLike, y: TensorLike) -> Any:
+    kind = jnp.result_type(x, y)
+    if jnp.issubdtype(kind, jnp.integer):  # of integers TensorFlow's is wider than JAX's
+        wide = jax.dtypes.canonicalize_dtype(np.float64 if kind.itemsize >= 4 else np.float32)
+        x, y = jnp.asarray(x, wide), jnp.asarray(y, wide)
+    return jnp.true_divide(x, y)
+
+
+def _of_texts(function: Callable[..., Any], on_host: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    def compare(x: Any, y: Any) -> Any:
+        texts = any(getattr(one, "dtype", None) == np.object_ for one in (x, y))
+        return np.asarray(on_host(x, y), bool) if texts else function(x, y)
+
+    return compare
+
+
+def _extreme(function: Callable[..., Any], sign: int) -> Callable[..., Any]:
+    """A maximum (-1) or minimum (1), which of nothing is the least or largest number, as in TensorFlow."""
+
+    def reduce(x: Array, axis: Axis, keepdims: bool) -> Any:
+        if not any(isinstance(length, int) and not length for length in x.shape):
+            return function(x, axis=axis, keepdims=keepdims)
+        least, most = (-np.inf, np.inf) if jnp.issubdtype(x.dtype, jnp.inexact) else _limits(x.dtype)
+        return function(x, axis=axis, keepdims=keepdims, initial=least if sign < 0 else most)
+
+    return reduce
+
+
+def _limits(dtype: Any) -> tuple[int, int]:
+    limits = jnp.iinfo(dtype)
+    return int(limits.min), int(limits.max)
 
 
 def _sum(x: Array, axis: Axis, keepdims: bool) -> Any:
@@ -142,7 +197,7 @@ is_finite: Callable[..., Any] = _unary(jnp.isfinite, "is_finite")
 is_nan: Callable[..., Any] = _unary(jnp.isnan, "is_nan")
 log: Callable[..., Any] = _unary(jnp.log, "log")
 log1p: Callable[..., Any] = _unary(jnp.log1p, "log1p")
-logical_not: Callable[..., Any] = _unary(jnp.logical_not, "logical_not")
+logical_not: Callable[..., Any] = _unary(jnp.logical_not, "logical_not", bools=True)
 negative: Callable[..., Any] = _unary(jnp.negative, "negative")
 reciprocal: Callable[..., Any] = _unary(jnp.reciprocal, "reciprocal")
 round: Callable[..., Any] = _unary(jnp.round, "round")
@@ -156,34 +211,34 @@ square: Callable[..., Any] = _unary(jnp.square, "square")
 tanh: Callable[..., Any] = _unary(jnp.tanh, "tanh")
 
 add: Callable[..., Any] = _binary(jnp.add, "add")
-divide: Callable[..., Any] = _binary(jnp.true_divide, "divide")
+divide: Callable[..., Any] = _binary(_quotient, "divide")
 # Divided by 1 where 0 is wanted: the gradient of a division that is thrown away would be NaN.
 divide_no_nan: Callable[..., Any] = _binary(
-    lambda x, y: jnp.where(y == 0, 0, x / jnp.where(y == 0, 1, y)), "divide_no_nan"
+    lambda x, y: jnp.where(y == 0, 0, _quotient(x, jnp.where(y == 0, 1, y))), "divide_no_nan"
 )
-equal: Callable[..., Any] = _binary(jnp.equal, "equal")
+equal: Callable[..., Any] = _binary(_of_texts(jnp.equal, np.equal), "equal", bools=True)
 floordiv: Callable[..., Any] = _binary(jnp.floor_divide, "floordiv")
 floormod: Callable[..., Any] = _binary(jnp.mod, "floormod")
 greater: Callable[..., Any] = _binary(jnp.greater, "greater")
 greater_equal: Callable[..., Any] = _binary(jnp.greater_equal, "greater_equal")
 less: Callable[..., Any] = _binary(jnp.less, "less")
 less_equal: Callable[..., Any] = _binary(jnp.less_equal, "less_equal")
-logical_and: Callable[..., Any] = _binary(jnp.logical_and, "logical_and")
-logical_or: Callable[..., Any] = _binary(jnp.logical_or, "logical_or")
+logical_and: Callable[..., Any] = _binary(jnp.logical_and, "logical_and", bools=True)
+logical_or: Callable[..., Any] = _binary(jnp.logical_or, "logical_or", bools=True)
 maximum: Callable[..., Any] = _binary(_maximum, "maximum")
 minimum: Callable[..., Any] = _binary(_minimum, "minimum")
 multiply: Callable[..., Any] = _binary(jnp.multiply, "multiply")
-not_equal: Callable[..., Any] = _binary(jnp.not_equal, "not_equal")
+not_equal: Callable[..., Any] = _binary(_of_texts(jnp.not_equal, np.not_equal), "not_equal", bools=True)
 pow: Callable[..., Any] = _binary(jnp.power, "pow")
 squared_difference: Callable[..., Any] = _binary(lambda x, y: jnp.square(x - y), "squared_difference")
 subtract: Callable[..., Any] = _binary(jnp.subtract, "subtract")
 
-reduce_all: Callable[..., Any] = _reduction(jnp.all, "reduce_all")
-reduce_any: Callable[..., Any] = _reduction(jnp.any, "reduce_any")
+reduce_all: Callable[..., Any] = _reduction(jnp.all, "reduce_all", bools=True)
+reduce_any: Callable[..., Any] = _reduction(jnp.any, "reduce_any", bools=True)
 reduce_logsumexp: Callable[..., Any] = _reduction(jax.nn.logsumexp, "reduce_logsumexp")
-reduce_max: Callable[..., Any] = _reduction(jnp.max, "reduce_max")
+reduce_max: Callable[..., Any] = _reduction(_extreme(jnp.max, -1), "reduce_max")
 reduce_mean: Callable[..., Any] = _reduction(_mean, "reduce_mean")
-reduce_min: Callable[..., Any] = _reduction(jnp.min, "reduce_min")
+reduce_min: Callable[..., Any] = _reduction(_extreme(jnp.min, 1), "reduce_min")
 reduce_prod: Callable[..., Any] = _reduction(_prod, "reduce_prod")
 reduce_std: Callable[..., Any] = _reduction(jnp.std, "reduce_std")
 reduce_sum: Callable[..., Any] = _reduction(_sum, "reduce_sum")
@@ -195,7 +250,7 @@ def argmax(input: TensorLike, axis: int | None = None, output_type: DType = np.i
     return as_tensor(jnp.argmax(as_tensor(input), 0 if axis is None else axis), output_type)
 
 
-def argmin(input: TensorLike, axis: int | None = None, output_type: DType = np.int32, name: str | None = None) -> Any:
+def argmin(input: TensorLike, axis: int | None = None, output_type: DType = np.int64, name: str | None = None) -> Any:
     """Returns the place of the smallest element along an axis, 0 by default. Source: `tf.math.argmin`."""
     return as_tensor(jnp.argmin(as_tensor(input), 0 if axis is None else axis), output_type)
 
@@ -203,6 +258,7 @@ def argmin(input: TensorLike, axis: int | None = None, output_type: DType = np.i
 def add_n(inputs: TensorLike, name: str | None = None) -> Any:
     """Adds up arrays of one shape. Source: `tf.math.add_n`."""
     first, *rest = map(as_tensor, inputs)
+    _refuse_bools("add_n", first)
     for part in rest:
         first = first + part
     return first
@@ -212,7 +268,11 @@ def clip_by_value(
     t: TensorLike, clip_value_min: TensorLike, clip_value_max: TensorLike, name: str | None = None
 ) -> Any:
     """Limits each element. Source: `tf.clip_by_value`."""
-    return _minimum(_maximum(as_tensor(t), number_or_tensor(clip_value_min)), number_or_tensor(clip_value_max))
+    array = as_tensor(t)
+    _refuse_bools("clip_by_value", array)
+    # The lower limit last: it wins where it is above the upper one.
+    least, most = (operands(array, limit)[1] for limit in (clip_value_min, clip_value_max))
+    return _maximum(_minimum(array, most), least)
 
 
 def clip_by_norm(t: TensorLike, clip_norm: TensorLike, axes: Axis = None, name: str | None = None) -> Any:
@@ -252,8 +312,12 @@ def cumsum(
 ) -> Any:
     """Adds up along an axis. Source: `tf.math.cumsum`."""
     array = as_tensor(x)
+    _refuse_bools("cumsum", array)
     flipped = jnp.flip(array, axis) if reverse else array
-    total = jnp.cumsum(flipped, axis, dtype=array.dtype) - (flipped if exclusive else 0)
+    total = jnp.cumsum(flipped, axis, dtype=array.dtype)
+    if exclusive:  # moved by one: taken off again, an infinity would be NaN
+        first = (np.s_[:],) * (axis % array.ndim) + (np.s_[:1],)
+        total = jnp.roll(total, 1, axis).at[first].set(0)
     return jnp.flip(total, axis) if reverse else total
 
 
@@ -289,7 +353,9 @@ def matmul(
     name: str | None = None,
 ) -> Any:
     """Multiplies matrices, or stacks of them. That they are sparse changes nothing. Source: `tf.linalg.matmul`."""
-    return jnp.matmul(_turned(a, transpose_a, adjoint_a), _turned(b, transpose_b, adjoint_b))
+    left, right = operands(a, b)
+    _refuse_bools("matmul", left, right)
+    return jnp.matmul(_turned(left, transpose_a, adjoint_a), _turned(right, transpose_b, adjoint_b))
 
 
 def _turned(matrix: TensorLike, transposed: bool, adjoint: bool) -> Any:

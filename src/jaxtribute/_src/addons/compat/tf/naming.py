@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
@@ -18,20 +18,33 @@ _scopes: ContextVar[tuple[tuple[str, object], ...]] = ContextVar("scopes", defau
 _creators: ContextVar[tuple[Creator, ...]] = ContextVar("creators", default=())
 
 
-@contextmanager
-def name_scope(name: str) -> Generator[str]:
+class name_scope(AbstractContextManager[str]):  # noqa: N801
     """Puts a name before those of variables that are made in a block, and names its operations in profiles.
 
-    A replica's function begins without the names around `strategy.run`: it is the same on all of them.
+    A replica's function begins without the names around `strategy.run`: it is the same on all of them. The block gets
+    the whole name, with a `/` at its end.
 
     Args:
       name: the name; one that ends in `/` is used as it is, an empty one leaves all names.
 
-    Yields:
-      The whole name, with a `/` at its end.
-
     Source: `tf.name_scope`.
     """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        """The name, as it was given."""
+        self._entered: list[AbstractContextManager[str]] = []
+
+    def __enter__(self) -> str:
+        self._entered.append(_named(self.name))
+        return self._entered[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.pop().__exit__(*error)
+
+
+@contextmanager
+def _named(name: str) -> Generator[str]:
     whole = name if name.endswith("/") or not name else f"{_prefix()}{name}/"
     token = _scopes.set((*_scopes.get(), (whole, _replica())))
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute._src.addons.compat.tf.conversion import TensorLike, as_tensor, host_array
+from jaxtribute._src.addons.compat.tf.conversion import TensorLike, as_tensor, check_fits, host_array
 from jaxtribute.errors import ArgumentTypeError
 from jaxtribute.typing import DType
 
@@ -27,24 +27,29 @@ def _each(function: Callable[[str], Any], value: TensorLike, kind: Any = object)
 
 
 def lower(input: TensorLike, encoding: str = "") -> Any:
-    """Makes letters small. Source: `tf.strings.lower`."""
-    return _each(str.lower, input)
+    """Makes letters small, those of ASCII alone unless `encoding` is "utf-8". Source: `tf.strings.lower`."""
+    return _each(str.lower if encoding else lambda text: text.encode().lower(), input)
 
 
 def upper(input: TensorLike, encoding: str = "") -> Any:
-    """Makes letters large. Source: `tf.strings.upper`."""
-    return _each(str.upper, input)
+    """Makes letters large, those of ASCII alone unless `encoding` is "utf-8". Source: `tf.strings.upper`."""
+    return _each(str.upper if encoding else lambda text: text.encode().upper(), input)
 
 
 def strip(input: TensorLike) -> Any:
-    """Drops white space at both ends. Source: `tf.strings.strip`."""
-    return _each(str.strip, input)
+    """Drops white space of ASCII at both ends. Source: `tf.strings.strip`."""
+    return _each(lambda text: text.encode().strip(), input)
 
 
 def regex_replace(input: TensorLike, pattern: str, rewrite: str, replace_global: bool = True) -> Any:
-    """Replaces what matches, by the rules of Python's `re`. Source: `tf.strings.regex_replace`."""
+    r"""Replaces what matches, by the rules of Python's `re`; `\0` in `rewrite` is the whole match.
+
+    Source: `tf.strings.regex_replace`.
+    """
+    # Pairs first, so that the second of two backslashes begins nothing.
+    template = re.sub(r"(\\\\)|\\0", lambda found: found[1] or r"\g<0>", rewrite)
     compiled = re.compile(pattern)
-    return _each(lambda text: compiled.sub(rewrite, text, count=0 if replace_global else 1), input)
+    return _each(lambda text: compiled.sub(template, text, count=0 if replace_global else 1), input)
 
 
 def regex_full_match(input: TensorLike, pattern: str) -> Any:
@@ -58,8 +63,21 @@ def length(input: TensorLike, unit: str = "BYTE") -> Any:
 
 
 def to_number(input: TensorLike, out_type: DType = np.float32) -> Any:
-    """Reads numbers. Source: `tf.strings.to_number`."""
-    return as_tensor(_each(float, input, np.float64), out_type)
+    """Reads numbers.
+
+    Raises:
+      ArgumentError: an integer that `out_type` does not hold.
+      ValueError: a text is no number of the kind that `out_type` is of.
+
+    Source: `tf.strings.to_number`.
+    """
+    wanted = np.dtype(out_type)
+    if not np.issubdtype(wanted, np.integer):
+        return as_tensor(_each(float, input, np.float64), wanted)
+    numbers = _each(int, input)
+    for one in numbers.ravel():
+        check_fits(np.asarray(one), wanted, "a text")
+    return as_tensor(numbers.astype(wanted), wanted)
 
 
 def join(inputs: TensorLike, separator: str = "") -> Any:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +21,10 @@ from jaxtribute._src.addons.compat.tf.conversion import (
     as_tensor,
     as_typed_tensor,
     host_array,
+    operands,
 )
 from jaxtribute._src.addons.compat.tf.symbolic import allow_in_models
-from jaxtribute.errors import ArgumentError, ShapeError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxtribute.extending import ArrayOperators
 from jaxtribute.typing import DType
 
@@ -35,14 +40,11 @@ __all__ = [
     "expand_dims",
     "eye",
     "fill",
-    "gather",
-    "gather_nd",
     "identity",
     "is_tensor",
     "linspace",
     "meshgrid",
     "newaxis",
-    "one_hot",
     "ones",
     "ones_like",
     "pad",
@@ -59,7 +61,6 @@ __all__ = [
     "squeeze",
     "stack",
     "stop_gradient",
-    "tensor_scatter_nd_update",
     "tile",
     "transpose",
     "unstack",
@@ -74,10 +75,7 @@ _IN_MODELS = (
     "concat",
     "convert_to_tensor",
     "expand_dims",
-    "gather",
-    "gather_nd",
     "identity",
-    "one_hot",
     "ones_like",
     "pad",
     "repeat",
@@ -122,9 +120,7 @@ def constant(value: TensorLike, dtype: DType = None, shape: ShapeLike = None, na
     return jnp.full(shape, array) if array.size == 1 else array.reshape(shape)
 
 
-def convert_to_tensor(
-    value: TensorLike, dtype: DType = None, dtype_hint: object = None, name: str | None = None
-) -> Any:
+def convert_to_tensor(value: TensorLike, dtype: DType = None, dtype_hint: DType = None, name: str | None = None) -> Any:
     """Returns `value` as an array; arrays are returned as they are, and `IndexedSlices` as all rows.
 
     Raises:
@@ -132,6 +128,9 @@ def convert_to_tensor(
 
     Source: `tf.convert_to_tensor`.
     """
+    if dtype is None and dtype_hint is not None:
+        with contextlib.suppress(ArgumentTypeError):  # what does not fit the hint keeps its own type
+            return as_typed_tensor(value, dtype_hint)
     return as_typed_tensor(value, dtype)
 
 
@@ -199,8 +198,11 @@ def range(
 
 
 def linspace(start: TensorLike, stop: TensorLike, num: int, name: str | None = None, axis: int = 0) -> jax.Array:
-    """Returns `num` evenly spaced numbers, both ends included. Source: `tf.linspace`."""
-    return jnp.linspace(as_tensor(start), as_tensor(stop), num, axis=axis)
+    """Returns `num` evenly spaced numbers, both ends included; float64 of integers. Source: `tf.linspace`."""
+    first, last = as_tensor(start), as_tensor(stop)
+    integral = jnp.issubdtype(first.dtype, jnp.integer)
+    dtype = jax.dtypes.canonicalize_dtype(np.float64) if integral else first.dtype
+    return jnp.linspace(first, last, num, axis=axis, dtype=dtype)
 
 
 def cast(x: TensorLike, dtype: DType, name: str | None = None) -> Any:
@@ -237,7 +239,13 @@ def _arrays(*arrays: Any) -> Any:
 
 def reshape(tensor: TensorLike, shape: ShapeLike, name: str | None = None) -> Any:
     """Returns the array in another shape, of which one entry may be -1. Source: `tf.reshape`."""
-    return as_tensor(tensor).reshape(as_shape(shape))
+    array, wanted = as_tensor(tensor), as_shape(shape)
+    empty = any(isinstance(length, int) and not length for length in (*array.shape, 1))
+    if empty and 0 in wanted and wanted.count(-1) == 1:
+        # How many there are of nothing, TensorFlow tells by the axes that are not empty.
+        length = math.prod(one or 1 for one in array.shape) // math.prod(one or 1 for one in wanted if one != -1)
+        wanted = tuple(length if one == -1 else one for one in wanted)
+    return array.reshape(wanted)
 
 
 def expand_dims(input: TensorLike, axis: int, name: str | None = None) -> Any:
@@ -293,18 +301,49 @@ def _is_shape(value: TensorLike) -> bool:
     )
 
 
-def split(value: TensorLike, num_or_size_splits: TensorLike, axis: int = 0, name: str | None = None) -> list[Any]:
-    """Cuts an array along an axis: into a number of equal parts, or parts of given sizes. Source: `tf.split`."""
-    if isinstance(num_or_size_splits, int):
-        return jnp.split(as_tensor(value), num_or_size_splits, axis)
+def split(
+    value: TensorLike, num_or_size_splits: TensorLike, axis: int = 0, num: int | None = None, name: str | None = None
+) -> list[Any]:
+    """Cuts an array along an axis: into a number of equal parts, or parts of given sizes.
+
+    Args:
+      value: the array.
+      num_or_size_splits: the number of parts, or their sizes, of which one may be -1 for what is left.
+      axis: the axis.
+      num: accepted for compatibility, as is `name`.
+      name: see `num`.
+
+    Raises:
+      ArgumentError: the sizes do not add up to the axis's length.
+
+    Source: `tf.split`.
+    """
+    array = as_tensor(value)
+    if not np.ndim(num_or_size_splits):
+        return _arrays(array).split(array, int(num_or_size_splits), axis)
+    sizes, length = list(as_shape(num_or_size_splits)), array.shape[axis]
+    if sizes.count(-1) == 1:
+        sizes[sizes.index(-1)] = length - builtins.sum(sizes) - 1
+    if any(size < 0 for size in sizes) or builtins.sum(sizes) != length:
+        raise ArgumentError(
+            f"split: parts of {num_or_size_splits} of an axis of length {length}. HINT: sizes add up to the length; "
+            "one may be -1."
+        )
     # TensorFlow is given the sizes of all parts, NumPy and JAX the places between them.
-    return jnp.split(as_tensor(value), list(map(int, np.cumsum(num_or_size_splits)[:-1])), axis)
+    return _arrays(array).split(array, list(itertools.accumulate(sizes[:-1])), axis)
 
 
 def tile(input: TensorLike, multiples: ShapeLike, name: str | None = None) -> Any:
-    """Repeats an array along its axes. Source: `tf.tile`."""
+    """Repeats an array along its axes.
+
+    Raises:
+      ShapeError: `multiples` has not one number for each axis.
+
+    Source: `tf.tile`.
+    """
     array = as_tensor(input)
-    return _arrays(array).tile(array, tuple(np.atleast_1d(multiples).tolist()))
+    _check_axes("multiples", multiples, (array.ndim,), array)
+    return _arrays(array).tile(array, as_shape(multiples))
 
 
 def pad(
@@ -314,63 +353,42 @@ def pad(
     constant_values: TensorLike = 0,
     name: str | None = None,
 ) -> Any:
-    """Pads with a constant, `"REFLECT"` or `"SYMMETRIC"`. Source: `tf.pad`."""
+    """Pads with a constant, `"REFLECT"` or `"SYMMETRIC"`.
+
+    Raises:
+      ShapeError: `paddings` has not one pair for each axis, or a pair is wider than what is mirrored.
+      ArgumentError: another mode.
+      ArgumentTypeError: `constant_values` has fractions that the type of `tensor` has not.
+
+    Source: `tf.pad`.
+    """
+    array, how = as_tensor(tensor), mode.upper()
+    if how not in ("CONSTANT", "REFLECT", "SYMMETRIC"):
+        raise ArgumentError(f"pad: mode={mode!r}. HINT: write 'CONSTANT', 'REFLECT' or 'SYMMETRIC'.")
+    _check_axes("paddings", paddings, (array.ndim, 2), array)
+    if not array.ndim:
+        return array
     widths = [tuple(pair) for pair in np.asarray(paddings).tolist()]
-    if mode.upper() == "CONSTANT":
-        return jnp.pad(as_tensor(tensor), widths, constant_values=constant_values)
-    return jnp.pad(as_tensor(tensor), widths, mode=mode.lower())
+    if how == "CONSTANT":
+        # 0 stands for what is zero in any type.
+        number = isinstance(constant_values, int) and not constant_values
+        return jnp.pad(array, widths, constant_values=0 if number else as_typed_tensor(constant_values, array.dtype))
+    for pair, length in zip(widths, array.shape, strict=True):
+        # The element at the edge is not mirrored by REFLECT.
+        if not jax.export.is_symbolic_dim(length) and max(pair) > length - (how == "REFLECT"):
+            raise ShapeError(
+                f"pad: {pair} elements mirrored of an axis of length {length}. HINT: pad in several steps, or with a "
+                "constant."
+            )
+    return jnp.pad(array, widths, mode=how.lower())
 
 
-def gather(
-    params: TensorLike,
-    indices: TensorLike,
-    validate_indices: bool | None = None,
-    axis: int | None = None,
-    batch_dims: int = 0,
-    name: str | None = None,
-) -> Any:
-    """Picks slices along an axis by their numbers; of each batch its own, over the first `batch_dims` axes.
-
-    Source: `tf.gather`.
-    """
-    array, numbers = as_tensor(params), as_tensor(indices)
-    batch = batch_dims + numbers.ndim if batch_dims < 0 else batch_dims
-    # A negative number of axes counts from the last one of `params` then, as in TensorFlow.
-    axis = batch_dims if axis is None else axis
-    along = axis + array.ndim if axis < 0 else axis
-    if not batch:
-        return _arrays(array).take(array, numbers, along)
-    moved = _arrays(array).moveaxis(array, along, batch)
-    found = moved[(*_batches(numbers.shape, batch), numbers)]
-    # The axes between the batch and the one that was picked from lie behind those of the numbers.
-    rest = np.arange(along - batch)
-    return _arrays(array).moveaxis(found, tuple(numbers.ndim + rest), tuple(batch + rest))
-
-
-def gather_nd(params: TensorLike, indices: TensorLike, batch_dims: int = 0, name: str | None = None) -> Any:
-    """Picks elements or slices by their places, which the last axis of `indices` holds.
-
-    Source: `tf.gather_nd`.
-    """
-    places = _places(indices)
-    return as_tensor(params)[(*_batches(as_tensor(indices).shape[:-1], batch_dims), *places)]
-
-
-def _batches(shape: Sequence[int], axes: int) -> list[Any]:
-    """The numbers along each of the first axes of a shape, as arrays of as many axes as it has."""
-    return list(np.indices(shape, sparse=True)[:axes])
-
-
-def tensor_scatter_nd_update(
-    tensor: TensorLike, indices: TensorLike, updates: TensorLike, name: str | None = None
-) -> jax.Array:
-    """Returns a copy with other values at places as those of `gather_nd`. Source: `tf.tensor_scatter_nd_update`."""
-    return jnp.asarray(as_tensor(tensor)).at[_places(indices)].set(as_tensor(updates))
-
-
-def _places(indices: TensorLike) -> tuple[Any, ...]:
-    places = as_tensor(indices)
-    return tuple(places[..., axis] for axis in np.arange(places.shape[-1]))
+def _check_axes(name: str, given: ShapeLike, wanted: tuple[int, ...], array: Any) -> None:
+    if np.shape(given) != wanted and (wanted[0] or np.size(given)):
+        raise ShapeError(
+            f"{name} have the shape {np.shape(given)}, not {wanted}, for an array of shape {array.shape}. "
+            "HINT: give as many as the array has axes."
+        )
 
 
 def boolean_mask(tensor: TensorLike, mask: TensorLike, axis: int = 0, name: str | None = None) -> Any:
@@ -380,8 +398,25 @@ def boolean_mask(tensor: TensorLike, mask: TensorLike, axis: int = 0, name: str 
 
 
 def slice(input_: TensorLike, begin: ShapeLike, size: ShapeLike, name: str | None = None) -> Any:
-    """Cuts out a part by its first place and its lengths, -1 to the end. Source: `tf.slice`."""
+    """Cuts out a part by its first place and its lengths, -1 to the end.
+
+    Raises:
+      ArgumentError: the part is not within the array.
+      ShapeError: `begin` or `size` has not one number for each axis.
+
+    Source: `tf.slice`.
+    """
     array = as_tensor(input_)
+    for what, given in (("begin", begin), ("size", size)):
+        _check_axes(what, given, (array.ndim,), array)
+    begin, size = as_shape(begin), as_shape(size)
+    for first, length, whole in zip(begin, size, array.shape, strict=True):
+        known = not any(map(jax.export.is_symbolic_dim, (first, length, whole)))
+        if known and not (0 <= first <= whole and -1 <= length <= whole - first):
+            raise ArgumentError(
+                f"slice: {length} elements from {first} of an axis of length {whole}. HINT: they must be within it; "
+                "a size of -1 takes all to the end."
+            )
     ends = ((first, None if length == -1 else first + length) for first, length in zip(begin, size, strict=True))
     return array[tuple(np.s_[first:end] for first, end in ends)]
 
@@ -434,20 +469,7 @@ def where(condition: TensorLike, x: TensorLike = None, y: TensorLike = None, nam
     """Picks from `x` or `y`; with the condition alone returns the places where it holds. Source: `tf.where`."""
     if x is None and y is None:
         return jnp.argwhere(as_tensor(condition))
-    return jnp.where(as_tensor(condition), as_tensor(x), as_tensor(y))
-
-
-def one_hot(
-    indices: TensorLike,
-    depth: int,
-    on_value: TensorLike = 1,
-    off_value: TensorLike = 0,
-    axis: int = -1,
-    dtype: DType = np.float32,
-) -> jax.Array:
-    """Returns vectors with `on_value` at one place each. Source: `tf.one_hot`."""
-    hot = jax.nn.one_hot(as_tensor(indices), depth, axis=axis, dtype=bool)
-    return jnp.where(hot, as_tensor(on_value, dtype), as_tensor(off_value, dtype))
+    return jnp.where(as_tensor(condition), *operands(x, y))
 
 
 allow_in_models(__name__, "jaxtribute.compat.tf", _IN_MODELS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from jaxtribute import Variable as JdVariable
@@ -171,7 +170,7 @@ class Module:
         return self._name
 
     @property
-    def name_scope(self) -> AbstractContextManager[str]:
+    def name_scope(self) -> name_scope:
         """A block in which variables are named as the module's, whatever scopes are around it."""
         return name_scope(self._scope)
 
