@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtribute._src.addons.compat.tf import texts
 from jaxtribute._src.addons.compat.tf.conversion import Axis, TensorLike, as_tensor, number_or_tensor
 from jaxtribute._src.addons.compat.tf.symbolic import allow_in_models
 from jaxtribute.typing import Array, DType, Leaf
@@ -82,6 +83,8 @@ def _binary(function: Callable[[Any, Any], Any], name: str) -> Callable[..., Any
         # Of two numbers neither takes the other's type: both get TensorFlow's.
         if not isinstance(x, jax.Array) and not isinstance(y, jax.Array):
             x, y = as_tensor(x), as_tensor(y)
+        if texts.is_text(x) or texts.is_text(y):
+            return texts.combined(call.__name__, x, y)
         return function(x, y)
 
     call.__name__ = call.__qualname__ = name
