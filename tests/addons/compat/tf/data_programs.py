@@ -1,5 +1,7 @@
 """Datasets whose elements, specs and cardinalities TensorFlow has told, for what is not obvious. Recorded beside."""
 
+from typing import Any
+
 _LENGTHS = "D.range(6).map(lambda x: x % 4 + 1).map(lambda x: tf.ones([x]))"
 _BUCKETS = f"{_LENGTHS}.bucket_by_sequence_length(lambda x: tf.shape(x)[0]"
 
@@ -109,39 +111,39 @@ PROGRAMS: list[str] = [
 ]
 
 
-def generated(tf: object) -> dict[str, object]:
+def generated(tf: Any) -> dict[str, Any]:
     """The names that the programs use beside `tf` and `np`."""
-    dataset = tf.data.Dataset  # pyright: ignore[reportAttributeAccessIssue]
+    dataset = tf.data.Dataset
     return {
         "D": dataset,
-        "gen": lambda: dataset.from_generator(lambda: iter(range(3)), output_signature=tf.TensorSpec([], tf.int32)),  # pyright: ignore[reportAttributeAccessIssue]
-        "gen64": lambda: dataset.from_generator(lambda: iter(range(3)), output_signature=tf.TensorSpec([], tf.int64)),  # pyright: ignore[reportAttributeAccessIssue]
+        "gen": lambda: dataset.from_generator(lambda: iter(range(3)), output_signature=tf.TensorSpec([], tf.int32)),
+        "gen64": lambda: dataset.from_generator(lambda: iter(range(3)), output_signature=tf.TensorSpec([], tf.int64)),
     }
 
 
-def described(value: object) -> object:
+def described(value: Any) -> Any:
     """An element as JSON."""
     if value is None:
         return None
     if isinstance(value, bytes):
         return value.decode("latin1")
     if hasattr(value, "element_spec"):
-        return {"dataset": [described(element) for element in value]}  # pyright: ignore
+        return {"dataset": [described(element) for element in value]}
     if isinstance(value, dict):
         return {name: described(part) for name, part in value.items()}
     if isinstance(value, tuple):
         return {"tuple": [described(part) for part in value]}
-    array = value.numpy() if hasattr(value, "numpy") else value  # pyright: ignore
+    array = value.numpy() if hasattr(value, "numpy") else value
     return _texts(array if isinstance(array, bytes) else array.tolist())
 
 
-def _texts(value: object) -> object:
+def _texts(value: Any) -> Any:
     if isinstance(value, list):
         return [_texts(one) for one in value]
     return value.decode("latin1") if isinstance(value, bytes) else value
 
 
-def described_spec(spec: object) -> object:
+def described_spec(spec: Any) -> Any:
     """A spec as JSON."""
     if spec is None or type(spec).__name__ == "NoneTensorSpec":
         return None
@@ -150,6 +152,6 @@ def described_spec(spec: object) -> object:
     if isinstance(spec, tuple):
         return {"tuple": [described_spec(part) for part in spec]}
     if type(spec).__name__ == "DatasetSpec":
-        return {"dataset": described_spec(spec.element_spec)}  # pyright: ignore
-    shape, kind = spec.shape, spec.dtype.name  # pyright: ignore
+        return {"dataset": described_spec(spec.element_spec)}
+    shape, kind = spec.shape, spec.dtype.name
     return [None if shape.rank is None else list(shape), "string" if kind == "object" else kind]

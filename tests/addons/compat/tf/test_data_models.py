@@ -195,14 +195,11 @@ def stage(model: Model, rng: random.Random) -> Model:
     if model.kind == "pair":
         return model.then("map(lambda a, b: (b, a))", lambda rows: ((b, a) for a, b in rows))
     size = rng.randint(1, 3)
-    flat = model.then("unbatch()", lambda rows: itertools.chain.from_iterable(rows), kind="number", is_counted=False)
+    flat = model.then("unbatch()", itertools.chain.from_iterable, kind="number", is_counted=False)
     if rng.random() < 0.5:
         return flat
     text = f"rebatch({size})"
-    rebatched = model.then(
-        text, lambda rows: chunks(itertools.chain.from_iterable(rows), size, False), is_counted=False
-    )
-    return rebatched
+    return model.then(text, lambda rows: chunks(itertools.chain.from_iterable(rows), size, False), is_counted=False)
 
 
 def fits(spec: Any, element: Any) -> bool:
