@@ -244,6 +244,13 @@ class TestDataset:
         with pytest.raises(AttributeError, match=r"snapshot.*HINT.*cache"):
             Dataset.range(3).snapshot("folder")
 
+    def test_strings_are_padded_whole(self) -> None:
+        for dataset in (
+            Dataset.from_tensor_slices(["a", "bcd"]),
+            Dataset.from_tensor_slices(["a", "bcd"]).map(lambda s: s),
+        ):
+            assert numbers(dataset.padded_batch(2)) == [[b"a", b"bcd"]]
+
     def test_one_element(self) -> None:
         assert int(Dataset.range(3).take(1).get_single_element()) == 0
         with pytest.raises(ArgumentError, match=r"several.*HINT"):

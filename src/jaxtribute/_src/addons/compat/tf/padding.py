@@ -47,7 +47,8 @@ def _tuples(shapes: Nest, tree: Any) -> Nest:
 
 
 def _padded(column: Sequence[Any], shape: Any, value: Any) -> np.ndarray[Any, Any]:
-    arrays = list(map(np.asarray, column))
+    # Strings as objects: an array of NumPy's own bytes would be as wide as its first row.
+    arrays = [np.array(row, dtype=object) if isinstance(row, bytes) else np.asarray(row) for row in column]
     longest = np.max([array.shape for array in arrays], axis=0).astype(int)
     sizes = [
         int(most) if one in (None, -1) else int(one)
@@ -58,5 +59,5 @@ def _padded(column: Sequence[Any], shape: Any, value: Any) -> np.ndarray[Any, An
     for row, array in enumerate(arrays):
         if any(size < one for size, one in zip(sizes, array.shape, strict=True)):
             raise ArgumentError(f"an element of shape {array.shape} does not fit into {sizes}. HINT: use None there.")
-        made[(row, *map(slice, array.shape))] = array
+        made[(row, *map(slice, array.shape))] = array[()]  # of one string, the string
     return made

@@ -53,7 +53,7 @@ class Indexed:
         return (dataset[first + index] for index in range(count))
 
     def at(self, epoch: int) -> Indexed:
-        """What pass number `epoch` reads, of what is repeated for ever; all else is numbered through all passes."""
+        """Returns what pass number `epoch` reads, if repeated for ever; all else is numbered through all passes."""
         return self if self.later is None or not epoch else replace(self, dataset=self.later(epoch))
 
     def count(self) -> int:
@@ -286,7 +286,7 @@ def _objects(element: Nest) -> Any:
 
 
 class _Passes(grain.MapDataset[Any]):
-    """What is cut out of an endless dataset, numbered through all passes."""
+    """Records cut out of an endless dataset, numbered through all passes."""
 
     def __init__(self, records: Indexed) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ def to_host(element: Nest) -> Nest:
 
 
 def of_function(result: Nest) -> Any:
-    """What a user's function returned, as an element. A list of its own is a tuple: one within is an array.
+    """The result of a user's function, as an element. A list of its own is a tuple: one within is an array.
 
     Raises:
       ArgumentTypeError: it returned nothing.
