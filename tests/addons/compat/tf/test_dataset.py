@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
-from jaxtribute.errors import ArgumentError, InputError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, InputError
 from replicas import components
 
 Dataset = tf.data.Dataset
@@ -184,9 +184,77 @@ class TestDataset:
     def test_reduce(self) -> None:
         assert int(Dataset.range(4).reduce(0, lambda total, x: total + x)) == 6
 
-    def test_an_empty_dataset_has_no_spec(self) -> None:
+    def test_an_empty_dataset_of_which_nothing_is_known_has_no_spec(self) -> None:
         with pytest.raises(InputError, match=r"empty.*HINT"):
-            _ = Dataset.range(0).element_spec
+            _ = Dataset.from_generator(lambda: iter([])).element_spec
+        with pytest.raises(InputError, match=r"fails on zeros.*division.*HINT"):
+            _ = Dataset.range(0).map(lambda x: 1 // int(x)).element_spec
+
+    def test_passes_of_what_repeats_for_ever_are_shuffled_anew_if_asked(self) -> None:
+        for anew in (False, True):
+            dataset = Dataset.range(9).shuffle(9, seed=1, reshuffle_each_iteration=anew).repeat().take(12)
+            passes = [numbers(dataset) for _ in range(4)]
+            assert all(sorted(each[:9]) == list(range(9)) for each in passes)
+            assert len(set(map(tuple, passes))) == (4 if anew else 1)
+
+    def test_a_pass_of_what_repeats_for_ever_may_be_repeated_and_shuffled(self) -> None:
+        some = Dataset.range(3).repeat().take(4)
+        assert numbers(some.repeat(2)) == [0, 1, 2, 0] * 2
+        assert sorted(numbers(some.shuffle(4).batch(4).unbatch())) == [0, 0, 1, 2]
+
+    def test_distributed_passes_of_what_repeats_for_ever(self) -> None:
+        strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+        for dataset in (Dataset.range(3).repeat().batch(2).take(2), Dataset.range(3).repeat().take(4).batch(2)):
+            distributed = strategy.experimental_distribute_dataset(dataset)
+            for _ in range(3):
+                assert [components(element) for element in distributed] == [[[0], [1]], [[2], [0]]]
+        endless = strategy.experimental_distribute_dataset(Dataset.range(3).repeat().batch(1))
+        assert [components(element) for element in itertools.islice(endless, 4)] == [
+            [[0], []],
+            [[1], []],
+            [[2], []],
+            [[0], []],
+        ]
+
+    def test_strings_and_numbers_are_not_compared(self) -> None:
+        with pytest.raises(ArgumentTypeError, match=r"strings and.*HINT"):
+            numbers(Dataset.from_tensor_slices(["a"]).map(lambda s: tf.equal(s, 3)))
+        with pytest.raises(ArgumentTypeError, match=r"tf.maximum of strings.*HINT"):
+            numbers(Dataset.from_tensor_slices(["a"]).map(lambda s: tf.maximum(s, "b")))
+        assert [bool(s == "é") for s in Dataset.from_tensor_slices(["é", "a"])] == [True, False]
+
+    def test_results_that_are_no_elements(self) -> None:
+        with pytest.raises(ArgumentTypeError, match=r"None.*HINT"):
+            numbers(Dataset.range(2).map(lambda x: None))
+        with pytest.raises(ArgumentError, match=r"batches of datasets.*HINT"):
+            numbers(Dataset.range(4).window(2).batch(2))
+        with pytest.raises(ArgumentError, match=r"taken apart.*HINT"):
+            numbers(Dataset.range(4).rebatch(2))
+
+    def test_datasets_are_drawn_by_their_weights(self) -> None:
+        drawn = Dataset.sample_from_datasets([Dataset.range(300), Dataset.range(1000, 1300)], [0.9, 0.1], seed=1)
+        seen = numbers(drawn)
+        assert sorted(seen) == [*range(300), *range(1000, 1300)]
+        assert sum(number >= 1000 for number in seen[:200]) < 60
+        assert numbers(drawn) == seen
+        with pytest.raises(ArgumentError, match=r"weights.*HINT"):
+            Dataset.sample_from_datasets([Dataset.range(3)], [0.5, 0.5])
+
+    def test_methods_of_tensorflow_that_are_absent_say_so(self) -> None:
+        with pytest.raises(AttributeError, match=r"snapshot.*HINT.*cache"):
+            Dataset.range(3).snapshot("folder")
+
+    def test_strings_are_padded_whole(self) -> None:
+        for dataset in (
+            Dataset.from_tensor_slices(["a", "bcd"]),
+            Dataset.from_tensor_slices(["a", "bcd"]).map(lambda s: s),
+        ):
+            assert numbers(dataset.padded_batch(2)) == [[b"a", b"bcd"]]
+
+    def test_one_element(self) -> None:
+        assert int(Dataset.range(3).take(1).get_single_element()) == 0
+        with pytest.raises(ArgumentError, match=r"several.*HINT"):
+            Dataset.range(3).get_single_element()
 
     def test_prints_its_length(self) -> None:
         assert repr(Dataset.range(3)) == "<tf.data.Dataset of 3 elements>"

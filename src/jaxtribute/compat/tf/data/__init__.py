@@ -5,6 +5,7 @@ from typing import Any
 from jaxtribute._src.addons.compat.catalog.lookup import explain_absent
 from jaxtribute._src.addons.compat.tf.dataset import Dataset as Dataset
 from jaxtribute._src.addons.compat.tf.dataset import Options as Options
+from jaxtribute._src.addons.compat.tf.element_specs import DatasetSpec as DatasetSpec
 from jaxtribute._src.addons.compat.tf.iterators import Iterator as Iterator
 from jaxtribute._src.addons.compat.tf.records import TextLineDataset as TextLineDataset
 from jaxtribute._src.addons.compat.tf.records import TFRecordDataset as TFRecordDataset

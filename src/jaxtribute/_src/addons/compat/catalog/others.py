@@ -18,6 +18,16 @@ ABSENT: dict[str, str] = {
     "tf.gradients": _GRADIENT,
     "tf.autograph": "functions are traced as they are: write `tf.cond`, `tf.where` or `tf.while_loop` where a branch "
     "or a loop depends on an array",
+    "tf.data.Dataset.counter": "write `Dataset.from_generator(itertools.count, tf.int64)`",
+    "tf.data.Dataset.group_by_window": "use `bucket_by_sequence_length`, or group in Python in `from_generator`",
+    "tf.data.Dataset.ignore_errors": "catch the errors in the function that `map` gets",
+    "tf.data.Dataset.load": "store arrays with ArrayRecord and Grain, or NumPy",
+    "tf.data.Dataset.ragged_batch": "use `padded_batch`",
+    "tf.data.Dataset.random": "use `map` with `tf.random`, or NumPy",
+    "tf.data.Dataset.rejection_resample": "use `filter`, or `sample_from_datasets` with weights",
+    "tf.data.Dataset.save": "store arrays with ArrayRecord and Grain, or NumPy",
+    "tf.data.Dataset.snapshot": "use `cache()`, which keeps the elements in memory",
+    "tf.data.Dataset.sparse_batch": "use `padded_batch`",
     "tf.estimator": "TensorFlow itself has dropped it: write the training loop",
     "tf.compat.v1.Session": "there are no graphs and no sessions: call the functions",
     "tf.compat.v1.placeholder": "there are no graphs and no sessions: pass arguments to a function",
@@ -154,6 +164,10 @@ REMARKS: dict[str, str] = {
     "tf.function": "no AutoGraph: Python's `if`, `for` and `while` run while the function is traced",
     "tf.data.Dataset.map": "the function runs as Python on NumPy arrays for each element; its order is kept",
     "tf.data.Dataset.from_generator": "an iterator's position is restored by reading from the start",
+    "tf.data.Dataset.element_spec": "shapes are those of the first elements that functions give; without a signature "
+    "or shapes, axes of what a generator gives are of any length",
+    "tf.data.Dataset.sample_from_datasets": "the draws are not TensorFlow's; weights are a list",
+    "tf.data.Dataset.unbatch": "its cardinality is known after sources and batches without a remainder",
     "tf.data.Dataset.with_options": "only the auto-shard policy has a meaning",
     "tf.data.Dataset.cache": "in memory only",
     "tf.config.experimental.set_memory_growth": "does nothing: write XLA_PYTHON_CLIENT_PREALLOCATE=false into the "

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute import IndexedSlices
+from jaxtribute._src.addons.compat.tf.texts import Texts
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 from jaxtribute.extending import ArrayOperators, Tracer, operand
 from jaxtribute.typing import DType
@@ -27,10 +28,13 @@ _LONG = (np.dtype("int64"), np.dtype("uint64"))
 
 def host_array(value: TensorLike, dtype: DType = None) -> np.ndarray[Any, Any]:
     """`value` as a NumPy array. Arrays keep their type; Python numbers take TensorFlow's, strings become bytes."""
-    if isinstance(value, (np.ndarray, np.generic, jax.Array)):
+    if isinstance(value, bytes):
+        # An array of NumPy's own bytes would lose zeros at the end.
+        array: np.ndarray[Any, Any] = np.array(bytes(value), dtype=object)
+    elif isinstance(value, (np.ndarray, np.generic, jax.Array)):
         array = np.asarray(value)
     else:
-        array: np.ndarray[Any, Any] = np.asarray(operand(value))
+        array = np.asarray(operand(value))
         # A nest that holds arrays keeps their type; one of Python numbers has none of its own.
         # NumPy alone cannot tell: `[np.float64(1)]` and `[1.0]` become the same array.
         array = array if _holds_arrays(value) else _as_tensorflows(array)
@@ -39,7 +43,7 @@ def host_array(value: TensorLike, dtype: DType = None) -> np.ndarray[Any, Any]:
         texts: Any = array
         array = np.char.encode(texts, "utf-8").astype(object)
     elif array.dtype.kind == "S":
-        array = array.astype(object)
+        array = np.array(value, dtype=object) if isinstance(value, (list, tuple)) else array.astype(object)
     return array if dtype is None else array.astype(dtype, copy=False)
 
 
@@ -83,7 +87,8 @@ def as_tensor(value: TensorLike, dtype: DType = None) -> Any:
         return jnp.stack([as_tensor(part, dtype) for part in value])
     array = host_array(value)
     if array.dtype.kind == "O" or (asked is not None and asked.kind == "O"):
-        return array if dtype is None else array.astype(dtype, copy=False)
+        array = array if dtype is None else array.astype(dtype, copy=False)
+        return array.view(Texts) if array.dtype.kind == "O" else array
     if asked is None or asked in _LONG:
         dtype = jax.dtypes.canonicalize_dtype(array.dtype if asked is None else asked)
         check_fits(array, np.dtype(dtype), "a tensor")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import grain
@@ -12,12 +13,15 @@ import jax
 import numpy as np
 
 from jaxtribute import AutoShardPolicy
-from jaxtribute._src.addons.compat.tf import iterators
+from jaxtribute._src.addons.compat.catalog.lookup import why_absent
+from jaxtribute._src.addons.compat.tf import cardinalities, element_specs, iterators
+from jaxtribute._src.addons.compat.tf.combining import Combining
 from jaxtribute._src.addons.compat.tf.conversion import as_tensor
 from jaxtribute._src.addons.compat.tf.pipelines import GrainStream, Indexed, Pipeline, Streamed
+from jaxtribute._src.addons.compat.tf.regrouping import Regrouping
 from jaxtribute._src.addons.compat.tf.specs import TensorSpec
-from jaxtribute._src.addons.compat.tf.transformations import Transformations, to_host
-from jaxtribute.errors import ArgumentError, InputError
+from jaxtribute._src.addons.compat.tf.transformations import to_host
+from jaxtribute.errors import ArgumentError
 from jaxtribute.extending import IterableSource, MapSource, Source
 from jaxtribute.extending import register_source as register
 from jaxtribute.input import make_numpy_dataset
@@ -55,7 +59,7 @@ class Sources:
     @staticmethod
     def range(*args: Leaf, output_type: DType = np.int64, name: str | None = None) -> Dataset:
         """Makes a dataset of numbers, by the arguments of Python's `range`. Source: `tf.data.Dataset.range`."""
-        return Dataset(Indexed(make_numpy_dataset(np.arange(*args, dtype=output_type)), fixed=True))
+        return _of_rows(np.arange(*args, dtype=output_type))
 
     @staticmethod
     def from_tensor_slices(tensors: Nest, name: str | None = None) -> Dataset:
@@ -63,12 +67,12 @@ class Sources:
 
         Source: `tf.data.Dataset.from_tensor_slices`.
         """
-        return Dataset(Indexed(make_numpy_dataset(to_host(tensors)), fixed=True))
+        return _of_rows(to_host(tensors))
 
     @staticmethod
     def from_tensors(tensors: Nest, name: str | None = None) -> Dataset:
         """Makes a dataset of one element. Source: `tf.data.Dataset.from_tensors`."""
-        return Dataset(Indexed(make_numpy_dataset(jax.tree.map(lambda leaf: leaf[None], to_host(tensors))), fixed=True))
+        return _of_rows(jax.tree.map(lambda leaf: leaf[None], to_host(tensors)))
 
     @staticmethod
     def from_generator(
@@ -84,24 +88,26 @@ class Sources:
         Args:
           generator: a function that returns an iterable of elements.
           output_types: the elements' types, in their structure.
-          output_shapes: accepted for compatibility.
+          output_shapes: the elements' shapes beside `output_types`, for `element_spec`.
           args: its arguments.
           output_signature: the elements' specs, in their structure; instead of `output_types`.
           name: accepted for compatibility.
 
         Source: `tf.data.Dataset.from_generator`.
         """
-        types = output_types
-        if output_signature is not None:
+        types, spec = output_types, output_signature
+        if spec is not None:
             # Only types matter: shapes are those of what the generator gives.
             types = jax.tree.map(lambda spec: spec.dtype, output_signature, is_leaf=_is_spec)
+        elif output_shapes is not None:
+            spec = jax.tree.map(lambda kind, shape: TensorSpec(shape, kind), types, output_shapes)
 
         def elements(epoch: int) -> Iterator[Nest]:
             for element in generator(*args):
                 host = to_host(element)
                 yield host if types is None else jax.tree.map(lambda kind, leaf: leaf.astype(kind), types, host)
 
-        return Dataset(Streamed(elements))
+        return Dataset(Streamed(elements, spec=None if spec is None else lambda: spec))
 
     @staticmethod
     def zip(*datasets: Nest, name: str | None = None) -> Dataset:
@@ -114,7 +120,13 @@ class Sources:
             passes = [leaf.pipeline.open(epoch) for leaf in leaves]
             return map(tree.unflatten, zip(*passes, strict=False))
 
-        return Dataset(Streamed(rows))
+        return Dataset(
+            Streamed(
+                rows,
+                cardinalities.zipped(leaf.pipeline.count() for leaf in leaves),
+                lambda: tree.unflatten(leaf.pipeline.element_spec() for leaf in leaves),
+            )
+        )
 
     @staticmethod
     def list_files(file_pattern: str | Iterable[str], shuffle: bool | None = None, seed: int | None = None) -> Dataset:
@@ -134,7 +146,7 @@ class Sources:
         return dataset.shuffle(len(names), seed) if shuffle else dataset
 
 
-class Dataset(Sources, Transformations):
+class Dataset(Sources, Combining, Regrouping):
     """Elements to read one after the other: trees of arrays.
 
     Made by its static methods. Strategies distribute it; iterated over by itself it gives JAX arrays.
@@ -174,33 +186,34 @@ class Dataset(Sources, Transformations):
 
     @property
     def element_spec(self) -> Any:
-        """Shapes and types of an element, which it may read one for. Source: `tf.data.Dataset.element_spec`.
+        """Shapes and types of an element; an axis that may have any length is None.
+
+        Functions are called on the first elements to find it out, or on zeros if the dataset is empty.
 
         Raises:
-          InputError: the dataset is empty.
+          InputError: the dataset is empty, and nothing tells what its elements are.
+
+        Source: `tf.data.Dataset.element_spec`.
         """
-        for element in self._pipeline:
-            # The first element will do: records of a dataset are alike but for the rows of a last, smaller batch.
-            return jax.tree.map(lambda leaf: _spec(leaf, self._pipeline.rows_vary), element)
-        raise InputError("the dataset is empty, so nothing is known of its elements. HINT: give it an element.")
+        return self._pipeline.element_spec()
 
     def cardinality(self) -> int:
         """Returns the number of elements, -1 for infinitely many and -2 if it is not known.
 
         Source: `tf.data.Dataset.cardinality`.
         """
-        length = self._pipeline.length()
-        if length is not None:
-            return length
-        # Of records with numbers, only a dataset that repeats for ever has no length.
-        return -1 if isinstance(self._pipeline, Indexed) else -2
+        return self._pipeline.count()
 
     def __len__(self) -> int:
-        length = self._pipeline.length()
-        if length is None:
-            kind = "infinite" if isinstance(self._pipeline, Indexed) else "unknown"
+        count = self._pipeline.count()
+        if count < 0:
+            kind = "infinite" if count == cardinalities.INFINITE else "unknown"
             raise TypeError(f"the length of the dataset is {kind}. HINT: cardinality() says so without an error.")
-        return length
+        return count
+
+    def __bool__(self) -> bool:
+        """True: without this Python would ask for the length."""
+        return True
 
     def __iter__(self) -> iterators.Iterator:
         return iterators.Iterator(self._pipeline.open(next(self._passes)), _tensor, lambda: self.element_spec)
@@ -213,12 +226,31 @@ class Dataset(Sources, Transformations):
         """Returns a Grain dataset of the same elements, for libraries that read those; each iterator is a pass."""
         return GrainStream(self._pipeline, self._passes)
 
+    def get_single_element(self, name: str | None = None) -> Any:
+        """Returns the only element.
+
+        Raises:
+          ArgumentError: the dataset has none, or several.
+
+        Source: `tf.data.Dataset.get_single_element`.
+        """
+        elements = list(itertools.islice(self, 2))
+        if len(elements) != 1:
+            told = "several elements" if elements else "none"
+            raise ArgumentError(f"of one element, the dataset has {told}. HINT: take(1), or loop over it.")
+        return elements[0]
+
     def reduce(self, initial_state: Nest, reduce_func: Callable[[Any, Any], Any], name: str | None = None) -> Any:
         """Combines all elements: `state = reduce_func(state, element)`. Source: `tf.data.Dataset.reduce`."""
         state = jax.tree.map(as_tensor, initial_state)
         for element in self:
             state = reduce_func(state, element)
         return state
+
+    def __getattr__(self, name: str) -> Any:
+        reason = "" if name.startswith("_") else why_absent(f"tf.data.Dataset.{name}")
+        told = reason or "docs/migration.md lists what exists of tf.data"
+        raise AttributeError(f"a Dataset has no {name!r}. HINT: {told}.", name=name, obj=self)
 
     def __repr__(self) -> str:
         return f"<tf.data.Dataset of {self.cardinality()} elements>" if self.cardinality() >= 0 else "<tf.data.Dataset>"
@@ -232,9 +264,9 @@ def _is_spec(node: object) -> bool:
     return isinstance(node, TensorSpec)
 
 
-def _spec(leaf: ArrayLike, rows_vary: bool) -> TensorSpec:
-    array = np.asarray(leaf)
-    return TensorSpec((None, *array.shape[1:]) if rows_vary and array.ndim else array.shape, array.dtype)
+def _of_rows(arrays: Nest) -> Dataset:
+    spec = element_specs.of_rows(arrays)
+    return Dataset(Indexed(make_numpy_dataset(arrays), fixed=True, spec=lambda: spec))
 
 
 class _IndexedSource(MapSource):
@@ -244,11 +276,21 @@ class _IndexedSource(MapSource):
 
     def __init__(self, pipeline: Indexed, policy: AutoShardPolicy | None) -> None:
         super().__init__(pipeline.dataset)
-        self._fixed, self._policy = pipeline.fixed, policy
+        self._pipeline, self._policy = pipeline, policy
 
     def static_rows(self) -> bool:
         """True if elements are sure to have one shape. What a function has changed may have another one each."""
-        return self._fixed or super().static_rows()
+        return self._pipeline.fixed or super().static_rows()
+
+    def at_epoch(self, epoch: int) -> Source:
+        """A later pass: what repeats for ever goes on with its shuffles, too."""
+        if self._pipeline.later is None:
+            return super().at_epoch(epoch)
+        return _IndexedSource(self._pipeline.at(epoch), self._policy)
+
+    def length(self) -> tuple[int, int] | None:
+        """Batches and examples of one pass, if it ends."""
+        return None if self._pipeline.endless else super().length()
 
     def policy(self) -> AutoShardPolicy | None:
         return self._policy
@@ -265,7 +307,7 @@ class _StreamedSource(IterableSource):
         self._policy = policy
 
     def at_epoch(self, epoch: int) -> Source:
-        later = Streamed(lambda _: self._pipeline.open(epoch), self._pipeline.rows_vary)
+        later = replace(self._pipeline, open=lambda _: self._pipeline.open(epoch))
         return _StreamedSource(later, self._policy)
 
     def policy(self) -> AutoShardPolicy | None:

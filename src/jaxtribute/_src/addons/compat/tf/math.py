@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtribute._src.addons.compat.tf import texts
 from jaxtribute._src.addons.compat.tf.conversion import Axis, TensorLike, as_tensor, operands
 from jaxtribute._src.addons.compat.tf.symbolic import allow_in_models
 from jaxtribute.errors import ArgumentTypeError
@@ -97,6 +98,8 @@ def _binary(function: Callable[[Any, Any], Any], name: str, bools: bool = False)
 
     def call(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
         x, y = operands(x, y)
+        if texts.is_text(x) or texts.is_text(y):
+            return texts.combined(operation, x, y)
         if not bools:
             _refuse_bools(operation, x, y)
         return function(x, y)
@@ -144,14 +147,6 @@ def _quotient(x: TensorLike, y: TensorLike) -> Any:
         wide = jax.dtypes.canonicalize_dtype(np.float64 if kind.itemsize >= 4 else np.float32)
         x, y = jnp.asarray(x, wide), jnp.asarray(y, wide)
     return jnp.true_divide(x, y)
-
-
-def _of_texts(function: Callable[..., Any], on_host: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    def compare(x: Any, y: Any) -> Any:
-        texts = any(getattr(one, "dtype", None) == np.object_ for one in (x, y))
-        return np.asarray(on_host(x, y), bool) if texts else function(x, y)
-
-    return compare
 
 
 def _extreme(function: Callable[..., Any], sign: int) -> Callable[..., Any]:
@@ -216,7 +211,7 @@ divide: Callable[..., Any] = _binary(_quotient, "divide")
 divide_no_nan: Callable[..., Any] = _binary(
     lambda x, y: jnp.where(y == 0, 0, _quotient(x, jnp.where(y == 0, 1, y))), "divide_no_nan"
 )
-equal: Callable[..., Any] = _binary(_of_texts(jnp.equal, np.equal), "equal", bools=True)
+equal: Callable[..., Any] = _binary(jnp.equal, "equal", bools=True)
 floordiv: Callable[..., Any] = _binary(jnp.floor_divide, "floordiv")
 floormod: Callable[..., Any] = _binary(jnp.mod, "floormod")
 greater: Callable[..., Any] = _binary(jnp.greater, "greater")
@@ -228,7 +223,7 @@ logical_or: Callable[..., Any] = _binary(jnp.logical_or, "logical_or", bools=Tru
 maximum: Callable[..., Any] = _binary(_maximum, "maximum")
 minimum: Callable[..., Any] = _binary(_minimum, "minimum")
 multiply: Callable[..., Any] = _binary(jnp.multiply, "multiply")
-not_equal: Callable[..., Any] = _binary(_of_texts(jnp.not_equal, np.not_equal), "not_equal", bools=True)
+not_equal: Callable[..., Any] = _binary(jnp.not_equal, "not_equal", bools=True)
 pow: Callable[..., Any] = _binary(jnp.power, "pow")
 squared_difference: Callable[..., Any] = _binary(lambda x, y: jnp.square(x - y), "squared_difference")
 subtract: Callable[..., Any] = _binary(jnp.subtract, "subtract")

@@ -19,6 +19,7 @@ from jaxtribute._src.addons.compat.tf.conversion import TensorLike
 from jaxtribute._src.addons.compat.tf.dataset import Dataset
 from jaxtribute._src.addons.compat.tf.examples import check_compression
 from jaxtribute._src.addons.compat.tf.pipelines import Indexed
+from jaxtribute._src.addons.compat.tf.specs import TensorSpec, string
 from jaxtribute._src.addons.sources.file_records import FileRecords, Places, TextLineSource
 from jaxtribute.errors import InputError
 
@@ -85,7 +86,8 @@ class _FileDataset(Dataset):
         num_parallel_reads: object = None,
     ) -> None:
         names = _names(filenames)
-        super().__init__(Indexed(self._opened(_unpacked(names, compression_type) if compression_type else names)))
+        opened = self._opened(_unpacked(names, compression_type) if compression_type else names)
+        super().__init__(Indexed(opened, spec=lambda: TensorSpec([], string)))
 
     @staticmethod
     def _opened(names: Sequence[str]) -> grain.MapDataset[Any]:

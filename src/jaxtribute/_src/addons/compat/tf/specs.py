@@ -217,4 +217,5 @@ class TensorSpec:
         return np.dtype(spec_or_value.dtype) == self.dtype and self.shape.is_compatible_with(spec_or_value.shape)
 
     def __repr__(self) -> str:
-        return f"TensorSpec(shape={self.shape}, dtype={self.dtype.name}, name={self.name!r})"
+        kind = "string" if self.dtype == string else self.dtype.name
+        return f"TensorSpec(shape={self.shape}, dtype={kind}, name={self.name!r})"

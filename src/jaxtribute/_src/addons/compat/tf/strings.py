@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxtribute._src.addons.compat.tf.conversion import TensorLike, as_tensor, check_fits, host_array
+from jaxtribute._src.addons.compat.tf.texts import with_texts
 from jaxtribute.errors import ArgumentTypeError
 from jaxtribute.typing import DType
 
@@ -23,7 +24,7 @@ def _each(function: Callable[[str], Any], value: TensorLike, kind: Any = object)
         flat.append(result.encode() if isinstance(result, str) else result)
     made = np.empty(len(flat), kind)
     made[:] = flat
-    return made.reshape(array.shape)
+    return with_texts(made.reshape(array.shape))
 
 
 def lower(input: TensorLike, encoding: str = "") -> Any:
@@ -86,4 +87,4 @@ def join(inputs: TensorLike, separator: str = "") -> Any:
     rows = zip(*[part.ravel() for part in parts], strict=True)
     made = np.empty(parts[0].size, object)
     made[:] = [separator.encode().join(row) for row in rows]
-    return made.reshape(parts[0].shape)
+    return with_texts(made.reshape(parts[0].shape))

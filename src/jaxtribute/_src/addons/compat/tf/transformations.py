@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
+from jaxtribute._src.addons.compat.tf import cardinalities, element_specs
+from jaxtribute._src.addons.compat.tf.cardinalities import UNKNOWN
 from jaxtribute._src.addons.compat.tf.conversion import host_array
-from jaxtribute._src.addons.compat.tf.pipelines import Pipeline, Streamed, take_turns
+from jaxtribute._src.addons.compat.tf.element_specs import DatasetSpec
+from jaxtribute._src.addons.compat.tf.padding import padded, padded_spec
+from jaxtribute._src.addons.compat.tf.pipelines import Indexed, Pipeline, Streamed, take_turns
 from jaxtribute._src.addons.compat.tf.random import data_seed
-from jaxtribute.errors import ArgumentError
+from jaxtribute._src.addons.compat.tf.specs import TensorSpec
+from jaxtribute._src.addons.compat.tf.texts import with_texts
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
 from jaxtribute.typing import Leaf, Nest
 
 if TYPE_CHECKING:
@@ -21,13 +28,28 @@ if TYPE_CHECKING:
 
 def to_host(element: Nest) -> Nest:
     """An element with NumPy leaves. Lists are arrays, as in TensorFlow; tuples and dictionaries are structure."""
-    # None is a leaf here: a tree would drop it without a word.
-    return jax.tree.map(host_array, element, is_leaf=lambda node: isinstance(node, list) or node is None)
+    return jax.tree.map(
+        lambda leaf: leaf if isinstance(leaf, Transformations) else host_array(leaf),  # datasets are of a window
+        element,
+        is_leaf=lambda node: isinstance(node, list),
+    )
+
+
+def of_function(result: Nest) -> Any:
+    """The result of a user's function, as an element. A list of its own is a tuple: one within is an array.
+
+    Raises:
+      ArgumentTypeError: it returned nothing.
+    """
+    if result is None:
+        raise ArgumentTypeError("a function that makes elements returned None. HINT: has it a `return`?")
+    return to_host(tuple(result) if isinstance(result, list) else result)
 
 
 def apply(function: Callable[..., Any], element: Nest) -> Any:
     """Calls a user's function on an element; a tuple's parts become its arguments. It computes on the CPU."""
     # Elements lie on the host, and a function that runs for each of them must not wait for an accelerator.
+    element = jax.tree.map(with_texts, element)
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         return function(*element) if isinstance(element, tuple) else function(element)
 
@@ -45,11 +67,12 @@ class Transformations:
     ) -> Dataset:
         """Changes each element by a function, which gets a tuple's parts as arguments.
 
-        It runs as Python, on NumPy arrays, for each element when that is read; the order is always kept.
+        It runs as Python, on NumPy arrays, for each element when that is read; the order is always kept. It runs for
+        `element_spec` as well: on the first elements, and where axes have any length on a longer one.
 
         Source: `tf.data.Dataset.map`.
         """
-        return self._derive(self._pipeline.map(lambda element: to_host(apply(map_func, element))))
+        return self._derive(self._pipeline.map(lambda element: of_function(apply(map_func, element))))
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """Keeps the elements for which a function holds. Source: `tf.data.Dataset.filter`."""
@@ -64,7 +87,7 @@ class Transformations:
         deterministic: object = None,
     ) -> Dataset:
         """Joins elements along a new first axis; the last batch may be smaller. Source: `tf.data.Dataset.batch`."""
-        size = _count("batch_size", batch_size, least=1)
+        size = whole("batch_size", batch_size, least=1)
         return self._derive(self._pipeline.batch(size, drop_remainder))
 
     def padded_batch(
@@ -89,9 +112,14 @@ class Transformations:
 
         Source: `tf.data.Dataset.padded_batch`.
         """
-        size = _count("batch_size", batch_size, least=1)
-        batches = self._pipeline.stream().gather(size, drop_remainder)
-        return self._derive(batches.map(lambda rows: padded(rows, padded_shapes, padding_values)))
+        size = whole("batch_size", batch_size, least=1)
+        pipeline, spec = self._pipeline, padded_spec(self._pipeline, padded_shapes, size if drop_remainder else None)
+        lists = pipeline.stream().gather(size, drop_remainder)
+
+        def batches(epoch: int) -> Iterator[Nest]:
+            return (padded(rows, padded_shapes, padding_values) for rows in lists.open(epoch))
+
+        return self._derive(Streamed(batches, lists.size, spec))
 
     def window(
         self,
@@ -105,12 +133,11 @@ class Transformations:
 
         Source: `tf.data.Dataset.window`.
         """
-        width, step = _count("size", size, least=1), _count("stride", stride, least=1)
-        move = width if shift is None else _count("shift", shift, least=1)
-        pipeline = self._pipeline
+        width, step = whole("size", size, least=1), whole("stride", stride, least=1)
+        move = width if shift is None else whole("shift", shift, least=1)
+        pipeline, span = self._pipeline, (width - 1) * step + 1
 
         def windows(epoch: int) -> Iterator[Sequence[Nest]]:
-            span = (width - 1) * step + 1
             elements, held = pipeline.open(epoch), []
             while True:
                 held += itertools.islice(elements, span - len(held))
@@ -123,13 +150,28 @@ class Transformations:
                 for _ in itertools.islice(elements, missing):
                     pass
 
-        return self._derive(Streamed(lambda epoch: (self._dataset_of(rows) for rows in windows(epoch))))
+        return self._derive(
+            Streamed(
+                lambda epoch: (self._datasets_of(rows) for rows in windows(epoch)),
+                cardinalities.windows(pipeline.count(), span, move, drop_remainder),
+                lambda: jax.tree.map(DatasetSpec, pipeline.element_spec()),
+            )
+        )
 
-    def _dataset_of(self, rows: Sequence[Nest]) -> Any:
+    def _datasets_of(self, rows: Sequence[Nest]) -> Any:
         """A dataset of the rows, or a nest of datasets, one for each part."""
-        tree = jax.tree.structure(rows[0])
+        tree, pipeline = jax.tree.structure(rows[0]), self._pipeline
         columns = zip(*[jax.tree.leaves(row) for row in rows], strict=True)
-        return tree.unflatten([self._derive(Streamed(lambda _, column=column: iter(column))) for column in columns])
+        return tree.unflatten(
+            self._derive(
+                Streamed(
+                    lambda _, column=column: iter(column),
+                    len(column),
+                    lambda part=part: jax.tree.leaves(pipeline.element_spec())[part],
+                )
+            )
+            for part, column in enumerate(columns)
+        )
 
     def apply(self, transformation_func: Callable[..., Any]) -> Any:
         """Calls a function of datasets on this one. Source: `tf.data.Dataset.apply`."""
@@ -137,28 +179,37 @@ class Transformations:
 
     def unbatch(self, name: str | None = None) -> Dataset:
         """Takes elements apart along their first axis. Source: `tf.data.Dataset.unbatch`."""
-        return self.flat_map(_slices)
+        rows, count = self._pipeline, UNKNOWN
+        if isinstance(rows, Indexed) and rows.fixed:
+            # All of them are sure to have the same number of rows; without an axis they are refused when read.
+            spec = jax.tree.leaves(rows.element_spec())[0]
+            count = cardinalities.repeated(rows.count(), (*spec.shape, 1)[0])
+
+        def elements(epoch: int) -> Iterator[Nest]:
+            return itertools.chain.from_iterable(map(taken_apart, rows.open(epoch)))
+
+        return self._derive(Streamed(elements, count, lambda: element_specs.unbatched(rows.element_spec())))
 
     def repeat(self, count: Leaf = None, name: str | None = None) -> Dataset:
         """Gives all elements several times; by default, or for -1, for ever. Source: `tf.data.Dataset.repeat`."""
-        times = None if count is None else _count("count", count, least=-1)
+        times = None if count is None else whole("count", count, least=-1)
         return self._derive(self._pipeline.repeat(None if times == -1 else times))
 
     def shard(self, num_shards: Leaf, index: Leaf, name: str | None = None) -> Dataset:
         """Keeps every `num_shards`-th element from number `index` on. Source: `tf.data.Dataset.shard`."""
-        shards, first = _count("num_shards", num_shards, least=1), _count("index", index, least=0)
+        shards, first = whole("num_shards", num_shards, least=1), whole("index", index, least=0)
         if first >= shards:
             raise ArgumentError(f"shard {first} of {shards} does not exist. HINT: number shards from 0.")
         return self._derive(self._pipeline.cut(first, None, shards))
 
     def take(self, count: Leaf, name: str | None = None) -> Dataset:
         """Keeps the first elements; all for -1. Source: `tf.data.Dataset.take`."""
-        number = _count("count", count, least=-1)
+        number = whole("count", count, least=-1)
         return self._derive(self._pipeline.cut(0, None if number == -1 else number))
 
     def skip(self, count: Leaf, name: str | None = None) -> Dataset:
         """Leaves out the first elements; all for -1. Source: `tf.data.Dataset.skip`."""
-        number = _count("count", count, least=-1)
+        number = whole("count", count, least=-1)
         return self._derive(self._pipeline.cut(0, 0) if number == -1 else self._pipeline.cut(number, None))
 
     def shuffle(
@@ -175,20 +226,30 @@ class Transformations:
 
         Source: `tf.data.Dataset.shuffle`.
         """
-        size = _count("buffer_size", buffer_size, least=1)
+        size = whole("buffer_size", buffer_size, least=1)
         seed = data_seed() if seed is None else int(seed)
         return self._derive(self._pipeline.shuffle(size, seed, anew=bool(reshuffle_each_iteration)))
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
         """Gives the elements of both, one dataset after the other. Source: `tf.data.Dataset.concatenate`."""
         first, second = self._pipeline, dataset.pipeline
-        return self._derive(Streamed(lambda epoch: itertools.chain(first.open(epoch), second.open(epoch))))
+        return self._derive(
+            Streamed(
+                lambda epoch: itertools.chain(first.open(epoch), second.open(epoch)),
+                cardinalities.joined([first.count(), second.count()]),
+                lambda: element_specs.general(first.element_spec(), second.element_spec()),
+            )
+        )
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
         """Pairs each element with its number, an int64. Source: `tf.data.Dataset.enumerate`."""
         pipeline = self._pipeline
         return self._derive(
-            Streamed(lambda epoch: ((np.int64(n), element) for n, element in enumerate(pipeline.open(epoch), start)))
+            Streamed(
+                lambda epoch: ((np.int64(n), element) for n, element in enumerate(pipeline.open(epoch), start)),
+                pipeline.count(),
+                lambda: (TensorSpec([], np.int64), pipeline.element_spec()),
+            )
         )
 
     def flat_map(self, map_func: Callable[..., Dataset], name: str | None = None) -> Dataset:
@@ -212,7 +273,13 @@ class Transformations:
             made = (apply(map_func, element).pipeline.open(epoch) for element in pipeline.open(epoch))
             return take_turns(made, width, block_length)
 
-        return self._derive(Streamed(elements))
+        def spec() -> Any:
+            (made,) = jax.tree.leaves(
+                element_specs.of_results(partial(apply, map_func), pipeline.first(), pipeline.element_spec())
+            )
+            return made.element_spec
+
+        return self._derive(Streamed(elements, spec=spec))
 
     def prefetch(self, buffer_size: Leaf, name: str | None = None) -> Dataset:
         """Changes nothing: distributed datasets prefetch by themselves. Source: `tf.data.Dataset.prefetch`."""
@@ -231,48 +298,27 @@ class Transformations:
         return self._derive(self._pipeline.cache())
 
 
-def padded(rows: Sequence[Nest], shapes: Nest, values: Nest) -> Any:
-    """Rows of one structure as arrays, padded at their ends.
+def whole(name: str, value: Leaf, least: int) -> int:
+    """An argument as a whole number.
 
     Raises:
-      ArgumentError: a row is larger than its padded shape.
+      ArgumentError: it is smaller than `least`.
     """
-    tree = jax.tree.structure(rows[0])
-    wanted = [None] * tree.num_leaves if shapes is None else tree.flatten_up_to(_tuples(shapes, tree))
-    fill = [values] * tree.num_leaves if values is None or np.ndim(values) == 0 else tree.flatten_up_to(values)
-    columns = zip(*[jax.tree.leaves(row) for row in rows], strict=True)
-    return tree.unflatten(list(map(_padded, columns, wanted, fill)))
-
-
-def _tuples(shapes: Nest, tree: Any) -> Nest:
-    """Shapes in the structure of an element: a single one is a list, a tuple or a `TensorShape`."""
-    return shapes if tree.num_leaves > 1 or isinstance(shapes, dict) else tree.unflatten([shapes])
-
-
-def _padded(column: Sequence[Any], shape: Any, value: Any) -> np.ndarray[Any, Any]:
-    arrays = list(map(np.asarray, column))
-    longest = np.max([array.shape for array in arrays], axis=0).astype(int)
-    sizes = [
-        int(most) if one in (None, -1) else int(one)
-        for one, most in zip(longest if shape is None else shape, longest, strict=True)
-    ]
-    strings = arrays[0].dtype == object
-    made = np.full((len(arrays), *sizes), (b"" if strings else 0) if value is None else value, arrays[0].dtype)
-    for row, array in enumerate(arrays):
-        if any(size < one for size, one in zip(sizes, array.shape, strict=True)):
-            raise ArgumentError(f"an element of shape {array.shape} does not fit into {sizes}. HINT: use None there.")
-        made[(row, *map(slice, array.shape))] = array
-    return made
-
-
-def _count(name: str, value: Leaf, least: int) -> int:
     number = int(value)
     if number < least:
         raise ArgumentError(f"{name} is {number}. HINT: give a whole number from {least} up.")
     return number
 
 
-def _slices(*element: Nest) -> Dataset:
-    from jaxtribute._src.addons.compat.tf.dataset import Dataset
+def taken_apart(element: Nest) -> Iterator[Nest]:
+    """The rows of a batch.
 
-    return Dataset.from_tensor_slices(*element) if len(element) == 1 else Dataset.from_tensor_slices(element)
+    Raises:
+      ArgumentError: it has parts of different lengths, or without an axis.
+    """
+    leaves, tree = jax.tree.flatten(element)
+    lengths = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in leaves}
+    if len(lengths) != 1 or None in lengths:
+        shapes = [np.shape(leaf) for leaf in leaves]
+        raise ArgumentError(f"an element of shapes {shapes} cannot be taken apart. HINT: batch() first.")
+    return map(tree.unflatten, zip(*leaves, strict=True))
