@@ -199,7 +199,8 @@ def _share(batch: Nest, total: int, lists: Lists, count: Any = None, weighs_late
     context = Context.current().replica
     if context is None:
         raise ContextError("a Keras step runs in a replica context only. HINT: call model.fit, which enters one.")
-    count = None if count is None else count.astype(jnp.float32)
+    if count is not None:  # as exact as losses are
+        count = count.astype(jnp.promote_types(jnp.float32, jax.dtypes.canonicalize_dtype(keras.config.floatx())))
     share = share_of(context, rows_of(batch), total, lists.metric_ids, weighs_later, count)
     # A program computes something in any case; the weight of these examples is zero.
     if not share.rows:
