@@ -26,19 +26,21 @@ _CODE = """
     random = np.random.default_rng(0)
     x, y, w = random.normal(size=(37, 6)), random.normal(size=(37, 2)), random.random(37)
 
-    def trained(kind, scope, **given):
+    def trained(kind, scope, regularizer="l2", metrics=("mae", "r2_score"), **given):
         keras.backend.clear_session()
         keras.utils.set_random_seed(0)
         with scope:
             inputs = keras.Input((6,))
-            hidden = layers.Dense(5, activation="tanh", kernel_regularizer="l2")(inputs)
+            hidden = layers.Dense(5, activation="tanh", kernel_regularizer=regularizer)(inputs)
             # No batch normalization and no ops.mean: Keras itself computes both in float32.
             model = kind(inputs, layers.Dense(2)(hidden))
-            model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae", "r2_score"], weighted_metrics=["mse"])
-        history = model.fit(x, y, batch_size=9, epochs=3, verbose=0, shuffle=False, validation_split=0.2, **given).history
-        return [*(np.asarray(weight.value) for weight in model.weights), *history.values(), model.evaluate(x, y, batch_size=10, verbose=0)]
+            model.compile(keras.optimizers.SGD(0.1), "mse", metrics=list(metrics), weighted_metrics=["mse"])
+        history = model.fit(x, y, batch_size=9, epochs=3, verbose=0, shuffle=False, **given).history
+        weights = [np.asarray(weight.value) for weight in model.weights]
+        return [*weights, *history.values(), model.evaluate(x, y, batch_size=10, verbose=0)]
 
-    for kind, given in ((keras.Model, {"sample_weight": w}), (OwnLogs, {}), (OwnLoss, {})):
+    padded = {"regularizer": None, "metrics": ("mae",)}
+    for kind, given in ((keras.Model, padded), (keras.Model, {"sample_weight": w}), (OwnLogs, {}), (OwnLoss, {})):
         wanted = trained(kind, contextlib.nullcontext(), **given)
         for count in (2, 4):
             strategy = jd.MirroredStrategy([f"CPU:{i}" for i in range(count)])
