@@ -94,7 +94,7 @@ def test_their_gradients_are_those_of_one_device(name: str, losses: Any, sizes: 
     np.testing.assert_allclose(w, expected, rtol=1e-5, atol=1e-6)
 
 
-TOLD = r"do not meet(.|\n)*replicas \[1\] have no rows.*@jd.function, or drop the remainder"
+TOLD = r"do not meet(.|\n)*replicas \[1\] have no rows.*@jd.function\), or drop the remainder"
 
 
 def test_eager_steps_say_what_to_do() -> None:

@@ -137,8 +137,8 @@ def _finding(node: ast.expr | ast.stmt, what: str, level: int) -> Finding:
         advice = f"if a tensor gives the {asked}, this is an error while the function is traced: use {_WRITE[what]}"
     if isinstance(node, ast.If) and any(_assigns(one) for one in nodes(node, ast.Call)):
         advice += (
-            ". Neither may assign variables: write v.assign(tf.where(condition, new, v)), or call the function with "
-            "a number of Python that decides"
+            ". In a function that strategy.run calls, assign by v.assign(tf.where(condition, new, v)), or decide "
+            "around it: tf.cond(condition, lambda: strategy.run(f), lambda: None)"
         )
     name = what if level == SURE else f"{what}, maybe"
     return Finding(node.lineno, node.col_offset + 1, f"{name} in tf.function", Kind.DIFFERENT, advice)

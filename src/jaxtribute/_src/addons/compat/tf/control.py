@@ -194,7 +194,8 @@ class _Writes:
             return
         raise TraceError(
             f"{variable.name} is assigned in a branch of tf.cond, tf.case or tf.switch_case or in tf.while_loop, which "
-            "replicas may take differently. HINT: assign what it returns: "
+            "replicas may take differently. HINT: decide outside of the replicas' function, "
+            "tf.cond(pred, lambda: strategy.run(f), lambda: None), or assign what it returns, "
             "v.assign(tf.cond(pred, lambda: new, v.read_value)). Draw random numbers before it."
         )
 
