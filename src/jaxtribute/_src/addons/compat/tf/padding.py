@@ -20,8 +20,12 @@ def padded(rows: Sequence[Nest], shapes: Nest, values: Nest) -> Any:
     Raises:
       ArgumentError: a row is larger than its padded shape.
     """
+    return padded_to(rows, shapes_of_parts(shapes, jax.tree.structure(rows[0])), values)
+
+
+def padded_to(rows: Sequence[Nest], wanted: Sequence[Any], values: Nest) -> Any:
+    """The same, of a shape for each part."""
     tree = jax.tree.structure(rows[0])
-    wanted = _wanted(shapes, tree)
     fill = [values] * tree.num_leaves if values is None or np.ndim(values) == 0 else tree.flatten_up_to(values)
     columns = zip(*[jax.tree.leaves(row) for row in rows], strict=True)
     return tree.unflatten(list(map(_padded, columns, wanted, fill)))
@@ -32,18 +36,18 @@ def padded_spec(pipeline: Pipeline, shapes: Nest, size: int | None) -> Spec:
 
     def spec() -> Any:
         own = pipeline.element_spec()
-        return element_specs.padded(own, _wanted(shapes, jax.tree.structure(own)), size)
+        return element_specs.padded(own, shapes_of_parts(shapes, jax.tree.structure(own)), size)
 
     return spec
 
 
-def _wanted(shapes: Nest, tree: Any) -> list[Any]:
-    return [None] * tree.num_leaves if shapes is None else tree.flatten_up_to(_tuples(shapes, tree))
-
-
-def _tuples(shapes: Nest, tree: Any) -> Nest:
-    """Shapes in the structure of an element: a single one is a list, a tuple or a `TensorShape`."""
-    return shapes if tree.num_leaves > 1 or isinstance(shapes, dict) else tree.unflatten([shapes])
+def shapes_of_parts(shapes: Nest, tree: Any) -> list[Any]:
+    """The shape of each part of an element of that structure, as users give them; None for the longest."""
+    if shapes is None:
+        return [None] * tree.num_leaves
+    # A single one is a list, a tuple or a `TensorShape`.
+    one = tree.num_leaves == 1 and not isinstance(shapes, dict)
+    return [shapes] if one else tree.flatten_up_to(shapes)
 
 
 def _padded(column: Sequence[Any], shape: Any, value: Any) -> np.ndarray[Any, Any]:

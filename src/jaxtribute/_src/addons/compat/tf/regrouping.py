@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxtribute._src.addons.compat.tf import element_specs
 from jaxtribute._src.addons.compat.tf.cardinalities import UNKNOWN
-from jaxtribute._src.addons.compat.tf.padding import padded, padded_spec
+from jaxtribute._src.addons.compat.tf.padding import padded, padded_spec, padded_to, shapes_of_parts
 from jaxtribute._src.addons.compat.tf.pipelines import Streamed, stacked
 from jaxtribute._src.addons.compat.tf.texts import with_texts
 from jaxtribute._src.addons.compat.tf.transformations import Transformations, apply, taken_apart, to_host, whole
@@ -105,7 +105,7 @@ class Regrouping(Transformations):
                     return
                 yield stacked(batch)
 
-        size = sizes[0] if drop_remainder and len(set(sizes)) == 1 else None
+        size = _only(sizes) if drop_remainder else None
         return self._derive(
             Streamed(
                 elements,
@@ -161,13 +161,11 @@ class Regrouping(Transformations):
                 raise ArgumentError(
                     f"an element is as long as the last of {bounds}. HINT: filter it out, or add a boundary."
                 )
-            spec = pipeline.element_spec()
-            shapes = jax.tree.map(lambda leaf: leaf.shape, spec) if padded_shapes is None else padded_shapes
-            # A leaf of shapes is a tuple, or a list: the structure is that of the elements.
-            tree = jax.tree.structure(spec)
-            listed = tree.flatten_up_to(shapes if tree.num_leaves > 1 else tree.unflatten([_only(shapes, tree)]))
-            filled = [[bounds[bucket] - 1 if length in (None, -1) else length for length in shape] for shape in listed]
-            return padded(rows, tree.unflatten(filled), padding_values)
+            leaves, tree = jax.tree.flatten(pipeline.element_spec())
+            given = shapes_of_parts(padded_shapes, tree)
+            shapes = (leaf.shape if shape is None else shape for leaf, shape in zip(leaves, given, strict=True))
+            filled = [[bounds[bucket] - 1 if length in (None, -1) else length for length in shape] for shape in shapes]
+            return padded_to(rows, filled, padding_values)
 
         def elements(epoch: int) -> Iterator[Nest]:
             buckets: list[list[Nest]] = [[] for _ in sizes]
@@ -182,7 +180,7 @@ class Regrouping(Transformations):
                 if rows and not drop_remainder:
                     yield joined(bucket, rows)
 
-        size = sizes[0] if drop_remainder and len(set(sizes)) == 1 else None
+        size = _only(sizes) if drop_remainder else None
         spec = (
             (lambda: element_specs.batched(pipeline.element_spec(), size))
             if no_padding
@@ -191,10 +189,9 @@ class Regrouping(Transformations):
         return self._derive(Streamed(elements, spec=spec))
 
 
-def _only(shapes: Nest, tree: Any) -> Any:
-    """The shape of the only part of an element, given alone or in the element's structure."""
-    (shape,) = tree.flatten_up_to(shapes) if isinstance(shapes, dict) else [shapes]
-    return shape
+def _only(sizes: Sequence[int]) -> int | None:
+    """The size that all are; None if they differ."""
+    return sizes[0] if len(set(sizes)) == 1 else None
 
 
 def _key(leaf: Any) -> Any:
