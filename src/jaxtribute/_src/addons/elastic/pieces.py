@@ -23,7 +23,7 @@ from jaxtribute.typing import HostArray
 
 EXCHANGE = "exchange between islands: "
 """Before what an exchange is for, in the name of its call in a program."""
-Begin = Callable[[list[HostArray], str], Callable[[], Sequence[HostArray]]]
+Begin = Callable[[list[Any], str], Callable[[], Sequence[Any]]]
 """Begins an exchange: sends arrays, and returns the function that waits for their sums."""
 Pump = Callable[[], object]
 _STAGE = 1 << 20
@@ -303,14 +303,15 @@ class Pieces:
             rows = dict(zip(cut.factors, zip(*gathering(), strict=True), strict=True))
             values.update({each: [rows[atom] for atom in each.factors] for each in cut.joined})
 
-    def _begun_stage(self, cut: _Cut, stage: list[int], values: dict[Any, Any]) -> Callable[[], Sequence[HostArray]]:
+    def _begun_stage(self, cut: _Cut, stage: list[int], values: dict[Any, Any]) -> Callable[[], Sequence[Any]]:
         """Begins to send values as soon as they are computed, while later ones still are."""
         given: list[Any] = [_read(cut.sent[place], values) for place in stage]
         if self._pump is not None and len(cut.stages) > 1:
             # What is on its way goes on meanwhile.
             while not all(array.is_ready() for array in given if hasattr(array, "is_ready")):
                 self._pump()
-        return self._begin(list(map(np.asarray, given)), cut.what)
+        # Literals among them are Python's or NumPy's.
+        return self._begin([each if isinstance(each, jax.Array) else np.asarray(each) for each in given], cut.what)
 
     def _results(self, values: dict[Any, Any]) -> list[Any]:
         """The results, each an array of JAX's and of its own, though a value may be given out twice."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxtribute._src.addons.elastic.membership import Island
 from jaxtribute._src.addons.elastic.packing import Parcel
@@ -11,7 +12,7 @@ from jaxtribute.typing import HostArray
 
 _MANY, _LARGE = 3, 1 << 18
 """Islands and bytes from which on each island adds up a part for all: a half of the bytes for 4 islands."""
-Finish = Callable[[], list[HostArray] | None]
+Finish = Callable[[], list[Any] | None]
 """Waits for sums; None if the step has failed."""
 Post = Callable[[dict[Island, Parcel]], Head | None]
 Collect = Callable[[Head | None], dict[Island, memoryview] | None]
