@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.support.processes import free_ports
@@ -44,6 +45,12 @@ def together(made: list[Islands], body: Callable[[Islands], Any]) -> list[Any]:
 
 def summing(island: Islands, *arrays: Any) -> list[Any]:
     return island.step(lambda _: island.sum([np.asarray(array) for array in arrays], "sum"))
+
+
+def test_the_sum_of_an_island_alone_is_its_array_on_its_device() -> None:
+    given = jnp.arange(3.0)
+    with islands(1) as (island,):
+        assert island.step(lambda _: island.begin_sum([given], "sum")())[0] is given
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

@@ -92,8 +92,7 @@ class TracedReads:
     def renew(self, variable: object = None) -> None:
         """Begins a generation: JAX traces again what it kept before."""
         self.active = True
-        # Whatever is read once more is noted once more. A variable that nobody reads any longer costs no further
-        # generation.
+        # What is read again is noted again; a variable that nobody reads any longer costs no further generation.
         self.stored.clear()
         self.generation = next(self._numbers)
         self._generations.set_global(self.generation)

@@ -24,13 +24,15 @@ from jax import lax
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.context import Context, entered
 from jaxtribute._src.core.execution.containers import refuse_traced
+from jaxtribute._src.core.execution.eager import Parting
 from jaxtribute._src.core.execution.nests import is_array, is_number, map_leaves, reveal
 from jaxtribute._src.core.execution.traced import TracedFunction, lift
 from jaxtribute._src.core.jaxprs.axis_of_one import with_axis_of_one
 from jaxtribute._src.core.jaxprs.core import ArrayImpl, ClosedJaxpr, Jaxpr, JaxprEqn, Tracer
 from jaxtribute._src.core.jaxprs.flow import Touched
-from jaxtribute._src.core.jaxprs.kinds import equalises, keeps_equality, mentions, names_axis, repeatable
+from jaxtribute._src.core.jaxprs.kinds import equalises, is_collective, keeps_equality, mentions, names_axis, repeatable
 from jaxtribute._src.core.jaxprs.making import equal_p
+from jaxtribute._src.core.jaxprs.walking import any_in
 from jaxtribute._src.core.types import Nest, Numeric
 from jaxtribute._src.core.values.distributed import Mirrored, PerReplica, ReplicaValues
 from jaxtribute._src.core.values.mesh import AXIS
@@ -263,16 +265,21 @@ def varying_outputs(jaxpr: Jaxpr, inputs: Sequence[bool]) -> list[bool]:
       jaxpr: one replica's program.
       inputs: for each input whether it may differ; constants do not.
     """
-    return _Varying(False).outputs(jaxpr, inputs)
+    return Varying(False).outputs(jaxpr, inputs)
 
 
 def varying_values(jaxpr: Jaxpr, inputs: Sequence[bool]) -> set[Any]:
     """The values of `jaxpr` that may differ between replicas; arguments as for `varying_outputs`."""
-    return {var for var, varies in _Varying(False).values(jaxpr, inputs).items() if varies}
+    return {var for var, varies in Varying(False).values(jaxpr, inputs).items() if varies}
 
 
-class _Varying(Touched):
-    """True for what may differ between replicas."""
+class Varying(Touched):
+    """True for what may differ between replicas. Collectives that not all of them may meet raise `Parting`."""
+
+    def decides(self, by: bool, eqn: JaxprEqn) -> None:
+        """Lets replicas go different ways in lockstep only, where conditions and loops run as Python."""
+        if by and any_in(eqn, lambda inner: is_collective(inner, AXIS)):
+            raise Parting(f"a collective inside {eqn.primitive.name}, on a condition that replicas do not share")
 
     def equation(self, eqn: JaxprEqn, given: list[bool]) -> list[bool]:
         """Results differ if operands do, unless replicas exchange them; and where they come from elsewhere."""

@@ -207,8 +207,7 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
     taken = [*[False] * len(plan.consts), *arguments.splits]
     totals = len(traces[0].summed)
     given = [*plan.varying[:results], *map(_is_split, plan.written), *[False] * totals]
-    # A result that varies is split over the replicas; one that does not is the same on all, and any replica's copy is
-    # it. `shard_map` does not check that: the inference behind `varying` has.
+    # A result that does not vary is any replica's copy. `shard_map` does not check that: the inference has.
     mapped = mesh.map_replicas(
         _with_vectors(plan, arguments, given),
         in_specs=(*_specs(taken), *map(_spec_of, plan.variables)),
@@ -302,8 +301,7 @@ def _trace(
         return [*arrays.values(), *executor.new_values(), *totals.values()]
 
     with mesh.within():
-        # The axis is named without `shard_map`: variables and results are not known yet, which its specs would have to
-        # list.
+        # The axis is named without `shard_map`, whose specs would list variables and results, not known yet.
         closed = jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(*arguments.local_avals(replica))
     if mesh.group and mesh.devices[0].platform == "cpu":
         _refuse_bfloat16(list_collectives(opened(closed), AXIS))

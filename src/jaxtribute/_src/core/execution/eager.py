@@ -248,9 +248,19 @@ def stepping(call: Callable[[EagerStep], R]) -> R:
 class NotSplittable(Exception):  # noqa: N818
     """Programs of replicas that differ in shape cannot be brought together; the step must run in lockstep."""
 
+    hint = "drop the remainder, or give all replicas as many rows"
+
 
 class InnerCollective(NotSplittable):
     """A collective is inside a loop or a condition, which then must run as Python."""
+
+    hint = "drop the remainder, or keep collectives out of loops and conditions"
+
+
+class Parting(InnerCollective):
+    """Replicas may go different ways, on one of which is a collective: compiled they would wait for ever."""
+
+    hint = "all_reduce what decides, or keep collectives out of the loop or condition"
 
 
 def uncompiled(call: Callable[[Sequence[Any]], Any], reason: NotSplittable) -> Function:

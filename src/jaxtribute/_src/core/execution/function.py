@@ -16,7 +16,7 @@ import numpy as np
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core import settings
 from jaxtribute._src.core.execution.capture import Capture, check_captured, foreign_write
-from jaxtribute._src.core.execution.eager import Eager, EagerStep, InnerCollective, NotSplittable, uncompiled
+from jaxtribute._src.core.execution.eager import Eager, EagerStep, NotSplittable, uncompiled
 from jaxtribute._src.core.execution.feeds import FedPrograms, Feed
 from jaxtribute._src.core.execution.hints import add_hint
 from jaxtribute._src.core.execution.nests import InputSignature, bundled, map_leaves
@@ -223,10 +223,7 @@ class Function(Generic[P, R]):
         """Settles for lockstep; says so once, however many batches and shapes it is for."""
         if str(reason) not in self._settled:
             self._settled.add(str(reason))
-            inner = isinstance(reason, InnerCollective)
-            other = "keep collectives out of loops and conditions" if inner else "give all replicas as many rows"
-            text = "%s runs uncompiled for batches whose replicas differ in shape: %s. HINT: drop the remainder, or %s."
-            _LOG.warning(text, self.__name__, reason, other)
+            _LOG.warning("%s runs uncompiled: %s. HINT: %s.", self.__name__, reason, reason.hint)
         return uncompiled(call, reason)
 
     def _call_fed(self, signature: Signature, context: contexts.Context, feeds: list[Feed], leaves: list[Any]) -> Any:

@@ -20,13 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtribute._src.core.execution.capture import check_same
+from jaxtribute._src.core.execution.capture import Varying, check_same
 from jaxtribute._src.core.execution.cutting import is_cut
 from jaxtribute._src.core.execution.eager import InnerCollective, NotSplittable
 from jaxtribute._src.core.execution.nests import at
 from jaxtribute._src.core.execution.numbering import Number, Numbering
 from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, aval, bind, is_ref, opened
-from jaxtribute._src.core.jaxprs.flow import Touched
 from jaxtribute._src.core.jaxprs.kinds import is_free, repeatable
 from jaxtribute._src.core.jaxprs.walking import LOOPS, used_by, variables
 from jaxtribute._src.core.types import Numeric
@@ -95,10 +94,7 @@ def prepare(classes: Sequence[ReplicaClass]) -> set[Number]:
             raise NotSplittable(f"replicas with {which} rows make different collectives")
         for a, b in zip(first.collectives, one.collectives, strict=True):
             apart = [first.number(x) != one.number(y) for x, y in zip(a.invars, b.invars, strict=True)]
-            # Only in lockstep may replicas go different ways: there conditions and loops run as Python.
-            if _Unlike(False).in_its_way(a, apart):
-                where = f"inside {a.primitive.name}, on a condition that differs between replicas"
-                raise InnerCollective(f"a collective {where}")
+            Varying(False).through(a, apart)
     for one in classes:
         _mark_live(one)
     common = set[Number].intersection(*map(ReplicaClass.all_numbers, classes))
@@ -106,16 +102,6 @@ def prepare(classes: Sequence[ReplicaClass]) -> set[Number]:
         if eqn.primitive is alike_p:
             check_same(eqn.params["name"], first.own(eqn, common))
     return common
-
-
-class _Unlike(Touched):
-    """True for what may differ between classes."""
-
-    def in_its_way(self, eqn: JaxprEqn, given: list[bool]) -> bool:
-        """True if an operation may take different branches, or different numbers of turns."""
-        # What a loop's condition is computed of differs at its end only if the condition does, and then all results do.
-        loops = eqn.primitive.name == "while" and all(self._through(eqn, given))
-        return loops or (eqn.primitive.name == "cond" and given[0])
 
 
 def _meetings(one: ReplicaClass, numbering: Numbering) -> list[Any]:

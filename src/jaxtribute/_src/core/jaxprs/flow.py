@@ -44,6 +44,9 @@ class Flow(ABC, Generic[T]):
         """The property of a value that another one chose, or the number of whose computations it decided."""
         return self.merged(by, value)
 
+    def decides(self, by: T, eqn: JaxprEqn) -> None:
+        """Is told of each condition and loop, and of the property of what decides it."""
+
     def row(self, whole: T) -> T:
         """The property of one row of an array over which a scan goes."""
         return whole
@@ -61,14 +64,15 @@ class Flow(ABC, Generic[T]):
         """The properties of all variables of a program; those that are missing depend on no input."""
         known: dict[Any, T] = dict(zip(jaxpr.invars, given, strict=True))
         for eqn in jaxpr.eqns:
-            results = self._through(eqn, [self._of(atom, known) for atom in eqn.invars])
+            results = self.through(eqn, [self._of(atom, known) for atom in eqn.invars])
             known.update(zip(eqn.outvars, results, strict=True))
         return known
 
     def _of(self, atom: Any, known: dict[Any, T]) -> T:
         return self._nothing if isinstance(atom, Literal) else known.get(atom, self._nothing)
 
-    def _through(self, eqn: JaxprEqn, given: list[T]) -> list[T]:
+    def through(self, eqn: JaxprEqn, given: list[T]) -> list[T]:
+        """The properties of an operation's results, of those of its operands."""
         name = eqn.primitive.name
         if name == "scan":
             return self._scan(eqn, given)
@@ -110,10 +114,12 @@ class Flow(ABC, Generic[T]):
             (goes_on,) = self.outputs(opened(eqn.params["cond_jaxpr"]), [*test_consts, *carry])
             after = [self.chosen(goes_on, value) for value in self.both(carry, outs)]
             if after == carry:
+                self.decides(goes_on, eqn)
                 return carry
             carry = after
 
     def _cond(self, eqn: JaxprEqn, given: list[T]) -> list[T]:
+        self.decides(given[0], eqn)
         first, *others = [self.outputs(opened(branch), given[1:]) for branch in eqn.params["branches"]]
         for outs in others:
             first = self.both(first, outs)
