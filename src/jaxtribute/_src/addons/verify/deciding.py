@@ -10,7 +10,7 @@ import numpy as np
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE
 from jaxtribute._src.addons.verify.culprit import Culprit
 from jaxtribute._src.addons.verify.holding import is_rows
-from jaxtribute._src.addons.verify.machine import RANDOM
+from jaxtribute._src.addons.verify.machine import RANDOM, Branch
 from jaxtribute._src.addons.verify.operations import is_key, key_numbers
 from jaxtribute._src.addons.verify.pairing import Runs
 from jaxtribute._src.addons.verify.relations import Kind
@@ -54,6 +54,23 @@ def decided(one: Outcome, found: Outcome, state: Collection[str], held: Collecti
         or list(_shared_choices(runs, set(map(id, held))))
         or list(_own_draws(runs, one, found))
     )
+
+
+def parting(one: Outcome, found: Outcome, branches: Collection[Branch]) -> list[Branch]:
+    """Those of the branches of which each replica decides by what it has of its own.
+
+    Args:
+      one: the run on one device.
+      found: that on replicas; both have kept what they computed.
+      branches: the branches.
+    """
+    runs = Runs(one, found)
+
+    def is_own(branch: Branch) -> bool:
+        asked = one.tapes[0].asked.get(Branch(branch.place, branch.count), ())
+        return any(_is_own(runs, number) for value in asked for number in runs.makers(value))
+
+    return [branch for branch in branches if is_own(branch)]
 
 
 _JOINS = "all_gather", "strategy.", "pmax", "pmin"

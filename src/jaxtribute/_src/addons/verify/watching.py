@@ -126,7 +126,7 @@ class Watcher(Observer):
     def _count(self) -> None:
         calls = max((step.calls for step in self._steps.values() if step is not None), default=CALLS[1])
         # A mistake that only uneven batches show is one if the program has such batches.
-        self.ending.count(calls=calls, waits=any(one.findings and one.right for one in self.verdicts))
+        self.ending.count(calls=calls, waits=any(one.findings and not one.wrong for one in self.verdicts))
 
     def _note(self, event: Event, key: Any) -> None:
         """Notes the results of a step: code around it may reduce them, or give them to its next call."""

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         verdicts, ended, unseen = verify_script(arguments.script, arguments.arguments, report, arguments.again or None)
     except ScriptError as failed:
         _show(failed.__cause__, arguments.script)
-        wrong = not all(verdict.right for verdict in failed.verdicts)
+        wrong = any(verdict.wrong for verdict in failed.verdicts)
         sys.stderr.write(
             f"\njaxtribute verify: the program has FAILED: what is said above, of {len(failed.verdicts)} step(s), is "
             "not all of it. HINT: run it by itself first.\n"
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     if ended:
         later = f"; {', '.join(unseen)} have not run" if unseen else ""
         sys.stdout.write(f"\nThe program was ended there, to save time{later}. HINT: --again 0 runs it to its end.\n")
-    if not all(verdict.right for verdict in verdicts):
+    if any(verdict.wrong for verdict in verdicts):
         return WRONG
     if any(verdict.findings and not verdict.asynchronous for verdict in verdicts):
         sys.stdout.write(
@@ -83,9 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
             "smaller last batch, or on another number of devices, they are not: write what stands at INSTEAD, or have "
             "batches that divide by every number of devices that you use, with drop_remainder=True.\n"
         )
-    if not all(verdict.compared for verdict in verdicts):
-        return NOTHING
-    return UNSEEN if unseen or any(verdict.hidden for verdict in verdicts) else 0
+    # Only now: whether a result is state, or is reduced outside of the step, later calls have told.
+    return min((verdict.status for verdict in verdicts if verdict.status), default=UNSEEN if unseen else 0)
 
 
 def _show(error: BaseException | None, script: Path) -> None:
