@@ -1,4 +1,4 @@
-"""Mistakes that begin in the second call, as state begins with zero, are found with the first; right ones stay right."""
+"""Mistakes that begin in the second call, as state begins with zero, are found; right programs stay right."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def next_of(kind: str, old: Any, w: Any, x: Any, y: Any, *, right: bool) -> Any:
 def of_variables(strategy: jd.Strategy, kind: str, *, right: bool, every: int) -> Any:
     with strategy.scope():
         w = jd.Variable(np.ones((3, 1), "float32"), name="w")
-        transform = optax.MultiSteps(optax.sgd(0.1), every) if every > 1 else optax.sgd(0.1)
+        transform: Any = optax.MultiSteps(optax.sgd(0.1), every) if every > 1 else optax.sgd(0.1)
         optimizer = jd.Optimizer(transform, [w])
         # What each replica assigns is added up: that of the wrong ones has the old state in each part.
         aggregation = "only_first_replica" if right else "sum"
@@ -84,7 +84,9 @@ def of_state(strategy: jd.Strategy, kind: str, *, right: bool, every: int) -> An
 @pytest.mark.parametrize("right", [True, False], ids="right wrong".split())
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("program", "every"), [(of_variables, 1), (of_variables, 3), (of_state, 1)], ids="variables accumulated state".split()
+    ("program", "every"),
+    [(of_variables, 1), (of_variables, 3), (of_state, 1)],
+    ids="variables accumulated state".split(),
 )
 def test_a_state_that_begins_with_zero_is_verified_in_the_second_call(
     program: Any, every: int, kind: str, right: bool

@@ -1,4 +1,4 @@
-"""Finds, in the source, the names under which programs keep the number of replicas: `N = strategy.num_replicas_in_sync`.
+"""Finds, in the source, the names that hold the number of replicas, as in `N = strategy.num_replicas_in_sync`.
 
 Only the number itself is looked for, also as int(...) or float(...), handed on to a parameter, an attribute or a key.
 What is computed of it, such as the usual `GLOBAL_BATCH_SIZE`, is a number of the program's own.
@@ -147,11 +147,16 @@ class Counting:
                 pass
 
     def _assign(
-        self, source: _Source, target: ast.expr, value: ast.expr | None, around: tuple[_Function, ...], *, in_class: bool
+        self,
+        source: _Source,
+        target: ast.expr,
+        value: ast.expr | None,
+        around: tuple[_Function, ...],
+        *,
+        in_class: bool,
     ) -> None:
-        several = ast.Tuple | ast.List
-        if isinstance(target, several):
-            if isinstance(value, several) and len(value.elts) == len(target.elts):
+        if isinstance(target, ast.Tuple | ast.List):
+            if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts):
                 for one, other in zip(target.elts, value.elts, strict=True):
                     self._assign(source, one, other, around, in_class=in_class)
         elif self._is_count(source, value, around):
@@ -200,7 +205,9 @@ class Counting:
             source, made = self._classes[name]
             begin = [one for one in made.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
             functions = [(source, one) for one in begin]
-            fields = [one.target.id for one in made.body if isinstance(one, ast.AnnAssign) if isinstance(one.target, ast.Name)]
+            fields = [
+                one.target.id for one in made.body if isinstance(one, ast.AnnAssign) if isinstance(one.target, ast.Name)
+            ]
             if not begin and (place in fields or (isinstance(place, int) and place < len(fields))):
                 self.attributes.add(fields[place] if isinstance(place, int) else place)
         for source, function in functions:

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtribute import Strategy, Variable
 from jaxtribute._src.addons.verify.counting import COUNT, Counting
 from jaxtribute._src.addons.verify.sources import is_theirs
+from jaxtribute.extending import Tracer
 from jaxtribute.typing import Function as Callee
 
 _FAR = 5
@@ -50,7 +51,12 @@ class Counts:
         self._walk(call)
         for owner, name in self._attributes:
             if name in self._read:
-                self._note(owner, name, getattr(owner, name, None), lambda value, owner=owner, name=name: _put(owner, name, value))
+                self._note(
+                    owner,
+                    name,
+                    getattr(owner, name, None),
+                    lambda value, owner=owner, name=name: _put(owner, name, value),
+                )
         del self._read, self._attributes
 
     def parameters(self, call: Callee, values: Sequence[Any]) -> list[int]:
@@ -60,7 +66,11 @@ class Counts:
             return []
         kept = self._counting.of_function(code.co_filename, code.co_firstlineno, code.co_name)
         names = code.co_varnames[: code.co_argcount]
-        return [place for place, value in enumerate(values) if self._is_count(value) and names[place : place + 1] and names[place] in kept]
+        return [
+            place
+            for place, value in enumerate(values)
+            if self._is_count(value) and names[place : place + 1] and names[place] in kept
+        ]
 
     @contextmanager
     def others(self, count: int) -> Generator[None]:
@@ -77,7 +87,7 @@ class Counts:
     def _is_count(self, value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, int | float | np.generic | np.ndarray | jax.Array):
             return False
-        return np.ndim(value) == 0 and not isinstance(value, jax.core.Tracer) and bool(value == self._count)
+        return np.ndim(value) == 0 and not isinstance(value, Tracer) and bool(value == self._count)
 
     def _note(self, owner: Any, name: str, value: Any, put: Callable[[Any], None]) -> None:
         if not self._is_count(value) or (id(owner), name) in self._places:
@@ -110,6 +120,8 @@ class Counts:
         elif isinstance(one, MethodType):
             yield from (one.__self__, one.__func__)
         elif isinstance(one, functools.partial):
+            given = self.parameters(one.func, one.args)
+            self.fixed += [str(one.func.__code__.co_varnames[place]) for place in given]
             yield from (one.func, *one.args, one.keywords)
         elif isinstance(one, ModuleType):
             if near:
@@ -118,19 +130,23 @@ class Counts:
         elif isinstance(one, type):
             if near:
                 self._attributes += [(one, name) for name in self._counting.attributes if name in vars(one)]
-                yield from vars(one).values()
+                yield from (*vars(one).values(), *one.__mro__[1:])
         elif isinstance(one, dict):
             self._of_names(one, self._counting.keys, read=True)
             yield from list(one.values())
         elif isinstance(one, list | tuple | set | frozenset):
             # Fields of a named tuple cannot be changed.
-            self._attributes += [(one, name) for name in getattr(one, "_fields", ()) if name in self._counting.attributes]
+            self._attributes += [
+                (one, name) for name in getattr(one, "_fields", ()) if name in self._counting.attributes
+            ]
             yield from list(one)
         elif isinstance(one, property):
             yield one.fget
         else:
             own = getattr(one, "__dict__", {})
-            self._attributes += [(one, name) for name in self._counting.attributes if name in own or _has_slot(one, name)]
+            self._attributes += [
+                (one, name) for name in self._counting.attributes if name in own or _has_slot(one, name)
+            ]
             yield from (*own.values(), type(one), getattr(one, "__wrapped__", None))
 
     def _of_function(self, one: FunctionType, *, near: bool) -> Iterator[Any]:
@@ -184,20 +200,21 @@ class _Place:
 _LEAVES = str, bytes, int, float, complex, np.ndarray, np.generic, jax.Array, Variable, Strategy
 
 
-def _counting(call: Callee) -> Counting | None:
-    """The names in all files of the user's; None if none speaks of the number."""
+def _counting(call: Callee) -> Counting:
+    """The names in all files of the user's."""
     files = {getattr(one, "__file__", None) for one in list(sys.modules.values())}
     code = getattr(getattr(call, "python_function", call), "__code__", None)
     # Those of a notebook's cells are no files.
-    files |= {file for file in linecache.cache if "ipykernel" in file} | ({code.co_filename} if code is not None else set())
+    files |= {file for file in linecache.cache if "ipykernel" in file} | (
+        {code.co_filename} if code is not None else set()
+    )
     texts: dict[str, str] = {}
     for file in sorted(str(one) for one in files if one):
         if file.endswith(".py") and _is_own_file(file):
             texts[file] = "".join(linecache.getlines(file))
     if not any(COUNT in text for text in texts.values()):
-        return None
-    counting = _counted(tuple(texts.items()))
-    return counting or None
+        texts = {}
+    return _counted(tuple(texts.items()))
 
 
 @functools.lru_cache(maxsize=4)

@@ -33,8 +33,9 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     elif verdict.compared and not verdict.results:
         yield f"{verdict.name}: nothing to compare: it writes no variable, and returns nothing"
     elif verdict.compared:
+        whole = "" if verdict.right else "NOT VERIFIED in all; what was compared is "
         yield (
-            f"{verdict.name}: as on one device, {verdict.outputs} variables and results "
+            f"{verdict.name}: {whole}as on one device, {verdict.outputs} variables and results "
             f"(rows on the replicas: {', '.join(one.short for one in verdict.tried)})"
         )
     elif verdict.tried and not verdict.varying:

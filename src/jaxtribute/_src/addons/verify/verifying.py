@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -469,7 +468,7 @@ class Verification:
             args, kwargs = self._tree.unflatten([self._given(place, leaf, stage) for place, leaf in enumerate(leaves)])
             with Context.entered(Context(self._context.strategy, self._context.replica, stage)):
                 result = self._call(*args, **kwargs)
-            self._note(result, stage)
+            stage.note_results(result)
         draws.noting = False
         if arrangement.replicas == 1:
             self._known[arrangement] = stage.found, draws
@@ -490,17 +489,6 @@ class Verification:
         if arrangement.replicas == 1:
             return parts[0]
         return PerReplica(tuple(parts), self._strategy.extended.mesh, idle=arrangement.idle)
-
-    def _note(self, result: Any, stage: Stage) -> None:
-        for path, leaf in jax.tree_util.tree_leaves_with_path(result, is_leaf=Nests.is_whole):
-            if isinstance(leaf, Variable):
-                continue
-            name = jax.tree_util.keystr(path)
-            if isinstance(leaf, PerReplica):
-                stage.found.outputs[name] = tuple(map(stage.input_of, leaf.values))
-            elif isinstance(leaf, Mirrored) or Nests.is_array(leaf):
-                data = leaf.data if isinstance(leaf, Mirrored) else leaf
-                stage.found.outputs[name] = stage.input_of(data)
 
 
 def _is_enough(wrong: tuple[Arrangement, list[Difference]]) -> bool:
