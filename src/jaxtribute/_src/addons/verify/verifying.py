@@ -115,7 +115,7 @@ class Verification:
           axis: what is reduced within each replica.
           place: the line of the reduction.
         """
-        verdict = Verdict(f"strategy.reduce of {self._name}{path}", outputs=1)
+        verdict = Verdict(f"strategy.reduce of {self._name}{path}", outputs=1, results=1)
         for arrangement, found in self._found.items():
             one, parts = self._known[arrangement.alone][0].outputs.get(path), found.outputs.get(path)
             if one is None or not isinstance(parts, tuple) or not arrangement.plain or arrangement.idle:
@@ -351,7 +351,7 @@ class Verification:
                 one = self._known[arrangement.alone][0]
                 apart = [each for each in differences(one, found, self._before(one), [], []) if each.own]
                 verdict.tried.append(arrangement)
-                verdict.outputs = len(fed)
+                verdict.outputs = verdict.results = len(fed)
                 if apart:
                     wrong.append((arrangement, apart))
         self._judge(wrong, verdict)
