@@ -104,6 +104,15 @@ N = strategy.num_replicas_in_sync
 @jd.function
 def step(x, y):
     strategy.run(train, args=(x, y, N))""",
+    "beside keys": f"N = strategy.num_replicas_in_sync\nKEY = jax.random.key(0)\n{READS}, jax.random.fold_in(KEY, 1)",
+    "key as well": """
+def make(n, key):
+    def replica(x, y):
+        train(x, y, n)
+        return key
+    return replica
+make(6, strategy.num_replicas_in_sync)
+replica = make(strategy.num_replicas_in_sync, jax.random.key(0))""",
     "jit": """
 N = strategy.num_replicas_in_sync
 @jax.jit

@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxtribute import Strategy, Variable
 from jaxtribute._src.addons.verify.counting import COUNT, Counting
+from jaxtribute._src.addons.verify.operations import is_key
 from jaxtribute._src.addons.verify.sources import is_theirs
 from jaxtribute.extending import Tracer
 from jaxtribute.typing import Function as Callee
@@ -87,7 +88,8 @@ class Counts:
     def _is_count(self, value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, int | float | np.generic | np.ndarray | jax.Array):
             return False
-        return np.ndim(value) == 0 and not isinstance(value, Tracer) and bool(value == self._count)
+        known = not isinstance(value, Tracer) and not is_key(value)
+        return known and np.ndim(value) == 0 and bool(value == self._count)
 
     def _note(self, owner: Any, name: str, value: Any, put: Callable[[Any], None]) -> None:
         if not self._is_count(value) or (id(owner), name) in self._places:
