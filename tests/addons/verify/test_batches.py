@@ -105,7 +105,7 @@ def test_a_verdict_says_of_the_own_batch_what_one_step_of_it_shows(loss: Any, ho
     on_one_device = before - 0.1 * 2 * x.T @ (x @ before - y) / rows
     same = np.allclose(w.numpy(), on_one_device, rtol=1e-5)
     if rows == 1:  # of one row all shares are alike: only replicas that are empty show it
-        assert same or not found.complete, str(found)
+        assert same or not found.right, str(found)
     else:
         assert found.findings, "wrong for some batches"
         assert found.right == same, str(found)
@@ -231,7 +231,7 @@ def test_data_of_each_replica_are_neither_verified_nor_a_mistake(loss: Callable[
     step = trained_by(loss)
     found = testing.verify(step, raises=False)
     assert not found.findings, str(found)
-    assert not found.complete, str(found)
+    assert not found.right, str(found)
     assert str(found).splitlines()[0].endswith(": NOT VERIFIED")
     assert "depend on the number of replicas" in str(found)
     with pytest.raises(testing.NotOneDeviceError, match="no batch is given to the step"):
@@ -241,7 +241,7 @@ def test_data_of_each_replica_are_neither_verified_nor_a_mistake(loss: Callable[
 def test_a_step_without_a_batch_whose_replicas_all_agree_is_right() -> None:
     found = testing.verify(trained_by(lambda w: jnp.mean((ROWS @ w - TARGETS) ** 2), how="MEAN"))
     assert found.right
-    assert found.complete
+    assert found.right
 
 
 def test_constants_besides_a_batch_are_no_mistake() -> None:
@@ -349,7 +349,7 @@ def test_a_loss_that_reads_nothing_that_is_trained_is_named_with_its_line(how: s
     found = verdict_on_losses(stale, optax.adamw(0.1, weight_decay=0.0), how)
     assert READS_NONE in str(found)
     assert NO_CHANGE not in str(found)
-    assert not found.complete
+    assert not found.right
     assert found.unread is not None
     assert found.unread.file == __file__
     assert {"minimize": "model.minimize", "grad": "apply_gradients", "value_and_grad": "jd.value_and_grad"}[

@@ -169,6 +169,7 @@ def _stateful(model: KerasModel, strategy: Strategy, method: Callable[[Any], Any
             result = strategy.run(replica, (batch,))
             return result if joins else jax.tree.map(shown, result, is_leaf=_is_distributed)
 
+        vars(step)["shown_as"] = shown_as(getattr(method, "__name__", ""), rows)
         return function(step).owning_arguments() if compiled else step
 
     def on_batch(batch: Nest, _: Iterator[Any]) -> Any:
@@ -176,6 +177,12 @@ def _stateful(model: KerasModel, strategy: Strategy, method: Callable[[Any], Any
         return step_of(rows)(placed)
 
     return on_batch
+
+
+def shown_as(name: str, rows: int) -> str:
+    """The name of a step in reports: what Keras does with it, and its rows, by which a last batch is told."""
+    kind = {"train": "training step", "test": "validation step"}.get(name.split("_")[0], "step")
+    return f"{kind} on {rows} rows"
 
 
 def _tell_all(parts: PartsOfSteps, strategy: Strategy, batch: Nest, rows: int) -> None:
@@ -222,6 +229,7 @@ def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], St
                     variable.stored.assign(value if whole else strategy.experimental_local_results(value)[0])
             return result if make is predict_step else jax.tree.map(_first, result, is_leaf=_is_distributed)
 
+        vars(step)["shown_as"] = shown_as(make.__name__, total)
         # Batches are this file's own: cut from arrays that nobody writes to meanwhile, or copied.
         return function(step).owning_arguments() if compiled else step
 

@@ -5,13 +5,15 @@ The script knows of neither.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import IO, Any
@@ -64,25 +66,65 @@ def training_step(event: Event) -> Dispatch | None:
     return Dispatch(program, event.arguments[0], lambda: program(*event.arguments))
 
 
-def run_script(script: Path, arguments: Sequence[str]) -> bool:
+def check_program(script: Path, *, module: bool = False) -> str:
+    """Looks for a program, and returns its file.
+
+    Args:
+      script: its path, or the name of a module.
+      module: whether it is a module, as in `python -m`.
+
+    Raises:
+      ArgumentError: there is no such program, or it is a notebook.
+    """
+    if module:
+        with _folder_first(Path.cwd()):
+            try:
+                spec = importlib.util.find_spec(str(script))
+                if spec is not None and spec.submodule_search_locations is not None:
+                    spec = importlib.util.find_spec(f"{script}.__main__")
+            except (ImportError, ValueError):
+                spec = None
+        if spec is None or spec.origin is None:
+            raise ArgumentError(
+                f"there is no module {str(script)!r} that runs from {Path.cwd()}. HINT: -m takes a name as `python -m` "
+                "does, such as package.train; a path stands without -m."
+            )
+        return spec.origin
+    if not script.is_file():
+        raise ArgumentError(f"there is no script {str(script)!r}. HINT: give the path of a Python program.")
+    if script.suffix == ".ipynb":
+        raise ArgumentError(
+            f"{script} is a notebook, and no Python program. HINT: export it with `jupyter nbconvert --to script "
+            f"{script}`, and give what comes of it."
+        )
+    return str(script)
+
+
+def run_script(script: Path, arguments: Sequence[str], *, module: bool = False) -> bool:
     """Runs a Python program as `python SCRIPT ARGUMENTS` would, in this process.
+
+    Args:
+      script: the program.
+      arguments: its arguments.
+      module: whether it is the name of a module, as in `python -m`.
 
     Returns:
       True if it was ended by `Finished`.
 
     Raises:
-      ArgumentError: there is no such file.
+      ArgumentError: there is no such program.
       Exception: what the script raises; SystemExit other than 0 too.
     """
-    if not script.is_file():
-        raise ArgumentError(f"there is no script {str(script)!r}. HINT: give the path of a Python program.")
+    file = check_program(script, module=module)
     # A script sees what it would see as `python SCRIPT`: its arguments, and its own directory first.
-    argv, path = sys.argv, list(sys.path)
-    sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.resolve().parent))
+    argv = sys.argv
+    sys.argv = [file, *arguments]
     try:
-        with settings_heard():
-            runpy.run_path(str(script), run_name="__main__")
+        with _folder_first(Path.cwd() if module else script.resolve().parent), settings_heard():
+            if module:
+                runpy.run_module(str(script), run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(str(script), run_name="__main__")
     except Finished:
         return True
     # A script may end by `sys.exit(0)` as well as by its last line.
@@ -90,8 +132,19 @@ def run_script(script: Path, arguments: Sequence[str]) -> bool:
         if end.code not in (None, 0):
             raise
     finally:
-        sys.argv, sys.path[:] = argv, path
+        sys.argv = argv
     return False
+
+
+@contextmanager
+def _folder_first(folder: Path) -> Generator[None]:
+    """Lets modules be looked for in a folder first, until the block ends."""
+    path = list(sys.path)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = path
 
 
 def modules_beside(script: Path) -> dict[str, Path]:

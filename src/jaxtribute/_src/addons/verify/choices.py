@@ -17,9 +17,9 @@ from jaxtribute._src.addons.verify.operations import is_key
 
 Changes = dict[Key, Any]
 """By the place in a program of a number what it is instead."""
-_HANDED = frozenset("convert_element_type reshape squeeze broadcast_in_dim copy stop_gradient reduce_precision".split())
+HANDED = frozenset("convert_element_type reshape squeeze broadcast_in_dim copy stop_gradient reduce_precision".split())
 """Operations that give the number that they are given."""
-_COMPARISONS = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
+COMPARISONS = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
 """Comparisons, and their opposites."""
 _TURNED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 """Comparisons with their operands the other way round."""
@@ -79,7 +79,7 @@ class Expressions:
         """Gives the numbers to change for a condition to become what is wanted, each with its new value."""
         record = self._made.get(id(value))
         name, operands = (record.name, list(record.operands)) if record is not None else ("", [])
-        if name in _HANDED and np.size(operands[0]) == 1:
+        if name in HANDED and np.size(operands[0]) == 1:
             yield from self.decisive(operands[0], wanted)
         elif name == "clamp":
             yield from self.decisive(operands[1], wanted)
@@ -90,13 +90,13 @@ class Expressions:
             others = [one for one in operands if bool(one) != bool(wanted)]
             for one in others if (name == "and") == bool(wanted) else others[:1]:
                 yield from self.decisive(one, wanted)
-        elif record is not None and name in _COMPARISONS:
+        elif record is not None and name in COMPARISONS:
             yield from self._compared(record, value, wanted=bool(wanted))
         else:
             yield value, wanted
 
     def _compared(self, record: Record, value: Any, *, wanted: bool) -> Iterator[tuple[Any, Any]]:
-        relation = record.name if wanted else _COMPARISONS[record.name]
+        relation = record.name if wanted else COMPARISONS[record.name]
         first, second = record.operands
         if self.is_fixed(first):
             first, second, relation = second, first, _TURNED.get(relation, relation)
@@ -111,7 +111,7 @@ class Expressions:
         """The number that a number is handed on from."""
         while True:
             record = self._made.get(id(value))
-            if record is None or record.name not in _HANDED or np.size(record.operands[0]) != 1:
+            if record is None or record.name not in HANDED or np.size(record.operands[0]) != 1:
                 return value
             value = record.operands[0]
 

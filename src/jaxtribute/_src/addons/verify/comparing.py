@@ -88,8 +88,7 @@ def differences(
     changes: dict[Variable, tuple[Any, Any, Any]] = {}
     for variable, one in alone.written.items():
         if variable not in found.written:
-            open_.append(f"{variable.name} is written on one device and not on {found.arrangement}")
-            continue
+            continue  # which `missing` tells
         other, old = found.written[variable], state[variable]
         if is_rows(variable):
             one, other, old = combined(variable, one), combined(variable, other), combined(variable, old)
@@ -108,6 +107,23 @@ def differences(
         if not error <= _allowed(one, scale, largest, rounded=rounded):
             yield Difference(variable.name.removesuffix(":0"), one, other, _part(error, scale), variable, state=True)
     yield from _results(alone, found, before, open_, pending, rounded=rounded)
+
+
+def missing(alone: Outcome, found: Outcome) -> list[str]:
+    """Tells variables that are written on one device alone, or on replicas alone, in words."""
+    both = (
+        (alone.written, found.written, "one device", found.arrangement),
+        (
+            *(found.written, alone.written),
+            *(found.arrangement, "one device"),
+        ),
+    )
+    return [
+        f"{variable.name} is written on {where} and not on {other}"
+        for written, others, where, other in both
+        for variable in written
+        if variable not in others
+    ]
 
 
 def _counted_alike(changes: Mapping[Variable, tuple[Any, Any, Any]], replicas: int) -> set[Variable]:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE
+from jaxtribute._src.addons.verify.choices import COMPARISONS, HANDED
 from jaxtribute._src.addons.verify.culprit import Culprit
 from jaxtribute._src.addons.verify.holding import is_rows
-from jaxtribute._src.addons.verify.machine import RANDOM
+from jaxtribute._src.addons.verify.machine import RANDOM, Branch
 from jaxtribute._src.addons.verify.operations import is_key, key_numbers
 from jaxtribute._src.addons.verify.pairing import Runs
 from jaxtribute._src.addons.verify.relations import Kind
@@ -53,6 +54,44 @@ def decided(one: Outcome, found: Outcome, state: Collection[str], held: Collecti
         or list(_early(runs))
         or list(_shared_choices(runs, set(map(id, held))))
         or list(_own_draws(runs, one, found))
+    )
+
+
+def parting(one: Outcome, found: Outcome, branches: Collection[Branch]) -> list[Branch]:
+    """Those of the branches of which each replica decides by what it has of its own.
+
+    Args:
+      one: the run on one device.
+      found: that on replicas; both have kept what they computed.
+      branches: the branches.
+    """
+    runs = Runs(one, found)
+
+    def is_own(branch: Branch) -> bool:
+        asked = one.tapes[0].asked.get(Branch(branch.place, branch.count), ())
+        makers = [number for value in asked for number in runs.makers(value)]
+        # A replica that has nothing to count has a branch of its own for that.
+        return any(_is_own(runs, number) and not _is_guard(runs, number) for number in makers)
+
+    return [branch for branch in branches if is_own(branch)]
+
+
+def _is_guard(runs: Runs, condition: int) -> bool:
+    """True for a condition that asks for sums that are 0 only where there is nothing to add up, such as counts."""
+    asked = [one for one in _behind(runs, [condition]) if _is_truth(runs, one) and runs.record(one).name in COMPARISONS]
+    return bool(asked) and all(_is_of_nothing(runs, one) for one in asked)
+
+
+def _is_of_nothing(runs: Runs, comparison: int) -> bool:
+    zeros = [not np.any(value) for value in runs.record(comparison).operands]
+    if sum(zeros) != 1:
+        return False
+    makers = list(runs.makers_of(comparison, zeros.index(False)))
+    while makers and all(runs.record(one).name in HANDED for one in makers):
+        makers = [other for one in makers for other in runs.makers_of(one, 0)]
+    sums = [runs.record(one) for one in makers]
+    return bool(sums) and all(
+        one.name == "reduce_sum" and np.min(np.asarray(one.operands[0]), initial=0) >= 0 for one in sums
     )
 
 

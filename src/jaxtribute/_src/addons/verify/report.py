@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxtribute._src.addons.verify.arrangements import Arrangement
+from jaxtribute._src.addons.verify.doubts import NOTHING, doubts
 from jaxtribute._src.addons.verify.operations import is_key
 from jaxtribute._src.addons.verify.verdict import Finding, Verdict
 
@@ -26,13 +27,21 @@ def _lines(verdict: Verdict) -> Iterator[str]:
         others = ""
         if verdict.asynchronous:
             others = ", which its workers of one replica each do not see"
-        elif verdict.right:
+        elif not verdict.wrong:
             others = " for batches that replicas do not share evenly; for others as on one device"
         yield f"{verdict.name}: {len(verdict.findings)} difference(s) from one device{others}"
-    elif verdict.compared and verdict.outputs:
+    elif verdict.compared and not verdict.results:
+        yield f"{verdict.name}: nothing to compare: it writes no variable, and returns nothing"
+    elif verdict.compared:
+        whole = "" if verdict.right else "NOT VERIFIED in all; what was compared is "
         yield (
-            f"{verdict.name}: as on one device, {verdict.outputs} variables and results "
+            f"{verdict.name}: {whole}as on one device, {verdict.outputs} variables and results "
             f"(rows on the replicas: {', '.join(one.short for one in verdict.tried)})"
+        )
+    elif verdict.tried and not verdict.varying:
+        yield (
+            f"{verdict.name}: NOT VERIFIED: its results are values of each replica; what a strategy.reduce makes of "
+            "them is verified there"
         )
     else:
         yield f"{verdict.name}: NOT VERIFIED"
@@ -40,47 +49,12 @@ def _lines(verdict: Verdict) -> Iterator[str]:
         yield from _of_finding(number, finding, in_fit=verdict.in_fit)
     if verdict.findings:
         yield "   Mend what is named, and run again: it may hide others."
-    yield from (f"  NOT VERIFIED: {what}" for what in _hidden(verdict))
-    notes = list(verdict.unverified)
-    reasons: dict[str, list[Arrangement]] = {}
-    for arrangement, reason in verdict.refused:
-        reasons.setdefault(reason, []).append(arrangement)
-    if len(reasons) == 1 and not verdict.tried:
-        notes += reasons
-    else:
-        notes += [
-            f"{reason} (rows on the replicas: {', '.join(one.short for one in where)})"
-            for reason, where in reasons.items()
-        ]
+    yield from (f"  NOT VERIFIED: {what}" for _, what in doubts(verdict) if what != NOTHING)
+    notes = verdict.noted
     for note in notes[:_NOTES]:
         yield f"  not verified: {note}"
     if len(notes) > _NOTES:
         yield f"  not verified: {len(notes) - _NOTES} more"
-
-
-def _hidden(verdict: Verdict) -> Iterator[str]:
-    """Says what may hide a mistake."""
-    if verdict.pending:
-        names = ", ".join(verdict.pending[:_NAMES]) + (" ..." if len(verdict.pending) > _NAMES else "")
-        yield (
-            f"{names}: another value on each replica, which nothing reduces. A mistake if the next call is given it as "
-            "its state"
-        )
-    if verdict.still and verdict.unread is not None:
-        yield (
-            f"{verdict.unread}: {verdict.unread.text}: the loss reads none of the variables that it is differentiated "
-            "by: its gradient is 0, and nothing is trained. HINT: read them in the loss; what was read of them before "
-            "the step, as in params = model.value, is a constant"
-        )
-    elif verdict.still:
-        yield (
-            "no step changes what is trained (a learning rate of 0, or a condition that does not hold?), so that a "
-            "wrong gradient is not seen"
-        )
-    if verdict.blank:
-        yield f"{', '.join(verdict.blank[:_NAMES])}: NaN on one device, as on replicas, so that no difference is seen"
-    for branch in verdict.untaken:
-        yield f"a branch that is not taken: {branch}: {branch.text}"
 
 
 def _of_finding(number: int, finding: Finding, *, in_fit: bool) -> Iterator[str]:

@@ -19,7 +19,7 @@ from jaxtribute.extending import Callers, JaxprEqn, Programs
 _LIBRARY = str(Path(jaxtribute.__file__).parent)
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _LONGEST = 100
-_ASKS = ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError
+ASKS = ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def raising(error: Exception) -> str:
     places = (Place(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__))
     own = [place for place in places if is_theirs(place.file)]
     where = f"{own[-1]} " if own else ""
-    if isinstance(error, _ASKS):
+    if isinstance(error, ASKS):
         return (
             f"{where}asks for the value of an array, as in `if x > 0` or float(x): a step is verified as it is traced, "
             "where values are not known yet. HINT: use jnp.where or jax.lax.cond, as a jd.function needs them"

@@ -240,3 +240,14 @@ class Stage(Executor):
     def input_of(self, value: Any) -> Any:
         """One argument of a replica in float64."""
         return value if is_key(value) else self._exact(value)
+
+    def note_results(self, result: Nest) -> None:
+        """Keeps what the step has returned."""
+        for path, leaf in jax.tree_util.tree_leaves_with_path(result, is_leaf=Nests.is_whole):
+            if isinstance(leaf, Variable):
+                continue
+            name = jax.tree_util.keystr(path)
+            if isinstance(leaf, PerReplica):
+                self.found.outputs[name] = tuple(map(self.input_of, leaf.values))
+            elif isinstance(leaf, Mirrored) or Nests.is_array(leaf):
+                self.found.outputs[name] = self.input_of(leaf.data if isinstance(leaf, Mirrored) else leaf)

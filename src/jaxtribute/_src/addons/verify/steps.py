@@ -86,9 +86,9 @@ class Step:
                 raise CannotVerify("it runs on several workers. HINT: run the program in one process")
             verdict = self._of_first(call)
         except CannotVerify as reason:
-            verdict = Verdict(self.name, unverified=[str(reason)])
+            verdict = Verdict(self.name, notes=[str(reason)])
         except Exception as error:  # noqa: BLE001 (the program goes on, whatever its function meets here)
-            verdict = Verdict(self.name, unverified=[f"{type(error).__name__}: {error}"])
+            verdict = Verdict(self.name, notes=[f"{type(error).__name__}: {error}"])
         if verdict is not None:
             verdict.asynchronous, verdict.in_fit = self.asynchronous, self._in_fit
             verdict.seconds = time.perf_counter() - begun
@@ -103,7 +103,7 @@ class Step:
         """
         self.calls += 1
         due = self.calls in CALLS and self._seconds < _LATER_S
-        if self.verification is None or not all(one.right for one in self.verdicts) or not (due or self.calls == 2):
+        if self.verification is None or any(one.wrong for one in self.verdicts) or not (due or self.calls == 2):
             return None
         begun = time.perf_counter()
         try:
@@ -129,6 +129,8 @@ class Step:
         verdict = self.verification.reduced(path, op, axis, place) if self.verification is not None else None
         if verdict is None or not verdict.tried:
             return None
+        # Of a step whose results are values of each replica nothing else is compared.
+        self.verdicts[0].outputs += 1
         self.verdicts.append(verdict)
         return verdict
 
@@ -149,7 +151,9 @@ class Step:
         # Numbers of Python and their like are objects that many have in common; arrays are not.
         fed = {self.results[id(leaf)][1]: place for place, leaf in enumerate(leaves) if id(leaf) in self.results}
         verdict = first.carried(fed) if fed and not first.fed else None
-        if due and (verdict is None or verdict.right):
+        for known in self.verdicts if verdict is not None else ():
+            known.pending = [name for name in known.pending if name.removeprefix("the result") not in fed]
+        if due and (verdict is None or not verdict.wrong):
             verdict = self.verified(call, first).verdict(brief=True)
         return verdict
 

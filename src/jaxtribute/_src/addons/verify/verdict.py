@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from jaxtribute._src.addons.verify.arrangements import Arrangement
 from jaxtribute._src.addons.verify.comparing import Difference
 from jaxtribute._src.addons.verify.culprit import Culprit
+from jaxtribute._src.addons.verify.doubts import WRONG, doubts
 from jaxtribute._src.addons.verify.sources import Place
 
 
@@ -52,18 +53,22 @@ class Verdict:
       findings: its mistakes.
       tried: the arrangements that were compared.
       refused: the arrangements in which the step raises, with what.
-      unverified: what could not be verified, in words.
+      notes: what else could not be verified, in words; no mistake is likely there.
       varying: names of what depends on the number of replicas in a step that is given no batch, and may have to.
       outputs: how many variables and results were compared.
+      results: how many there are.
       pending: results that differ on each replica, and look like the state of the next call.
-      untaken: conditions of which not all branches could be run.
+      untaken: conditions, on which all replicas agree, of which not all branches could be run.
+      parted: the same of conditions that are made of what each replica has of its own.
+      missing: what is written on one device alone, or on replicas alone, in words.
+      stored: numbers of replicas that are stored where they cannot be others for one device, in words.
       still: True if nothing that is trained has changed.
       unread: the line that differentiates a loss that reads nothing that is trained, if nothing has changed.
       blank: what is trained, and is no number (NaN) after the step on one device: all replicas agree on that.
       seconds: how long it took.
       uneven: True if the program has batches that its replicas share unevenly, not counting those without a row.
       idle: True if it has batches that leave replicas without a row.
-      unsure: True if it differs where replicas have no rows, and nothing tells why.
+      unsure: what differs where replicas have no rows, for no reason that is known, in words.
       asynchronous: True for a function of a coordinator, whose workers have one replica each: what differs on several
         replicas does no harm there.
       in_fit: True if the step is one of Keras's `fit`, which reduces losses, gradients and metrics by rules of its own.
@@ -73,40 +78,67 @@ class Verdict:
     findings: list[Finding] = field(default_factory=list)
     tried: list[Arrangement] = field(default_factory=list)
     refused: list[tuple[Arrangement, str]] = field(default_factory=list)
-    unverified: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     varying: list[str] = field(default_factory=list)
     outputs: int = 0
+    results: int = 0
     pending: list[str] = field(default_factory=list)
     untaken: list[Place] = field(default_factory=list)
+    parted: list[Place] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    stored: list[str] = field(default_factory=list)
     still: bool = False
     unread: Place | None = None
     blank: list[str] = field(default_factory=list)
     seconds: float = 0.0
     uneven: bool = False
     idle: bool = False
-    unsure: bool = False
+    unsure: str | None = None
     asynchronous: bool = False
     in_fit: bool = False
 
     @property
+    def wrong(self) -> bool:
+        """True if something was found that concerns the program's own batches and replicas."""
+        return not self.asynchronous and any(one.concerns(self.uneven, self.idle) for one in self.findings)
+
+    @property
     def right(self) -> bool:
-        """True if nothing was found that concerns the program's own batches and replicas."""
-        return self.asynchronous or not any(one.concerns(self.uneven, self.idle) for one in self.findings)
+        """True if nothing was found that concerns the program's own batches, and nothing is left that may be wrong."""
+        return not self.wrong and not any(True for _ in doubts(self))
+
+    @property
+    def status(self) -> int:
+        """The command's exit status for this step."""
+        return WRONG if self.wrong else min((status for status, _ in doubts(self)), default=0)
 
     @property
     def compared(self) -> bool:
         """True if the step was compared with one device, and what differs is told from what has to."""
-        return bool(self.tried) and (self.asynchronous or not self.varying)
+        if not self.tried or self.asynchronous:
+            return bool(self.tried)
+        return not self.varying and bool(self.outputs or self.findings or not self.results)
 
     @property
-    def complete(self) -> bool:
-        """True if the step was compared, and nothing hides what it trains, or what the program's batches do."""
-        return self.compared and not self.pending and not self.hidden
+    def unverified(self) -> tuple[str, ...]:
+        """What could not be verified, in words: first what may be a mistake, then what is only noted."""
+        return (*(what for _, what in doubts(self)), *self.noted)
 
     @property
-    def hidden(self) -> bool:
-        """True if what was compared does not tell what the program trains."""
-        return self.still or bool(self.blank) or (self.unsure and self.idle)
+    def noted(self) -> list[str]:
+        """What could not be verified and is likely to be no mistake, in words, or why nothing was compared."""
+        notes = [one for one in self.notes if not self.idle or one != self.unsure]
+        reasons: dict[str, list[Arrangement]] = {}
+        for arrangement, reason in self.refused:
+            reasons.setdefault(reason, []).append(arrangement)
+        if len(reasons) == 1 and not self.tried:
+            notes += reasons
+        else:
+            notes += [
+                f"{reason} (rows on the replicas: {', '.join(one.short for one in where)})"
+                for reason, where in reasons.items()
+            ]
+        return [*notes, *(f"a branch that is not taken: {branch}: {branch.text}" for branch in self.untaken)]
 
     def __str__(self) -> str:
         from jaxtribute._src.addons.verify.report import text  # which imports this module

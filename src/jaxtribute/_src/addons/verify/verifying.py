@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -16,9 +15,11 @@ from jaxtribute._src.addons.verify.batches import batches_of, chosen_rows, is_da
 from jaxtribute._src.addons.verify.blame import Suspects
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE
 from jaxtribute._src.addons.verify.choices import Changes, ways
-from jaxtribute._src.addons.verify.comparing import Before, Difference, compared, differences
+from jaxtribute._src.addons.verify.comparing import Before, Difference, compared, differences, missing
+from jaxtribute._src.addons.verify.counts import Counts
 from jaxtribute._src.addons.verify.culprit import Culprit, last_line, repeated_draw, unreduced
-from jaxtribute._src.addons.verify.deciding import decided
+from jaxtribute._src.addons.verify.deciding import decided, parting
+from jaxtribute._src.addons.verify.doubts import kept_for_good
 from jaxtribute._src.addons.verify.feeding import paths_of, returned
 from jaxtribute._src.addons.verify.grouping import Judged, add_findings, grouped
 from jaxtribute._src.addons.verify.holding import total_of
@@ -91,6 +92,9 @@ class Verification:
         """By the path of a result the place where the next call was given it."""
         self.padded = False
         """True if batches are filled up, so that replicas always share them evenly."""
+        self._counts = Counts(call, strategy.num_replicas_in_sync)
+        self._counted = self._counts.parameters(call, args) if len(args) == len(leaves) else []
+        """Places of arguments that are the number of replicas."""
         self._context = Context.current()
         self._known: dict[Arrangement, tuple[Outcome, Draws]] = {}
         self._found: dict[Arrangement, Outcome] = {}
@@ -111,7 +115,7 @@ class Verification:
           axis: what is reduced within each replica.
           place: the line of the reduction.
         """
-        verdict = Verdict(f"strategy.reduce of {self._name}{path}", outputs=1)
+        verdict = Verdict(f"strategy.reduce of {self._name}{path}", outputs=1, results=1)
         for arrangement, found in self._found.items():
             one, parts = self._known[arrangement.alone][0].outputs.get(path), found.outputs.get(path)
             if one is None or not isinstance(parts, tuple) or not arrangement.plain or arrangement.idle:
@@ -161,14 +165,16 @@ class Verification:
                 if missed or ((arrangement.branch is not None or arrangement.stretch != 1) and not is_finite(one)):
                     # Of a state that does not ask for it, or is no state of the program.
                     del self._found[verdict.tried.pop()]
-                    verdict.untaken += [arrangement.branch.place] if arrangement.branch is not None else []
+                    self._leave(verdict, [arrangement.branch] if arrangement.branch is not None else [])
                     break
-                verdict.unverified += [*one.lost, *found.lost]
+                verdict.notes += [*one.lost, *found.lost]
                 open_, pending = [], []
                 apart = list(differences(one, found, self._before(one), open_, pending))
-                verdict.unverified += open_
+                verdict.notes += open_
                 verdict.pending += pending
-                verdict.outputs = len(one.written) + len(one.outputs) - len(open_) - len(pending)
+                verdict.missing += missing(one, found)
+                verdict.results = len(one.written) + len(one.outputs)
+                verdict.outputs = verdict.results - len(open_) - len(pending) - len(missing(one, found))
                 for record in found.repeated:
                     repeated.setdefault(record.place, (record, arrangement))
                 if apart:
@@ -188,8 +194,10 @@ class Verification:
         brief: bool,
     ) -> None:
         """Adds what has come of all arrangements together."""
-        verdict.unverified = list(dict.fromkeys(verdict.unverified))
+        verdict.notes = list(dict.fromkeys(verdict.notes))
         verdict.pending, verdict.untaken = list(dict.fromkeys(verdict.pending)), list(dict.fromkeys(verdict.untaken))
+        verdict.stored = list(map(kept_for_good, self._counts.fixed)) if verdict.tried else []
+        verdict.missing, verdict.parted = list(dict.fromkeys(verdict.missing)), list(dict.fromkeys(verdict.parted))
         self._judge(wrong, verdict)
         known = {one.name for finding in verdict.findings for one in finding.differences}
         verdict.pending = [name for name in verdict.pending if name not in known]
@@ -224,19 +232,25 @@ class Verification:
         if base is None:
             return
         ahead = self._later(base.alone, verdict)
-        if ahead:
-            yield pairs(self.batch, ahead)
-            yield uneven(ahead)
+        # What begins with zero, such as a momentum, shows in the call after.
+        for distance in (ahead, ahead + 1) if ahead else (1,):
+            yield pairs(self.batch, distance)
+            yield uneven(distance)
+        one, _ = self._known.get(replace(base.alone, ahead=ahead + 1), (None, None))
+        verdict.blank = verdict.blank or (blank(one, self._before(one)) if one is not None else [])
         branches = self._untaken(base)
         if branches:
             one, found = self._kept(base)
             self._changes, missed = ways([*one.tapes, *found.tapes], branches)
-            verdict.untaken += [branch.place for branch in (*missed, *list(self._changes)[_BRANCHES:])]
+            self._leave(verdict, [*missed, *list(self._changes)[_BRANCHES:]])
         for branch in list(self._changes)[:_BRANCHES]:
             yield [replace(base, ahead=ahead, branch=branch)]
 
     def _later(self, alone: Arrangement, verdict: Verdict) -> int:
-        """Looks ahead for a step that changes more of what is trained than this one; returns its distance."""
+        """Looks ahead for a step that changes more of what is trained than this one; returns its distance.
+
+        The moment after that step is known then.
+        """
         seen: set[Any] = set()
         trained: set[Any] = set()
         best = 0
@@ -247,9 +261,9 @@ class Verification:
             if ahead and not changed <= seen:
                 best = ahead
             seen |= changed
+            self._go_on(one)
             if seen >= trained:
                 break
-            self._go_on(one)
         verdict.still = bool(trained) and not seen
         if verdict.still:
             verdict.unread = unread(self._run(alone, frozenset()), self._moment(alone)[0])
@@ -315,6 +329,14 @@ class Verification:
             if index not in taken
         ]
 
+    def _leave(self, verdict: Verdict, branches: Sequence[Branch]) -> None:
+        """Notes branches that cannot be run, by whether the replicas may part there."""
+        if branches:
+            base = next(one for one in verdict.tried if one.kind == "divides")
+            own = parting(*self._kept(base), branches)
+            verdict.parted += [branch.place for branch in branches if branch in own]
+            verdict.untaken += [branch.place for branch in branches if branch not in own]
+
     def carried(self, fed: dict[str, int]) -> Verdict:
         """Judges results that were seen to be the state of the next call.
 
@@ -329,7 +351,7 @@ class Verification:
                 one = self._known[arrangement.alone][0]
                 apart = [each for each in differences(one, found, self._before(one), [], []) if each.own]
                 verdict.tried.append(arrangement)
-                verdict.outputs = len(fed)
+                verdict.outputs = verdict.results = len(fed)
                 if apart:
                     wrong.append((arrangement, apart))
         self._judge(wrong, verdict)
@@ -344,7 +366,7 @@ class Verification:
         if verdict.findings and self._strategy.num_replicas_in_sync == 1:
             # A whole batch is right there; which of the arrays it is, nothing tells.
             verdict.findings, verdict.tried = [], []
-            verdict.unverified.append(
+            verdict.notes.append(
                 f"{place} gives its only replica arrays that no distributed dataset has made: a batch is not told from "
                 "a state. HINT: run the program on two replicas, or draw its batches of "
                 "strategy.experimental_distribute_dataset"
@@ -355,7 +377,7 @@ class Verification:
             first.differences = [one for finding in verdict.findings for one in finding.differences]
             del verdict.findings[1:]
         else:
-            verdict.unverified.append(f"{place} distributes no batch: every replica has computed with all of its rows")
+            verdict.notes.append(f"{place} distributes no batch: every replica has computed with all of its rows")
 
     def _judge(self, wrong: list[tuple[Arrangement, list[Difference]]], verdict: Verdict) -> None:
         """Adds a finding for each group of values that differ in the same arrangements."""
@@ -364,10 +386,10 @@ class Verification:
         if wrong and not self._is_shared() and self._judge_alone(wrong, verdict, names):
             return
         if wrong and all(one.idle for one, _ in wrong):
-            verdict.unsure = True
-            verdict.unverified.append(
+            verdict.unsure = (
                 f"{shown} differ where replicas have no rows ({wrong[0][0]}): see that nothing divides by their number"
             )
+            verdict.notes.append(verdict.unsure)
             return
         add_findings(verdict, self._judged(wrong))
 
@@ -407,7 +429,7 @@ class Verification:
         if self._given_data:
             return False
         verdict.varying += names
-        verdict.unverified.append(
+        verdict.notes.append(
             f"{', '.join(names[:3])} depend on the number of replicas, and no batch is given to the step. HINT: pass "
             "it as an argument that strategy.experimental_distribute_dataset has made; data that each replica draws "
             "for itself cannot be compared"
@@ -442,11 +464,11 @@ class Verification:
         if arrangement.branch is not None:
             all_of_them = self._changes[arrangement.branch]
             stage.changed = all_of_them[:1] if arrangement.replicas == 1 else all_of_them[1:]
-        with standing_in(self._strategy, self._variables, stage):
+        with standing_in(self._strategy, self._variables, stage), self._counts.others(arrangement.replicas):
             args, kwargs = self._tree.unflatten([self._given(place, leaf, stage) for place, leaf in enumerate(leaves)])
             with Context.entered(Context(self._context.strategy, self._context.replica, stage)):
                 result = self._call(*args, **kwargs)
-            self._note(result, stage)
+            stage.note_results(result)
         draws.noting = False
         if arrangement.replicas == 1:
             self._known[arrangement] = stage.found, draws
@@ -455,6 +477,7 @@ class Verification:
     def _given(self, place: int, leaf: Any, stage: Stage) -> Any:
         each = self._split.get(place)
         if each is None:
+            leaf = stage.found.arrangement.replicas if place in self._counted else leaf
             stage.note(leaf)
             return leaf
         arrangement = stage.found.arrangement
@@ -466,17 +489,6 @@ class Verification:
         if arrangement.replicas == 1:
             return parts[0]
         return PerReplica(tuple(parts), self._strategy.extended.mesh, idle=arrangement.idle)
-
-    def _note(self, result: Any, stage: Stage) -> None:
-        for path, leaf in jax.tree_util.tree_leaves_with_path(result, is_leaf=Nests.is_whole):
-            if isinstance(leaf, Variable):
-                continue
-            name = jax.tree_util.keystr(path)
-            if isinstance(leaf, PerReplica):
-                stage.found.outputs[name] = tuple(map(stage.input_of, leaf.values))
-            elif isinstance(leaf, Mirrored) or Nests.is_array(leaf):
-                data = leaf.data if isinstance(leaf, Mirrored) else leaf
-                stage.found.outputs[name] = stage.input_of(data)
 
 
 def _is_enough(wrong: tuple[Arrangement, list[Difference]]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jaxtribute import PerReplica, ReduceOp, Variable
-from jaxtribute._src.addons.tools.user_scripts import run_script
+from jaxtribute._src.addons.tools.user_scripts import check_program, run_script
 from jaxtribute._src.addons.tools.waiting import telling
 from jaxtribute._src.addons.verify.ending import Ending
 from jaxtribute._src.addons.verify.holding import variables_of
@@ -126,7 +126,7 @@ class Watcher(Observer):
     def _count(self) -> None:
         calls = max((step.calls for step in self._steps.values() if step is not None), default=CALLS[1])
         # A mistake that only uneven batches show is one if the program has such batches.
-        self.ending.count(calls=calls, waits=any(one.findings and one.right for one in self.verdicts))
+        self.ending.count(calls=calls, waits=any(one.findings and not one.wrong for one in self.verdicts))
 
     def _note(self, event: Event, key: Any) -> None:
         """Notes the results of a step: code around it may reduce them, or give them to its next call."""
@@ -146,7 +146,9 @@ class Watcher(Observer):
             if call.strategies and not strategies:
                 of = (one.distribute_strategy for one in call.variables)
                 strategies = list(dict.fromkeys(one for one in of if not _is_default(one)))
-            step = _step(function.__name__, function.python_function, strategies) if call.strategies else None
+            # Keras's steps have names of their own, by which they are told from each other.
+            name = getattr(function.python_function, "shown_as", function.__name__)
+            step = _step(name, function.python_function, strategies) if call.strategies else None
             self._steps[function] = step
             if step is not None:
                 self._first(step, function)
@@ -273,7 +275,12 @@ KINDS = tuple(kind.name for kind in _KINDS)
 
 
 def verify_script(
-    script: Path, arguments: Sequence[str], report: Callable[[Verdict], None], again: int | None
+    script: Path,
+    arguments: Sequence[str],
+    report: Callable[[Verdict], None],
+    again: int | None,
+    *,
+    module: bool = False,
 ) -> tuple[list[Verdict], bool, list[str]]:
     """Runs a program and verifies its steps.
 
@@ -282,19 +289,20 @@ def verify_script(
       arguments: its arguments.
       report: is told each verdict as it is there.
       again: see `Watcher`.
+      module: whether the program is the name of a module.
 
     Returns:
       The verdicts; whether the program was ended before its own end; and if so its functions that had not run.
 
     Raises:
+      ArgumentError: there is no such program.
       ScriptError: the program fails; it says what there is of the verdicts.
     """
+    check_program(script, module=module)
     watcher = Watcher(report, again)
     with observe(watcher, *KINDS), watcher.ending.noting():
         try:
-            ended = run_script(script, arguments)
+            ended = run_script(script, arguments, module=module)
         except (Exception, SystemExit) as error:
-            if not script.is_file():
-                raise
             raise ScriptError(watcher.verdicts) from error
     return watcher.verdicts, ended, watcher.ending.unseen() if ended else []

@@ -9,6 +9,8 @@ import sys
 import traceback
 from pathlib import Path
 
+from jaxtribute.extending import shown, whole_number
+
 HELP = "run a program and check that its distributed steps are those of one device; say where they are not"
 WRONG, NOTHING, UNSEEN = 1, 2, 3
 """Exit statuses: a step differs; a step could not be verified, or the program fails; not all of it has run."""
@@ -17,11 +19,13 @@ _AGAIN = 6
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Tells the parser what the command takes."""
+    parser.add_argument("-m", dest="module", action="store_true", help="the program is a module, as in python -m")
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python program that trains")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
+    # Python counts them as required in its message.
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments").required = False
     parser.add_argument(
         "--again",
-        type=int,
+        type=_number,
         default=_AGAIN,
         metavar="N",
         help=f"end the program after N calls of verified steps, and some seconds, without a new one ({_AGAIN}); 0 runs "
@@ -36,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _number(text: str) -> int:
+    number = whole_number(text)
+    if number is None:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no whole number from 0 on")
+    return number
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Runs the program, verifies its steps, and reports."""
     from jaxtribute.config import set_logical_cpu_devices
@@ -45,19 +56,22 @@ def run(arguments: argparse.Namespace) -> int:
     if "JAXTRIBUTE_CPU_DEVICES" not in os.environ:
         with contextlib.suppress(ConfigError):  # JAX runs already, in a program that calls this
             set_logical_cpu_devices(2)
+    from jaxtribute._src.addons.tools.user_scripts import check_program
     from jaxtribute._src.addons.verify.report import text
     from jaxtribute._src.addons.verify.verdict import Verdict
     from jaxtribute._src.addons.verify.watching import ScriptError, verify_script
 
     def report(verdict: Verdict) -> None:
-        sys.stdout.write(f"\n{text(verdict)}\n   (verified in {verdict.seconds:.1f} s)\n\n")
+        sys.stdout.write(f"{text(verdict)}\n   (verified in {verdict.seconds:.1f} s)\n\n")
         sys.stdout.flush()
 
     try:
-        verdicts, ended, unseen = verify_script(arguments.script, arguments.arguments, report, arguments.again or None)
+        verdicts, ended, unseen = verify_script(
+            arguments.script, arguments.arguments, report, arguments.again or None, module=arguments.module
+        )
     except ScriptError as failed:
-        _show(failed.__cause__, arguments.script)
-        wrong = not all(verdict.right for verdict in failed.verdicts)
+        _show(failed.__cause__, check_program(arguments.script, module=arguments.module))
+        wrong = any(verdict.wrong for verdict in failed.verdicts)
         sys.stderr.write(
             f"\njaxtribute verify: the program has FAILED: what is said above, of {len(failed.verdicts)} step(s), is "
             "not all of it. HINT: run it by itself first.\n"
@@ -75,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     if ended:
         later = f"; {', '.join(unseen)} have not run" if unseen else ""
         sys.stdout.write(f"\nThe program was ended there, to save time{later}. HINT: --again 0 runs it to its end.\n")
-    if not all(verdict.right for verdict in verdicts):
+    if any(verdict.wrong for verdict in verdicts):
         return WRONG
     if any(verdict.findings and not verdict.asynchronous for verdict in verdicts):
         sys.stdout.write(
@@ -83,16 +97,15 @@ def run(arguments: argparse.Namespace) -> int:
             "smaller last batch, or on another number of devices, they are not: write what stands at INSTEAD, or have "
             "batches that divide by every number of devices that you use, with drop_remainder=True.\n"
         )
-    if not all(verdict.compared for verdict in verdicts):
-        return NOTHING
-    return UNSEEN if unseen or any(verdict.hidden for verdict in verdicts) else 0
+    # Only now: whether a result is state, or is reduced outside of the step, later calls have told.
+    return min((verdict.status for verdict in verdicts if verdict.status), default=UNSEEN if unseen else 0)
 
 
-def _show(error: BaseException | None, script: Path) -> None:
+def _show(error: BaseException | None, file: str) -> None:
     """Prints an error as Python does, from the program's own lines on."""
     if error is None:
         return
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename != str(script):
+    while frames is not None and frames.tb_frame.f_code.co_filename != file:
         frames = frames.tb_next
     traceback.print_exception(type(error), error, frames or error.__traceback__)
