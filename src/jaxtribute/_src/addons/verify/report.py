@@ -7,13 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute._src.addons.verify.arrangements import Arrangement
+from jaxtribute._src.addons.verify.arrangements import Arrangement, shorts
 from jaxtribute._src.addons.verify.operations import is_key
 from jaxtribute._src.addons.verify.verdict import Finding, Verdict
 
 _NAMES = 4
 _NOTES = 6
 _SHOWN = 3
+_ESTIMATE = (
+    "each replica draws numbers of its own here, where one device has one draw for the whole batch: replicas have the "
+    "mean of several, with the same expectation and less variance. Right for an estimate, such as noise of the "
+    "weights; for one decision for all, such as a layer that is dropped, draw with one key: leave fold_in of the "
+    "replica's number out"
+)
 
 
 def text(verdict: Verdict) -> str:
@@ -32,7 +38,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     elif verdict.compared and verdict.outputs:
         yield (
             f"{verdict.name}: as on one device, {verdict.outputs} variables and results "
-            f"(rows on the replicas: {', '.join(one.short for one in verdict.tried)})"
+            f"(rows on the replicas: {shorts(verdict.tried)})"
         )
     else:
         yield f"{verdict.name}: NOT VERIFIED"
@@ -41,6 +47,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     if verdict.findings:
         yield "   Mend what is named, and run again: it may hide others."
     yield from (f"  NOT VERIFIED: {what}" for what in _hidden(verdict))
+    yield from (f"  note: {line}: {line.text}: {_ESTIMATE}" for line in verdict.estimates[:_NOTES])
     notes = list(verdict.unverified)
     reasons: dict[str, list[Arrangement]] = {}
     for arrangement, reason in verdict.refused:
@@ -48,10 +55,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     if len(reasons) == 1 and not verdict.tried:
         notes += reasons
     else:
-        notes += [
-            f"{reason} (rows on the replicas: {', '.join(one.short for one in where)})"
-            for reason, where in reasons.items()
-        ]
+        notes += [f"{reason} (rows on the replicas: {shorts(where)})" for reason, where in reasons.items()]
     for note in notes[:_NOTES]:
         yield f"  not verified: {note}"
     if len(notes) > _NOTES:
@@ -110,10 +114,10 @@ def _of_finding(number: int, finding: Finding, *, in_fit: bool) -> Iterator[str]
 
 def _kinds(arrangements: Sequence[Arrangement]) -> str:
     """Arrangements in words: by kind of batch, with the replicas' rows."""
-    kinds: dict[str, list[str]] = {}
+    kinds: dict[str, list[Arrangement]] = {}
     for one in arrangements:
-        kinds.setdefault(one.kind, []).append(one.short)
-    return ", ".join(f"a batch that {kind} (rows on the replicas: {', '.join(rows)})" for kind, rows in kinds.items())
+        kinds.setdefault(one.kind, []).append(one)
+    return ", ".join(f"a batch that {kind} (rows on the replicas: {shorts(alike)})" for kind, alike in kinds.items())
 
 
 def _percent(error: float) -> str:

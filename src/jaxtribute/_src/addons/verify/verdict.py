@@ -57,6 +57,7 @@ class Verdict:
       outputs: how many variables and results were compared.
       pending: results that differ on each replica, and look like the state of the next call.
       untaken: conditions of which not all branches could be run.
+      estimates: lines that draw, of a key of each replica, numbers of which one device has one set for the whole batch.
       still: True if nothing that is trained has changed.
       unread: the line that differentiates a loss that reads nothing that is trained, if nothing has changed.
       blank: what is trained, and is no number (NaN) after the step on one device: all replicas agree on that.
@@ -78,6 +79,7 @@ class Verdict:
     outputs: int = 0
     pending: list[str] = field(default_factory=list)
     untaken: list[Place] = field(default_factory=list)
+    estimates: list[Place] = field(default_factory=list)
     still: bool = False
     unread: Place | None = None
     blank: list[str] = field(default_factory=list)
