@@ -200,8 +200,11 @@ class Verification:
         for record, arrangement in repeated:
             culprit = repeated_draw(record, self._key_of(record, arrangement))
             verdict.findings.append(Finding(culprit, [], arrangement, [arrangement], []))
-        if not brief and not verdict.findings:
-            verdict.findings += self._decided(verdict)
+        if not brief and all(one.altered for finding in verdict.findings for one in finding.failing):
+            # Of a condition that only other rows show its line says more than the numbers behind it.
+            more = self._decided(verdict)
+            if not verdict.findings or any(one.culprit.pattern.name == "decided-by-replica" for one in more):
+                verdict.findings = more
 
     def _decided(self, verdict: Verdict) -> list[Finding]:
         """What each replica has of its own, conditions, random numbers or counts, though that is not seen here."""
