@@ -7,12 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxtribute._src.addons.verify.depending import of_own_rows
 from jaxtribute._src.addons.verify.machine import Record
 from jaxtribute._src.addons.verify.pairing import Runs
 from jaxtribute._src.addons.verify.relations import Kind
 
 _MEAN = re.compile(r"(?:(?P<rows>.+)\.mean\(\)|(?:jnp|ops|keras\.ops)\.mean\((?P<given>.+)\))$")
 _MEANS = frozenset({"local-mean", "mean-of-means"})
+_MIXED = frozenset("add sub mul div max min neg clamp convert_element_type select_n broadcast_in_dim reshape".split())
+"""Operations that make of a sum and what all replicas share what is no part of a sum any more."""
+_SUMS = frozenset({"reduce_sum", "dot_general", "scatter-add", "scatter_add"})
+_BOUNDS = frozenset({"max", "min", "mul", "and", "or"})
 _REDUCED = frozenset({"batch-statistics", "counted-on-each-replica", "extreme-over-batch", "one-replica"})
 
 
@@ -35,9 +40,37 @@ def part_of(runs: Runs, pattern: str, number: int, elsewhere: int | None) -> str
         chosen: Sequence[int | None] = [elsewhere] if len(sums) < 2 else []
     elif pattern == "local-total":
         chosen = [one for one in (number, elsewhere) if one is not None and runs.relation(one).kind is Kind.SUM]
+        return next((text for one in chosen if (text := own_part(runs, one))), "")
     else:
-        chosen = [number] if pattern in _REDUCED else []
+        # Rows are no statistics of them.
+        chosen = [number] if pattern in _REDUCED and not runs.scaled_axes(number) else []
     return next((text for one in chosen if one is not None and (text := _expression(runs, one))), "")
+
+
+def own_part(runs: Runs, number: int) -> str:
+    """The expression of what a replica's rows add up to, without what all replicas share: empty if it is not known."""
+    own = of_own_rows(runs)
+    begun = number
+    while runs.record(number).name in _MIXED:
+        record = runs.record(number)
+        made = [place for place in range(len(record.operands)) if own.intersection(runs.makers_of(number, place))]
+        if len(made) != 1:
+            break
+        (number,) = runs.makers_of(number, made[0])[:1]
+    # A sum within a loss is differentiated; what is made of it later is another one.
+    if runs.record(number).name not in _SUMS or (runs.record(number).derived and not runs.record(begun).derived):
+        return ""
+    return _expression(runs, number)
+
+
+def whole_part(runs: Runs, number: int) -> str:
+    """The whole expression that an operation belongs to, also where its `initial` comes in behind it."""
+    place = runs.record(number).place
+    for user, record in enumerate(runs.tape.records):
+        alike = record.place == place and not record.backwards and record.name in _BOUNDS
+        if alike and number in runs.all_makers(user):
+            number = user
+    return _expression(runs, number)
 
 
 def _forward(runs: Runs, number: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxtribute._src.addons.verify.altering import LARGEST, Alteration
 from jaxtribute._src.addons.verify.machine import Branch
 from jaxtribute.extending import slice_sizes
 
@@ -18,6 +19,9 @@ _FACTORS = 1e4, 1e-4
 """Factors of gradients: more than clipping takes away, and less than it leaves."""
 _STRETCH = 4.0
 """Factor of what is trained: behind it other sides of a hinge, a threshold or a clip are seen."""
+
+_SHOWN = 3
+"""Changes of rows that a report lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,7 @@ class Arrangement:
       ahead: steps that one device has done before.
       branch: a branch that is taken because the numbers that its condition asks for are others.
       stretch: a factor of all that is trained, before the step.
+      altered: other rows than those of the program.
     """
 
     sizes: tuple[int, ...]
@@ -37,6 +42,7 @@ class Arrangement:
     ahead: int = 0
     branch: Branch | None = None
     stretch: float = 1.0
+    altered: Alteration | None = None
 
     @property
     def alone(self) -> Arrangement:
@@ -45,8 +51,8 @@ class Arrangement:
 
     @property
     def plain(self) -> bool:
-        """True for the state and the gradients that the program has."""
-        return self.factor == 1 and self.stretch == 1
+        """True for the state, the gradients and the rows that the program has."""
+        return self.factor == 1 and self.stretch == 1 and self.altered is None
 
     @property
     def replicas(self) -> int:
@@ -88,12 +94,23 @@ class Arrangement:
         scaled = "" if self.factor == 1 else f" with gradients x {self.factor:g}"
         later = f" {self.ahead} step(s) later" if self.ahead else ""
         scaled += "" if self.stretch == 1 else f" with variables x {self.stretch:g}"
+        scaled += "" if self.altered is None else str(self.altered)
         return scaled + later + (f" in the other branch of {self.branch.place}" if self.branch else "")
 
     def parts(self, value: Any, each: int = 1) -> list[Any]:
         """The rows of an array that each replica gets, where an example has `each` of them."""
         bounds = np.cumsum([0, *self.sizes]) * each
         return [value[start:stop] for start, stop in pairwise(bounds)]
+
+
+def shorts(several: Sequence[Arrangement]) -> str:
+    """The replicas' rows in several arrangements; of more than three with other rows how many there are."""
+    altered = [one for one in several if one.altered is not None]
+    shown = [one.short for one in several if one.altered is None or len(altered) <= _SHOWN]
+    if len(altered) > _SHOWN:
+        sizes = "+".join(map(str, altered[0].sizes))
+        shown.append(f"{sizes} with {len(altered)} changes of the rows, up to x {LARGEST:g}")
+    return ", ".join(shown)
 
 
 def pairs(batch: int, ahead: int = 0, branch: Branch | None = None) -> list[Arrangement]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,9 +10,20 @@ from jaxtribute._src.addons.verify.advising import part_of
 from jaxtribute._src.addons.verify.averages import means
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE
 from jaxtribute._src.addons.verify.closed import closed_over, is_own
-from jaxtribute._src.addons.verify.comparing import Difference
+from jaxtribute._src.addons.verify.comparing import Difference, inner_of, value_of
 from jaxtribute._src.addons.verify.culprit import UNREDUCED, Culprit
+from jaxtribute._src.addons.verify.depending import firsts
+from jaxtribute._src.addons.verify.instead import depends_on_rows, instead
 from jaxtribute._src.addons.verify.machine import RANDOM
+from jaxtribute._src.addons.verify.mixing import (
+    among_rows,
+    cut,
+    is_divided_by_own,
+    is_local_times_replicas,
+    joined_wrongly,
+    numbered,
+    sums_rows,
+)
 from jaxtribute._src.addons.verify.operations import is_key
 from jaxtribute._src.addons.verify.pairing import ADDS, HANDED, SUMS, Runs
 from jaxtribute._src.addons.verify.relations import Kind, is_fraction
@@ -21,11 +31,7 @@ from jaxtribute._src.addons.verify.sources import Place
 from jaxtribute._src.addons.verify.stage import Outcome
 from jaxtribute._src.addons.verify.trail import Trail
 
-_ORDERS = frozenset(
-    "cumsum cumprod cummax cummin cumlogsumexp sort top_k rev gather dynamic_slice slice concatenate".split()
-)
 _CUTS = frozenset({"slice", "dynamic_slice", "split", "reshape", "gather", "pad"})
-_EXTREMES = frozenset("reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin reduce_window_max".split())
 _SCATTERS = frozenset({"reduce_scatter", "psum_scatter"})
 _OF_A_COUNT = frozenset({*ADDS, *HANDED, "max"})
 
@@ -47,9 +53,9 @@ class Suspects:
         self._wrong = [
             number
             for difference in apart
-            for number in self._runs.makers(_value_of(one, difference))
+            for number in self._runs.makers(value_of(one, difference))
             # What the code around has changed once more says nothing of the replicas' own write.
-            or self._runs.makers(_inner_of(one, difference))
+            or self._runs.makers(inner_of(one, difference))
         ]
         right = [value for variable, value in one.written.items() if variable.name.removesuffix(":0") not in names] + [
             value
@@ -68,10 +74,21 @@ class Suspects:
             return self._never_reduced()
         leaves = self._trail.leaves
         if not leaves:
-            return self._counted() or self._merged() or self._unreduced() or self._around() or self._unknown()
+            return (
+                self._counted()
+                or self._numbered()
+                or self._merged()
+                or self._unreduced()
+                or self._around()
+                or self._unknown()
+            )
         # What one device computes in a way of its own, as of a synchronized layer, cannot be compared.
         paired = [leaf for leaf in leaves if all(self._runs.others(leaf))]
         first, *others = paired or leaves
+        scans = (leaf for leaf in leaves if "associative_scan" in getattr(self._runs.record(leaf).place, "text", ""))
+        scan = next(scans, None)
+        if scan is not None:
+            return self._named("order-of-rows", scan)
         if self._runs.record(first).name in _CUTS:
             # Behind rows that are taken piece by piece a number that is a multiple still says something.
             first = next((leaf for leaf in others if self._runs.relation(leaf).kind is not Kind.NONE), first)
@@ -97,6 +114,15 @@ class Suspects:
     def _is_numbering(self, leaf: int) -> bool:
         """True for numbers of rows, and for what only the derivative makes of them."""
         return self._runs.record(leaf).name == "iota" or self._runs.record(leaf).backwards
+
+    def _numbered(self) -> Culprit | None:
+        """Blames what the replica's number does to rows, or rows that are left out where one device has all."""
+        for number in sorted(self._trail.chain):
+            found = cut(self._runs, number)
+            if found is not None:
+                return Culprit(CATALOGUE[found[0]], found[1])
+        by_number = numbered(self._runs, self._trail.chain)
+        return None if by_number is None else self._named(*by_number)
 
     def _judged(self, leaf: int) -> Culprit:
         record, relation = self._runs.record(leaf), self._runs.relation(leaf)
@@ -132,7 +158,8 @@ class Suspects:
             after = self._runs.record(broken)
             rows = any(self._runs.operand(broken, place).kind is Kind.ROWS for place in range(len(after.operands)))
             # A gradient sees a value of the way forward only if something else than a sum is made of it.
-            if not (after.backwards and record.backwards) and (rows or after.name not in ADDS):
+            derived = after.backwards and record.backwards and not (rows and sums_rows(self._runs, leaf))
+            if not derived and (rows or after.name not in ADDS):
                 return self._named("batch-statistics", leaf, broken)
         return self._of_means(leaf)
 
@@ -142,10 +169,10 @@ class Suspects:
             (number for number in self._trail.chain if number > leaf and self._runs.is_sum(number)), default=None
         )
         written = [one.variable for one in self._apart if one.variable is not None]
-        # What Keras's variables get is brought together before, by its own rules.
-        firsts = all(one.aggregation.name == "ONLY_FIRST_REPLICA" and one.followers is None for one in written)
-        if written and firsts and later is None:
+        if written and all(map(firsts, written)) and later is None:
             return self._named("one-replica", leaf)
+        if written and not any(one.trainable for one in written) and not depends_on_rows(self._runs, leaf):
+            return self._named("counted-on-each-replica", leaf)
         if uneven:
             return self._named("mean-of-means", leaf, later)
         summed = later is not None and self._runs.record(later).name.startswith("strategy.reduce SUM")
@@ -173,6 +200,9 @@ class Suspects:
         """An operation whose operands are right."""
         if self._runs.cuts_sum(leaf):
             return self._named("gathered-without-gradients", leaf)
+        left_out = cut(self._runs, leaf)
+        if left_out is not None:
+            return Culprit(CATALOGUE[left_out[0]], left_out[1])
         if self._runs.counts_rows(leaf):
             return self._named("rows-of-replica", leaf)
         kinds = [self._runs.operand(leaf, place).kind for place in range(len(self._runs.record(leaf).operands))]
@@ -180,7 +210,7 @@ class Suspects:
             self._of_one_replica(leaf, kinds)
             or self._of_partial_sum(leaf, kinds)
             or (self._in_pieces(leaf) if Kind.ROWS in kinds else None)
-            or self._named(self._among_rows(leaf), leaf)
+            or self._named(among_rows(self._runs, leaf, self._trail.chain), leaf)
         )
 
     def _of_one_replica(self, leaf: int, kinds: Sequence[Kind]) -> Culprit | None:
@@ -194,6 +224,8 @@ class Suspects:
             quotient = self._quotient_by(leaf)
             if quotient is not None:
                 return self._local_count(quotient)
+            if is_divided_by_own(self._runs, leaf):
+                return self._named("local-total", self._runs.makers_of(leaf, kinds.index(Kind.SUM))[0], leaf)
             reduction = self._averages()
             if reduction is not None:
                 return self._named("mean-of-sums", reduction, self._runs.makers_of(leaf, kinds.index(Kind.SUM))[0])
@@ -224,41 +256,18 @@ class Suspects:
         if Kind.SUM not in kinds:
             return None
         record = self._runs.record(leaf)
-        if self._is_local_times_replicas(leaf):
+        if is_local_times_replicas(self._runs, leaf):
             return self._named("mean-of-means", leaf)
         quotient = self._quotient_by(leaf)
         if quotient is not None:
             return self._local_count(quotient)
         partial = self._runs.makers_of(leaf, kinds.index(Kind.SUM))
         if Kind.ROWS in kinds and partial and not record.backwards:
-            return self._named("batch-statistics", partial[0], leaf)
+            wrongly = joined_wrongly(self._runs, partial[0])
+            return self._named(*wrongly) if wrongly else self._named("batch-statistics", partial[0], leaf)
         divides = record.backwards and record.name in ("div", "integer_pow", "pow") and self._runs.forwards(leaf, "div")
         source = partial[0] if partial else None
         return self._named("local-count" if divides else "local-total", leaf, source)
-
-    def _is_local_times_replicas(self, leaf: int) -> bool:
-        """True if a sum is divided by a replica's own number of rows, times the number of replicas."""
-        scaled, arrangement = self._runs.shares(leaf), self._runs.arrangement
-        if scaled is None or len(set(arrangement.sizes)) == 1:
-            return False
-        both = zip(scaled[1], arrangement.sizes, strict=False)
-        wanted = arrangement.rows / arrangement.replicas
-        return all(abs(theirs * size / (scaled[0] * wanted) - 1) < 1e-4 for theirs, size in both if size)
-
-    def _among_rows(self, leaf: int) -> str:
-        """The pattern of an operation that compares, orders or numbers a replica's rows."""
-        record = self._runs.record(leaf)
-        text = (record.place.whole if record.place else "").lower()
-        if record.name == "dot_general" or len(self._runs.scaled_axes(leaf)) > 1:
-            return "pairs-of-rows"
-        if "softmax" in text or "logsumexp" in text:
-            return "softmax-over-batch"
-        if record.name in _EXTREMES or record.name.startswith("reduce_window"):
-            return "extreme-over-batch"
-        numbers = record.name == "iota" or not record.operands
-        if numbers and not (record.name == "iota" and self._runs.on_line(leaf, "sort", self._trail.chain)):
-            return "numbers-of-rows"
-        return "order-of-rows" if numbers or record.name in _ORDERS or "scatter" in record.name else "unknown"
 
     def _in_pieces(self, leaf: int) -> Culprit | None:
         """A mistake behind a step that takes its rows piece by piece: other pieces on replicas, so numbers say little.
@@ -470,6 +479,9 @@ class Suspects:
         record = self._runs.record(number)
         if self._runs.is_default_count(number):
             pattern = "default-batch-size"
+        written = [one.variable for one in self._apart if one.variable is not None]
+        if pattern == "mean-of-sums" and written and all(map(firsts, written)):
+            pattern = "one-replica"  # the first one's part, and no mean
         others = self._runs.others(number)
         other = self._runs.record(elsewhere).place if elsewhere is not None else None
         return Culprit(
@@ -481,15 +493,5 @@ class Suspects:
             [one.results[0] for one in others if one is not None and one.results],
             record.backwards,
             part_of(self._runs, pattern, number, elsewhere),
+            instead(self._runs, pattern, number, self._apart),
         )
-
-
-def _value_of(one: Outcome, difference: Difference) -> Any:
-    if difference.variable is not None:
-        return one.written[difference.variable]
-    return one.outputs[difference.name.removeprefix("the result")]
-
-
-def _inner_of(one: Outcome, difference: Difference) -> Any:
-    """The value that the replicas have left in a variable."""
-    return None if difference.variable is None else one.inner.get(difference.variable)

@@ -83,7 +83,7 @@ _PATTERNS = (
         "this replica's part of a sum is taken for the sum: what is made of it is not linear, so that it cannot be "
         "added up afterwards",
         "all-reduce the sum first: total = jd.get_replica_context().all_reduce('SUM', {part}), and compute with the "
-        "total",
+        "total. Every replica has the whole then: divide a loss by num_replicas_in_sync, and reduce with 'SUM'",
         "part",
         also_in_fit=_SHARE,
     ),
@@ -157,8 +157,7 @@ _PATTERNS = (
         "pairs-of-rows",
         "rows are paired with the rows of this replica alone, such as the negatives of a contrastive loss",
         "gather the others' rows: everyone = jd.get_replica_context().all_gather(rows, axis=0), and compare rows with "
-        "everyone. Where replicas have equally many, the own ones begin there at replica_id_in_sync_group * "
-        "rows.shape[0]; numbers-of-rows in docs/guide/verify.md has it for all batches",
+        "everyone. Where the own ones begin there, numbers-of-rows in docs/guide/verify.md has for all batches",
     ),
     Pattern(
         "gathered-without-gradients",
@@ -176,7 +175,7 @@ _PATTERNS = (
     Pattern(
         "extreme-over-batch",
         "a maximum, minimum or the like over the batch sees this replica's rows alone",
-        "take it over the replicas too: jd.get_replica_context().all_gather({part}[None], axis=0).max()",
+        "take it over the replicas too: jd.get_replica_context().all_gather({part}[None], axis=0).max(axis=0)",
         "local.max()",
         also_in_fit=_SHARE,
     ),
@@ -191,6 +190,13 @@ _PATTERNS = (
         "add the number of this replica's first row: with context = jd.get_replica_context(), counts = "
         "context.all_gather(jnp.array([x.shape[0]]), axis=0), it is jnp.where(jnp.arange(counts.size) < "
         "context.replica_id_in_sync_group, counts, 0).sum()",
+    ),
+    Pattern(
+        "rows-by-replica",
+        "the replica's number decides what becomes of its rows: on another number of replicas the same row is treated "
+        "otherwise",
+        "decide by the row: by its number in the whole batch (numbers-of-rows in docs/guide/verify.md), by a column of "
+        "the batch, or by random numbers of jd.get_replica_context().example_keys(key, x.shape[0])",
     ),
     Pattern(
         "rows-of-replica",

@@ -198,6 +198,18 @@ def compared(name: str, one: Any, other: Any, *, rounded: bool) -> Iterator[Diff
         yield Difference(name, one, other, _part(error, scale), None)
 
 
+def value_of(one: Outcome, difference: Difference) -> Any:
+    """The value on one device of what differs."""
+    if difference.variable is not None:
+        return one.written[difference.variable]
+    return one.outputs[difference.name.removeprefix("the result")]
+
+
+def inner_of(one: Outcome, difference: Difference) -> Any:
+    """The value that the replicas have left in a variable."""
+    return None if difference.variable is None else one.inner.get(difference.variable)
+
+
 def _joined(one: Any, parts: list[Any], found: Outcome) -> Any:
     """The replicas' rows behind each other; None for what has none."""
     rows = found.arrangement.rows

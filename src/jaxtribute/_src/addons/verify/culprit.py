@@ -35,6 +35,7 @@ class Culprit:
       others: its value on each replica.
       backwards: True if the operation belongs to the derivative of the line.
       part: the user's expression that the advice is about, if it is known.
+      instead: what to write instead, where the pattern's own words would not help.
       guess: True if no operation was found that makes something wrong of what is right.
     """
 
@@ -46,11 +47,14 @@ class Culprit:
     others: list[Any] = field(default_factory=list)
     backwards: bool = False
     part: str = ""
+    instead: str = ""
     guess: bool = False
 
     def advice(self, *, in_fit: bool = False) -> str:
         """The code to write instead, which in a step of Keras's `fit` may be something else."""
         pattern = self.pattern
+        if self.instead and not in_fit:
+            return self.instead
         text = (pattern.in_fit or f"{pattern.advice}{pattern.also_in_fit}") if in_fit else pattern.advice
         return text.replace("{part}", self.part or pattern.part)
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE
 from jaxtribute._src.addons.verify.choices import COMPARISONS, HANDED
 from jaxtribute._src.addons.verify.culprit import Culprit
+from jaxtribute._src.addons.verify.depending import firsts, is_joined, taken_of_one
 from jaxtribute._src.addons.verify.holding import is_rows
 from jaxtribute._src.addons.verify.machine import RANDOM, Branch
 from jaxtribute._src.addons.verify.operations import is_key, key_numbers
@@ -19,16 +20,21 @@ from jaxtribute._src.addons.verify.sources import is_theirs
 from jaxtribute._src.addons.verify.stage import Outcome
 
 
-def decided(one: Outcome, found: Outcome, state: Collection[str], held: Collection[Any]) -> list[Culprit]:
+def asks_more(found: Outcome) -> bool:
+    """True if a step has conditions, random numbers or variables by which replicas may part."""
+    return found.private or any(tape.taken for tape in found.tapes) or any(map(firsts, found.written))
+
+
+def decided(runs: Runs, one: Outcome, found: Outcome, state: Collection[str], held: Collection[Any]) -> list[Culprit]:
     """The conditions of a step that is right as long as all replicas decide alike: one for each line.
 
     Args:
-      one: the run on one device.
+      runs: both runs.
+      one: that on one device.
       found: that on replicas; both have kept what they computed.
       state: the paths of results that are the next call's arguments.
       held: what the variables held before.
     """
-    runs = Runs(one, found)
     # Of a variable the strategy itself refuses such values.
     own = [one.outputs[path] for path in state if isinstance(found.outputs.get(path), tuple)]
     culprits: dict[str, Culprit] = {}
@@ -54,6 +60,7 @@ def decided(one: Outcome, found: Outcome, state: Collection[str], held: Collecti
         or list(_early(runs))
         or list(_shared_choices(runs, set(map(id, held))))
         or list(_own_draws(runs, one, found))
+        or list(taken_of_one(runs, one, found))
     )
 
 
@@ -93,10 +100,6 @@ def _is_of_nothing(runs: Runs, comparison: int) -> bool:
     return bool(sums) and all(
         one.name == "reduce_sum" and np.min(np.asarray(one.operands[0]), initial=0) >= 0 for one in sums
     )
-
-
-_JOINS = "all_gather", "strategy.", "pmax", "pmin"
-"""Beginnings of the names of operations, besides sums, whose results are the same on all replicas."""
 
 
 def _early(runs: Runs) -> Iterator[Culprit]:
@@ -166,7 +169,7 @@ def _behind(runs: Runs, numbers: list[int]) -> Iterator[int]:
     todo = list(numbers)
     while todo:
         number = todo.pop()
-        if number in seen or runs.is_sum(number) or runs.record(number).name.startswith(_JOINS):
+        if number in seen or is_joined(runs, number):
             continue
         seen.add(number)
         yield number

@@ -105,6 +105,8 @@ class Tape:
     """By the id of an array that a program closes over, or of its parts: its own id, and its rows."""
     runs: int = 0
     """Number of programs that have begun."""
+    asks_finite: bool = False
+    """True if an operation asked whether numbers are finite, or NaN."""
 
     def add(self, record: Record) -> None:
         """Adds an operation."""
@@ -272,6 +274,8 @@ class Machine:
             Programs.programs_in(eqn), None
         ):
             raise CannotVerify(f"{place or 'an unknown line'} makes {name!r}, which runs programs in a way of its own")
+        if name == "is_finite" or (name == "ne" and operands[0] is operands[1]):
+            self._tape.asks_finite = True
         try:
             with np.errstate(all="ignore"):
                 return apply(eqn, operands)

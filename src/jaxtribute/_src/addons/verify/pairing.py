@@ -163,6 +163,12 @@ class Runs:
         place = self._pairs[replica].get(number)
         return None if place is None else self._found.tapes[replica].records[place]
 
+    def sliced(self, value: Any) -> Record | None:
+        """The operation that has taken a slice for an operand of the first replica; None if none has."""
+        tape = self._found.tapes[0]
+        makers = [tape.records[number] for number in tape.makers.get(id(value), ())]
+        return next((record for record in makers if record.name in ("slice", "dynamic_slice", "gather")), None)
+
     def others(self, number: int) -> list[Record | None]:
         """The same operation on each replica."""
         return [self.other(replica, number) for replica in range(len(self._pairs))]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute._src.addons.verify.arrangements import Arrangement
+from jaxtribute._src.addons.verify.arrangements import Arrangement, shorts
 from jaxtribute._src.addons.verify.doubts import NOTHING, doubts
 from jaxtribute._src.addons.verify.operations import is_key
 from jaxtribute._src.addons.verify.verdict import Finding, Verdict
@@ -15,6 +15,12 @@ from jaxtribute._src.addons.verify.verdict import Finding, Verdict
 _NAMES = 4
 _NOTES = 6
 _SHOWN = 3
+_ESTIMATE = (
+    "each replica draws numbers of its own here, where one device has one draw for the whole batch: replicas have the "
+    "mean of several, with the same expectation and less variance. Right for an estimate, such as noise of the "
+    "weights; for one decision for all, such as a layer that is dropped, draw with one key: leave fold_in of the "
+    "replica's number out"
+)
 
 
 def text(verdict: Verdict) -> str:
@@ -36,7 +42,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
         whole = "" if verdict.right else "NOT VERIFIED in all; what was compared is "
         yield (
             f"{verdict.name}: {whole}as on one device, {verdict.outputs} variables and results "
-            f"(rows on the replicas: {', '.join(one.short for one in verdict.tried)})"
+            f"(rows on the replicas: {shorts(verdict.tried)})"
         )
     elif verdict.tried and not verdict.varying:
         yield (
@@ -50,6 +56,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     if verdict.findings:
         yield "   Mend what is named, and run again: it may hide others."
     yield from (f"  NOT VERIFIED: {what}" for _, what in doubts(verdict) if what != NOTHING)
+    yield from (f"  note: {line}: {line.text}: {_ESTIMATE}" for line in verdict.estimates[:_NOTES])
     notes = verdict.noted
     for note in notes[:_NOTES]:
         yield f"  not verified: {note}"
@@ -84,10 +91,10 @@ def _of_finding(number: int, finding: Finding, *, in_fit: bool) -> Iterator[str]
 
 def _kinds(arrangements: Sequence[Arrangement]) -> str:
     """Arrangements in words: by kind of batch, with the replicas' rows."""
-    kinds: dict[str, list[str]] = {}
+    kinds: dict[str, list[Arrangement]] = {}
     for one in arrangements:
-        kinds.setdefault(one.kind, []).append(one.short)
-    return ", ".join(f"a batch that {kind} (rows on the replicas: {', '.join(rows)})" for kind, rows in kinds.items())
+        kinds.setdefault(one.kind, []).append(one)
+    return ", ".join(f"a batch that {kind} (rows on the replicas: {shorts(alike)})" for kind, alike in kinds.items())
 
 
 def _percent(error: float) -> str:

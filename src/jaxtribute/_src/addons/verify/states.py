@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxtribute import Variable
+from jaxtribute._src.addons.verify.arrangements import Arrangement
 from jaxtribute._src.addons.verify.comparing import Before
 from jaxtribute._src.addons.verify.holding import snapshot
 from jaxtribute._src.addons.verify.operations import is_key
@@ -39,3 +40,12 @@ def is_finite(one: Outcome) -> bool:
     """False if a branch made of a state that does not ask for it what is no number."""
     values = [value for value in (*one.written.values(), *one.outputs.values()) if not is_key(value)]
     return all(np.isfinite(value).all() for value in values if np.asarray(value).dtype.kind == "f")
+
+
+def is_told(arrangement: Arrangement, one: Outcome, found: Outcome) -> bool:
+    """True if what differs from one device says something: of numbers that the step does not ask for it may not."""
+    altered = arrangement.altered
+    if altered is not None:
+        # Rows that are all zero leave a replica nothing to divide by.
+        return altered.spoilt or (is_finite(one) and (not altered.empties or is_finite(found)))
+    return (arrangement.branch is None and arrangement.stretch == 1) or is_finite(one)

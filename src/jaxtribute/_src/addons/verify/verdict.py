@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from jaxtribute._src.addons.verify.arrangements import Arrangement
+from jaxtribute._src.addons.verify.arrangements import Arrangement, shorts
 from jaxtribute._src.addons.verify.comparing import Difference
 from jaxtribute._src.addons.verify.culprit import Culprit
 from jaxtribute._src.addons.verify.doubts import WRONG, doubts
@@ -62,6 +62,7 @@ class Verdict:
       parted: the same of conditions that are made of what each replica has of its own.
       missing: what is written on one device alone, or on replicas alone, in words.
       stored: numbers of replicas that are stored where they cannot be others for one device, in words.
+      estimates: lines that draw, of a key of each replica, numbers of which one device has one set for the whole batch.
       still: True if nothing that is trained has changed.
       unread: the line that differentiates a loss that reads nothing that is trained, if nothing has changed.
       blank: what is trained, and is no number (NaN) after the step on one device: all replicas agree on that.
@@ -87,6 +88,7 @@ class Verdict:
     parted: list[Place] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     stored: list[str] = field(default_factory=list)
+    estimates: list[Place] = field(default_factory=list)
     still: bool = False
     unread: Place | None = None
     blank: list[str] = field(default_factory=list)
@@ -134,10 +136,7 @@ class Verdict:
         if len(reasons) == 1 and not self.tried:
             notes += reasons
         else:
-            notes += [
-                f"{reason} (rows on the replicas: {', '.join(one.short for one in where)})"
-                for reason, where in reasons.items()
-            ]
+            notes += [f"{reason} (rows on the replicas: {shorts(where)})" for reason, where in reasons.items()]
         return [*notes, *(f"a branch that is not taken: {branch}: {branch.text}" for branch in self.untaken)]
 
     def __str__(self) -> str:

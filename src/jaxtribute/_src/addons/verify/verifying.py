@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute import Mirrored, PerReplica, ReduceOp, Variable
+from jaxtribute._src.addons.verify.altering import alterations
 from jaxtribute._src.addons.verify.arrangements import Arrangement, arrangements, pairs, uneven
 from jaxtribute._src.addons.verify.batches import batches_of, chosen_rows, is_data, whole
 from jaxtribute._src.addons.verify.blame import Suspects
@@ -18,7 +19,8 @@ from jaxtribute._src.addons.verify.choices import Changes, ways
 from jaxtribute._src.addons.verify.comparing import Before, Difference, compared, differences, missing
 from jaxtribute._src.addons.verify.counts import Counts
 from jaxtribute._src.addons.verify.culprit import Culprit, last_line, repeated_draw, unreduced
-from jaxtribute._src.addons.verify.deciding import decided, parting
+from jaxtribute._src.addons.verify.deciding import asks_more, decided, parting
+from jaxtribute._src.addons.verify.depending import own_numbers
 from jaxtribute._src.addons.verify.doubts import kept_for_good
 from jaxtribute._src.addons.verify.feeding import paths_of, returned
 from jaxtribute._src.addons.verify.grouping import Judged, add_findings, grouped
@@ -26,11 +28,12 @@ from jaxtribute._src.addons.verify.holding import total_of
 from jaxtribute._src.addons.verify.machine import Branch, CannotVerify, Record
 from jaxtribute._src.addons.verify.meeting import Draws
 from jaxtribute._src.addons.verify.operations import as_wide, is_float, is_key
+from jaxtribute._src.addons.verify.pairing import Runs
 from jaxtribute._src.addons.verify.relations import relate
 from jaxtribute._src.addons.verify.sources import Place, raising
 from jaxtribute._src.addons.verify.stage import Outcome, Stage
 from jaxtribute._src.addons.verify.standing import standing_in
-from jaxtribute._src.addons.verify.states import blank, is_finite, is_trained, shaken
+from jaxtribute._src.addons.verify.states import blank, is_told, is_trained, shaken
 from jaxtribute._src.addons.verify.unread import unread
 from jaxtribute._src.addons.verify.verdict import Finding, Verdict
 from jaxtribute.extending import Context, Nests
@@ -162,7 +165,7 @@ class Verification:
                 verdict.tried.append(arrangement)
                 self._found[arrangement] = found
                 missed = arrangement.branch is not None and not arrangement.branch.is_taken([*one.tapes, *found.tapes])
-                if missed or ((arrangement.branch is not None or arrangement.stretch != 1) and not is_finite(one)):
+                if missed or not is_told(arrangement, one, found):
                     # Of a state that does not ask for it, or is no state of the program.
                     del self._found[verdict.tried.pop()]
                     self._leave(verdict, [arrangement.branch] if arrangement.branch is not None else [])
@@ -205,17 +208,22 @@ class Verification:
         for record, arrangement in repeated:
             culprit = repeated_draw(record, self._key_of(record, arrangement))
             verdict.findings.append(Finding(culprit, [], arrangement, [arrangement], []))
-        if not brief and not verdict.findings:
-            verdict.findings += self._decided(verdict)
+        if not brief and all(one.altered for finding in verdict.findings for one in finding.failing):
+            # Of a condition that only other rows show its line says more than the numbers behind it.
+            more = self._decided(verdict)
+            if not verdict.findings or any(one.culprit.pattern.name == "decided-by-replica" for one in more):
+                verdict.findings = more
 
     def _decided(self, verdict: Verdict) -> list[Finding]:
-        """The conditions, and the random numbers, of which each replica has its own, though that is not seen here."""
+        """What each replica has of its own, conditions, random numbers or counts, though that is not seen here."""
         base = next((one for one in verdict.tried if one.kind == "divides"), None)
-        if base is None or not (self._found[base].private or any(tape.taken for tape in self._found[base].tapes)):
+        if base is None or not asks_more(self._found[base]):
             return []
         one, found = self._kept(base)
+        runs = Runs(one, found)
+        verdict.estimates = list(dict.fromkeys(own_numbers(runs))) if found.private else []
         held = [*self._moment(base.alone)[0].values(), *self._moment(base.alone)[1]]
-        return [Finding(culprit, [], base, [base]) for culprit in decided(one, found, self._returned(one), held)]
+        return [Finding(culprit, [], base, [base]) for culprit in decided(runs, one, found, self._returned(one), held)]
 
     def _groups(self, verdict: Verdict, *, brief: bool) -> Iterator[Sequence[Arrangement]]:
         """Gives the arrangements, as `arrangements` does: those of the call, of a later one, of other branches."""
@@ -231,6 +239,10 @@ class Verification:
         base = next((one for one in verdict.tried if one.kind == "divides"), None)
         if base is None:
             return
+        asks = any(tape.asks_finite for tape in self._found[base].tapes)
+        given = [self._moments[0][1][place] for place in self._split]
+        for altered in alterations(base.sizes[0], given, asks=asks):
+            yield [replace(base, altered=altered)]
         ahead = self._later(base.alone, verdict)
         # What begins with zero, such as a momentum, shows in the call after.
         for distance in (ahead, ahead + 1) if ahead else (1,):
@@ -484,7 +496,8 @@ class Verification:
         examples = chosen_rows(len(leaf) // max(each, 1), arrangement.rows)
         rows = (examples[:, None] * each + np.arange(each)).reshape(-1)
         # An array that the code around sees, not one of NumPy: what it computes of it must be a tracer's like.
-        parts = [jnp.asarray(part) for part in arrangement.parts(leaf[rows], each)]
+        whole = leaf[rows] if arrangement.altered is None else arrangement.altered.of(leaf[rows], each)
+        parts = [jnp.asarray(part) for part in arrangement.parts(whole, each)]
         stage.note(parts)
         if arrangement.replicas == 1:
             return parts[0]
