@@ -88,13 +88,14 @@ def limited_by_all(x: Any, w: Any) -> Any:
 
 def weighted_by_own(x: Any, w: Any) -> Any:
     own = ((x @ w) ** 2).mean()
-    factor = jnp.where(own < 1e4, 1.0, 0.0)
+    factor = jnp.where(own < 1e30, 1.0, 0.0)
     w.assign_sub(context().all_reduce("SUM", factor * x.sum(0)[:, None]))
 
 
 def counted(x: Any, w: Any) -> Any:
-    known = (x[:, 0] > -1e3).sum()
-    mean = x.sum(0)[:, None] / jnp.where(known > 0, known, 1)
+    is_known = x[:, :1] > -1e3
+    known = is_known.sum()
+    mean = (x * is_known).sum(0)[:, None] / jnp.where(known > 0, known, 1)
     w.assign_sub(context().all_reduce("SUM", mean * known))
 
 
@@ -156,7 +157,7 @@ for batch in strategy.experimental_distribute_dataset([ROWS[:12], ROWS[12:24], R
 LOOSE = "def replica(x):\n    return (x @ w).sum()"
 STATE = "state = strategy.place(np.ones((3, 2), np.float32))\ndef replica(state, x):\n    return state + x.sum()"
 BRANCH = (
-    "def replica(x):\n    w.assign_sub(jax.lax.psum(jnp.where((x @ w).mean() < 1e3, 1., 0.) * x.sum(), 'replica') + w)"
+    "def replica(x):\n    w.assign_sub(jax.lax.psum(jnp.where((x @ w).mean() < 1e30, 1., 0.) * x.sum(), 'replica') + w)"
 )
 
 

@@ -1,4 +1,4 @@
-"""What of a verdict may hide a mistake, in words: all of it that is reported as NOT VERIFIED."""
+"""The doubts that a verdict leaves, in words: all that may hide a mistake, and is reported as NOT VERIFIED."""
 
 from __future__ import annotations
 

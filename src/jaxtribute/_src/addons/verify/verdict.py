@@ -123,12 +123,12 @@ class Verdict:
 
     @property
     def unverified(self) -> tuple[str, ...]:
-        """What could not be verified, in words: first what may be a mistake, then what is only noted."""
+        """Sentences on what could not be verified: first what may be a mistake, then what is only noted."""
         return (*(what for _, what in doubts(self)), *self.noted)
 
     @property
     def noted(self) -> list[str]:
-        """What could not be verified and is likely to be no mistake, in words, or why nothing was compared."""
+        """Sentences on what could not be verified and is likely to be no mistake, or on why nothing was compared."""
         notes = [one for one in self.notes if not self.idle or one != self.unsure]
         reasons: dict[str, list[Arrangement]] = {}
         for arrangement, reason in self.refused:
