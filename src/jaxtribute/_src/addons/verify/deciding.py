@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from jaxtribute._src.addons.verify.holding import is_rows
 from jaxtribute._src.addons.verify.machine import RANDOM, Branch
 from jaxtribute._src.addons.verify.operations import is_key, key_numbers
 from jaxtribute._src.addons.verify.pairing import Runs
-from jaxtribute._src.addons.verify.relations import Kind
+from jaxtribute._src.addons.verify.relations import Kind, relate
 from jaxtribute._src.addons.verify.sources import is_theirs
 from jaxtribute._src.addons.verify.stage import Outcome
 
@@ -36,7 +36,13 @@ def decided(runs: Runs, one: Outcome, found: Outcome, state: Collection[str], he
       held: what the variables held before.
     """
     # Of a variable the strategy itself refuses such values.
-    own = [one.outputs[path] for path in state if isinstance(found.outputs.get(path), tuple)]
+    apart = [path for path in state if isinstance(found.outputs.get(path), tuple)]
+    own = [one.outputs[path] for path in apart]
+    shared = [
+        one.outputs[path]
+        for path in apart
+        if relate(one.outputs[path], found.outputs[path], runs.arrangement).kind is Kind.SAME
+    ]
     culprits: dict[str, Culprit] = {}
     for number in _behind(runs, [number for value in own for number in runs.makers(value)]):
         if getattr(runs.record(number).results[0], "dtype", None) == np.bool_:
@@ -60,6 +66,7 @@ def decided(runs: Runs, one: Outcome, found: Outcome, state: Collection[str], he
         or list(_early(runs))
         or list(_shared_choices(runs, set(map(id, held))))
         or list(_own_draws(runs, one, found))
+        or list(_drifting(runs, shared))
         or list(taken_of_one(runs, one, found))
     )
 
@@ -147,8 +154,7 @@ def _own_draws(runs: Runs, one: Outcome, found: Outcome) -> Iterator[Culprit]:
         size = np.size(record.results[0]) if record.results and not is_key(record.results[0]) else 0
         if record.name in RANDOM:
             others = [other for other in runs.others(number) if other is not None]
-            keys = {key_numbers(other.operands[0]).tobytes() for other in others}
-            if len(keys) > 1 and size > 1 and all(np.size(other.results[0]) == size for other in others):
+            if _has_own_key(runs, number) and size > 1 and all(np.size(other.results[0]) == size for other in others):
                 drawn[number] = number
         elif behind and not record.backwards and size == np.size(runs.record(behind[0]).results[0]):
             kinds = {runs.operand(number, place).kind for place in range(len(record.operands))}
@@ -161,6 +167,20 @@ def _own_draws(runs: Runs, one: Outcome, found: Outcome) -> Iterator[Culprit]:
         if made and shared:
             yield Culprit(CATALOGUE["own-random-numbers"], runs.record(made[0]).place, found.lines.get(variable))
             return
+
+
+def _drifting(runs: Runs, states: Sequence[Any]) -> Iterator[Culprit]:
+    """The first draw of other numbers on each replica that becomes part of a state, which all should share."""
+    for value in states:
+        for number in _behind(runs, list(runs.makers(value))):
+            if runs.record(number).name in RANDOM and _has_own_key(runs, number):
+                yield Culprit(CATALOGUE["own-random-numbers"], runs.record(number).place, None)
+                return
+
+
+def _has_own_key(runs: Runs, draw: int) -> bool:
+    keys = {key_numbers(other.operands[0]).tobytes() for other in runs.others(draw) if other is not None}
+    return len(keys) > 1
 
 
 def _behind(runs: Runs, numbers: list[int]) -> Iterator[int]:

@@ -87,11 +87,13 @@ def _logistic(a: Any, **_: Any) -> Any:
 
 
 def _converted(a: Any, *, new_dtype: Any, **_: Any) -> Any:
-    target = _wide_dtype(new_dtype)
-    if target.kind in "iu" and np.asarray(a).dtype.kind == "f":
+    target, a = _wide_dtype(new_dtype), np.asarray(a)
+    if a.dtype.kind == "c" and target.kind in "iuf":
+        a = a.real
+    if target.kind in "iu" and a.dtype.kind == "f":
         limits = np.iinfo(target)
         return np.clip(np.nan_to_num(np.trunc(a)), limits.min, limits.max).astype(target)
-    return np.asarray(a).astype(target)
+    return a.astype(target)
 
 
 def _broadcast(a: Any, *, shape: Sequence[int], broadcast_dimensions: Sequence[int], **_: Any) -> Any:

@@ -278,7 +278,7 @@ class Runs:
         for place, (mine, theirs) in enumerate(zip(record.operands, other.operands, strict=True)):
             if is_key(mine) or np.ndim(mine) or np.ndim(theirs) or not mine:
                 continue
-            ratio = float(theirs / mine)
+            ratio = complex(theirs / mine)
             if mine == 1 and ratio in (count, 1 / count):
                 return True
             shared = not record.backwards and self.operand(leaf, 1 - place).kind is Kind.SAME

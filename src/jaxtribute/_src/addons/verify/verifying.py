@@ -27,13 +27,13 @@ from jaxtribute._src.addons.verify.grouping import Judged, add_findings, grouped
 from jaxtribute._src.addons.verify.holding import total_of
 from jaxtribute._src.addons.verify.machine import Branch, CannotVerify, Record
 from jaxtribute._src.addons.verify.meeting import Draws
-from jaxtribute._src.addons.verify.operations import as_wide, is_float, is_key
+from jaxtribute._src.addons.verify.operations import is_float, is_key
 from jaxtribute._src.addons.verify.pairing import Runs
 from jaxtribute._src.addons.verify.relations import relate
 from jaxtribute._src.addons.verify.sources import Place, raising
 from jaxtribute._src.addons.verify.stage import Outcome, Stage
 from jaxtribute._src.addons.verify.standing import standing_in
-from jaxtribute._src.addons.verify.states import blank, is_told, is_trained, shaken
+from jaxtribute._src.addons.verify.states import blank, changes, is_told, is_trained, shaken
 from jaxtribute._src.addons.verify.unread import unread
 from jaxtribute._src.addons.verify.verdict import Finding, Verdict
 from jaxtribute.extending import Context, Nests
@@ -221,9 +221,11 @@ class Verification:
             return []
         one, found = self._kept(base)
         runs = Runs(one, found)
-        verdict.estimates = list(dict.fromkeys(own_numbers(runs))) if found.private else []
         held = [*self._moment(base.alone)[0].values(), *self._moment(base.alone)[1]]
-        return [Finding(culprit, [], base, [base]) for culprit in decided(runs, one, found, self._returned(one), held)]
+        culprits = decided(runs, one, found, self._returned(one), held)
+        told = {each.place for each in culprits}
+        verdict.estimates = [line for line in dict.fromkeys(own_numbers(runs)) if found.private and line not in told]
+        return [Finding(culprit, [], base, [base]) for culprit in culprits]
 
     def _groups(self, verdict: Verdict, *, brief: bool) -> Iterator[Sequence[Arrangement]]:
         """Gives the arrangements, as `arrangements` does: those of the call, of a later one, of other branches."""
@@ -269,7 +271,7 @@ class Verification:
         for ahead in range(_AHEAD + 1):
             one = self._run(replace(alone, ahead=ahead))
             verdict.blank = verdict.blank or blank(one, self._before(one))
-            trained, changed = self._changed(one)
+            trained, changed = changes(one, self._before(one))
             if ahead and not changed <= seen:
                 best = ahead
             seen |= changed
@@ -280,18 +282,6 @@ class Verification:
         if verdict.still:
             verdict.unread = unread(self._run(alone, frozenset()), self._moment(alone)[0])
         return best
-
-    def _changed(self, one: Outcome) -> tuple[set[Any], set[Any]]:
-        """Returns what a step may have trained; and what of it has changed."""
-        before = self._before(one)
-        pairs: dict[Any, tuple[Any, Any]] = {
-            variable: (value, before.variables[variable])
-            for variable, value in one.written.items()
-            if variable.trainable
-        }
-        pairs.update({path: (one.outputs[path], old) for path, old in before.results.items()})
-        real = {key: pair for key, pair in pairs.items() if not is_key(pair[0]) and pair[0].dtype.kind in "fc"}
-        return set(real), {key for key, (new, old) in real.items() if not np.array_equal(new, as_wide(old))}
 
     def _go_on(self, one: Outcome) -> None:
         """Adds the moment after a step."""
