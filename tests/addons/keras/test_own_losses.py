@@ -170,5 +170,10 @@ def test_a_step_is_that_of_one_device_or_is_said_not_to_be(kind: type[Any], redu
         except (JaxtributeError, NotImplementedError) as refusal:
             assert "HINT" in str(refusal)  # noqa: PT017
             return
+    # Losses that Keras reduces are known: of them nothing is said, with a penalty for weights neither.
     told = [str(one.message) for one in caught if "HINT" in str(one.message)]
-    assert told or is_same(expected, found), {name: (expected[name], found[name]) for name in expected}
+    if kind is InStepOfTensorFlow:  # whose metrics are its own
+        del expected["loss"]
+    known = kind is not InStepOfTensorFlow and reduction not in ("one number", "rows")
+    assert is_same(expected, found) or told, {name: (expected[name], found[name]) for name in expected}
+    assert not (known and told), told
