@@ -21,6 +21,7 @@ import numpy as np
 from keras.src import activations, backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.dtypes import PYTHON_DTYPES_MAP
+from keras.src.backend.common.masking import get_keras_mask as get_keras_mask
 from keras.src.backend.common.stateless_scope import get_stateless_scope as get_stateless_scope
 from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
 from keras.src.backend.config import is_nnx_enabled as is_nnx_enabled

@@ -30,6 +30,7 @@ from jaxtribute._src.addons.keras.share import (
     whole_batch_additions,
     whole_batch_gradients,
     whole_batch_losses,
+    whole_batch_masked_moments,
     whole_batch_moments,
 )
 from jaxtribute._src.addons.keras.stateful import values_of_part, weighted_loss
@@ -402,6 +403,12 @@ PATCHES = (
     Patch(JAXTrainer, ("compute_loss",), weighted_loss, "its gradients are those of a replica's share of the rows"),
     Patch(JAXTrainer, ("_aggregate_additional_loss",), whole_batch_additions, "so are losses of layers that are sums"),
     Patch(internals.nn, ("moments",), whole_batch_moments, "batch statistics may be those of the whole batch"),
+    Patch(
+        keras.layers.BatchNormalization,
+        ("_moments",),
+        whole_batch_masked_moments,
+        "so may those of what a mask leaves, which Keras computes apart",
+    ),
     Patch(keras.StatelessScope, ("__init__",), _without_tables, "a step has no value of a table as a whole"),
     Patch(
         keras.layers.BatchNormalization,

@@ -7,7 +7,7 @@ number of rows: sums over replicas are right for the ones, means by the replicas
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
@@ -20,8 +20,12 @@ from jaxtribute._src.addons.keras import row_meetings
 from jaxtribute.extending import JaxprEqn, Literal, Programs, Tracer
 from jaxtribute.typing import Nest
 
-mean_p = Programs.identity("jd_mean")
-"""Marks a replica's number as a mean: the replicas' numbers, weighted by their rows, add up to that of the batch."""
+_per_row_p = Programs.identity("jd_per_row")
+mean_p = Programs.identity("jd_mean", _per_row_p.bind)
+"""Marks a replica's number as a mean: the replicas' numbers, weighted by their rows, add up to that of the batch.
+
+Its gradient comes as one by a mean: divided by the rows, as far as the analysis can tell.
+"""
 FACTOR = 2
 """The second program has so many times the rows of the first."""
 ROWS = 24
@@ -88,6 +92,13 @@ def form_of(batch: Nest) -> Hashable:
 
 OTHER = Part(Kind.OTHER)
 _SAME = Part(Kind.SAME)
+_MARKS: dict[str, Callable[[Sequence[Part]], Part]] = {
+    "jd_equal": lambda _: _SAME,
+    "jd_alike": lambda _: _SAME,
+    "jd_mean": lambda _: Part(Kind.TOTAL),
+    "jd_per_row": lambda parts: replace(parts[0], degree=parts[0].degree - 1, numbers=None),
+}
+"""Operations that say themselves what they give."""
 _SMALL = 64
 """Constants of at most so many elements are computed."""
 _PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
@@ -170,10 +181,8 @@ class Rows:
             self.meets, same = True, Programs.equalises(one, self._axis)
             self._note_gathered(one, other) if same else None
             return [_SAME if same else OTHER] * len(one.outvars)
-        if name in ("jd_equal", "jd_alike"):
-            return [_SAME] * len(one.outvars)
-        if name == "jd_mean":
-            return [Part(Kind.TOTAL)]
+        if name in _MARKS:
+            return [_MARKS[name](parts)] * len(one.outvars)
         if not one.outvars:  # what only shows something
             return []
         scaled = [_scaled(*pair) for pair in zip(one.outvars, other.outvars, strict=True)]

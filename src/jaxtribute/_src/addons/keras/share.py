@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import keras
 
 from jaxtribute import ReduceOp, ReplicaContext, get_replica_context
 from jaxtribute._src.addons.keras.internals import KerasModel, KerasOptimizer
@@ -213,15 +214,19 @@ def whole_batch_losses(
         return loss
     # The step weights what comes of this by the share of examples; a sum is to come out of that unweighted.
     if reduction == "sum":
-        return mean_p.bind(loss / share.divisor)
+        return mean_p.bind(loss) / share.divisor
     if reduction == "mean_with_sample_weight" and (mask is not None or sample_weight is not None):
-        divisor = original(jnp.ones_like(values), sample_weight=sample_weight, mask=mask, reduction="sum")
+        counted, weights = (sample_weight, None) if mask is None else (mask, sample_weight)
+        divisor = original(counted, sample_weight=weights, reduction="sum", dtype=loss.dtype)
     elif reduction in ("sum_over_batch_size", "mean") and mask is not None:
-        divisor = jnp.sum(jnp.asarray(mask, loss.dtype))
+        mask = jnp.asarray(mask, loss.dtype)
+        divisor = jnp.sum(mask) * (jnp.size(values) / jnp.size(mask))
     else:
         return loss
+    # Gradients must not go through a quotient of the replica's own sums: nobody could tell what becomes of the rows.
+    loss = original(values, sample_weight=sample_weight, mask=mask, reduction="sum", dtype=dtype)
     total = share.sum(divisor)
-    return mean_p.bind(loss * (divisor / jnp.where(total == 0, 1, total)) / share.divisor)
+    return mean_p.bind(loss) / (jnp.where(total == 0, 1, total) * share.divisor)
 
 
 def whole_batch_additions(original: Callable[..., Any], model: KerasModel, loss: Array) -> Any:
@@ -235,7 +240,7 @@ def whole_batch_additions(original: Callable[..., Any], model: KerasModel, loss:
     number = len(share.added)
     share.added.append(loss)
     # A sum over the examples, which the step weights by their share.
-    return mean_p.bind(loss / share.divisor) if number in share.added_sums else loss
+    return mean_p.bind(loss) / share.divisor if number in share.added_sums else loss
 
 
 def own_values(
@@ -269,6 +274,23 @@ def whole_batch_moments(
     if not keepdims:
         mean, variance = jnp.squeeze(mean, axes), jnp.squeeze(variance, axes)
     return mean.astype(x.dtype), variance.astype(x.dtype)
+
+
+def whole_batch_masked_moments(original: Callable[..., Any], layer: Foreign, inputs: Array, mask: Array | None) -> Any:
+    """`BatchNormalization._moments`, which sums up what a mask leaves by itself, and asks no backend."""
+    share = current() or _in_own_loop(inputs)
+    if mask is None or share is None or share.alone or not layer.synchronized:
+        return original(layer, inputs, mask)
+    axes, small = tuple(layer._reduction_axes), keras.config.epsilon()
+    kept = jnp.broadcast_to(jnp.asarray(mask, bool)[..., None], inputs.shape)
+
+    def whole(values: Array) -> Any:
+        return share.sum(jnp.sum(values, axes, keepdims=True))
+
+    count = whole(kept.astype(inputs.dtype)) + small
+    mean = whole(jnp.where(kept, inputs, 0)) / count
+    variance = whole(jnp.square(jnp.where(kept, inputs - mean, 0))) / count
+    return jnp.squeeze(mean, axes), jnp.squeeze(variance, axes)
 
 
 def _in_own_loop(x: Array) -> Share | None:

@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax.numpy as jnp
+import keras
 
 from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.internals import KerasModel
 from jaxtribute._src.addons.keras.meeting import with_gradient
 from jaxtribute._src.addons.keras.share import own_values
-from jaxtribute.extending import Context, Tracer
+from jaxtribute.extending import Callers, Context, Tracer
 from jaxtribute.typing import DType, Nest
 
 _MEANS = frozenset(("sum_over_batch_size", "mean"))
@@ -107,5 +108,13 @@ def weighted_loss(
             f"compute_loss of losses with {sorted(reductions)} as reduction{also}, in a train_step(self, data) on "
             "several replicas: what is to be added up over them is not known. HINT: use "
             "reduction='sum_over_batch_size', or the form train_step(self, state, data)."
+        )
+    given = kwargs.get("y_pred", args[0] if args else None)
+    if any(internals.get_keras_mask(leaf) is not None for leaf in keras.tree.flatten(given)):
+        Callers.warn(
+            f"compute_loss of {model.name!r}, in a train_step(self, data), is a mean over what a mask leaves of a "
+            "replica's rows, of which each may have another number: its mean by the replicas' rows is not that of one "
+            "device. HINT: use the form train_step(self, state, data), or reduction='sum', divided by what "
+            "get_replica_context().all_reduce('SUM', ...) makes of the mask."
         )
     return with_gradient(loss, part)
