@@ -1,4 +1,4 @@
-"""What to write instead where a pattern's own words would lead to another mistake."""
+"""Advice in place of a pattern's own words, where those would lead to another mistake."""
 
 from __future__ import annotations
 
