@@ -18,7 +18,6 @@ import jaxtribute as jd
 from jaxtribute.errors import ContextError
 from replicas import here
 
-
 ROWS = {"even": np.asarray([1.0, 1.0, 8.0, 8.0], np.float32), "uneven": np.asarray([1.0, 1.0, 8.0], np.float32)}
 STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
     "mirrored": lambda: jd.MirroredStrategy(["CPU:0", "CPU:1"]),
