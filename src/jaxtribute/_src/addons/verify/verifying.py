@@ -215,7 +215,7 @@ class Verification:
                 verdict.findings = more
 
     def _decided(self, verdict: Verdict) -> list[Finding]:
-        """Findings of what each replica has of its own, conditions, random numbers or counts, though that is not seen here."""
+        """Findings of what each replica has of its own, conditions, draws or counts, though that is not seen here."""
         base = next((one for one in verdict.tried if one.kind == "divides"), None)
         if base is None or not asks_more(self._found[base]):
             return []
