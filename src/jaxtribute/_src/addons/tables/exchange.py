@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 
 import jaxtribute as jd
+from jaxtribute.extending import Programs
 
 if TYPE_CHECKING:
     from jaxtribute._src.addons.tables.stacking import Stack
@@ -72,7 +73,8 @@ class Exchange:
         most = jnp.max(self._starts[1:] - self._starts[:-1])
         heads = jnp.broadcast_to(most, (table.replicas, 1))
         answer = _swap(jnp.concatenate([heads, self._numbers(np.int32(0))], axis=1))
-        self._longest = jnp.max(answer[:, 0])
+        # Of what all have sent: all replicas take as many rounds.
+        self._longest = Programs.equal(jnp.max(answer[:, 0]))
         self._rounds = (self._longest + np.int32(self._size - 1)) // np.int32(self._size)
         # There are as many rounds as replicas if all places are on one.
         numbers = jnp.zeros((table.replicas, table.replicas, self._size), np.int32).at[0].set(answer[:, 1:])

@@ -192,8 +192,7 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
 
         traces = Gathers.settled(trace, arguments.samples, arguments.table, arguments.rows)
     plan = _plan_classes(arguments, traces, mesh) if len(traces) > 1 else _plan_one(arguments, traces[0])
-    # The outputs of a plan: the results that are arrays, the written variables' values, the totals of travelling
-    # losses.
+    # A plan's outputs: the results that are arrays, the written variables' values, the totals of travelling losses.
     results, written = len(traces[0].places), len(plan.written)
     # A mirrored variable keeps one array for all replicas: values that may differ would silently become replica 0's.
     for variable, varies in zip(plan.written, plan.varying[results : results + written], strict=True):

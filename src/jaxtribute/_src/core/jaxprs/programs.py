@@ -20,6 +20,7 @@ class Programs:
     bind = staticmethod(core.bind)
     called = staticmethod(walking.called)
     constants = staticmethod(core.constants)
+    equal = staticmethod(making.equal)
     evaluate = staticmethod(walking.evaluate)
     equalises = staticmethod(kinds.equalises)
     identity = staticmethod(making.identity)
