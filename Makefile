@@ -33,7 +33,7 @@ format: $(READY)  ## write the formatting and the safe fixes
 	$(BIN)/ruff check --fix .
 
 SLOW =
-test: $(READY)  ## the tests that start no process of their own: minutes; with SLOW=16 also one in sixteen of the others
+test: $(READY)  ## the tests that start no process of their own: minutes; with SLOW=24 also one in twenty-four of the others
 	$(PYTEST) $(if $(SLOW),--numprocesses=5 --durations=30 --slow-share=$(SLOW),-m "not slow")
 
 test-core: $(READY)  ## the core's tests that start no process
@@ -82,7 +82,7 @@ package: $(READY)  ## build wheel and sdist into dist/, and try the wheel in an 
 	build/smoke/bin/jaxtribute --help >/dev/null
 	cd build/smoke && JAXTRIBUTE_CPU_DEVICES=2 bin/python $(CURDIR)/tests/support/smoke.py
 
-lowest:  ## the core on the oldest Python and the lowest versions of pyproject.toml, a case of each test; SHARE=3 for a third
+lowest:  ## the core on the oldest Python and the lowest versions of pyproject.toml, a case of each test; SHARE=4 for a quarter
 	@test -n "$(OLDEST)" || { echo "the oldest leg needs Python 3.11. HINT: install it, or run make lowest OLDEST=/path/to/python3.11"; exit 1; }
 	$(OLDEST) -m venv build/lowest
 	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check uv
