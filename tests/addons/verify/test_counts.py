@@ -156,6 +156,7 @@ def verified(module: Any) -> testing.Verdict:
         return testing.verify(module.step, *arrays((12, 3), (12, 1)), strategy=module.strategy, raises=False)
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("loss", [WRONG, RIGHT], ids=["wrong", "right"])
 def test_a_kept_number_of_replicas_is_that_of_the_devices(

@@ -161,6 +161,7 @@ BRANCH = (
 )
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("replica", "loop", "status", "told"),
     [
