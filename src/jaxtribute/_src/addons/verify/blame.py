@@ -12,8 +12,8 @@ from jaxtribute._src.addons.verify.catalogue import CATALOGUE
 from jaxtribute._src.addons.verify.closed import closed_over, is_own
 from jaxtribute._src.addons.verify.comparing import Difference, inner_of, value_of
 from jaxtribute._src.addons.verify.culprit import UNREDUCED, Culprit
-from jaxtribute._src.addons.verify.depending import firsts
-from jaxtribute._src.addons.verify.instead import depends_on_rows, instead
+from jaxtribute._src.addons.verify.depending import firsts, of_own_rows
+from jaxtribute._src.addons.verify.instead import instead
 from jaxtribute._src.addons.verify.machine import RANDOM
 from jaxtribute._src.addons.verify.mixing import (
     among_rows,
@@ -171,7 +171,7 @@ class Suspects:
         written = [one.variable for one in self._apart if one.variable is not None]
         if written and all(map(firsts, written)) and later is None:
             return self._named("one-replica", leaf)
-        if written and not any(one.trainable for one in written) and not depends_on_rows(self._runs, leaf):
+        if written and not any(one.trainable for one in written) and leaf not in of_own_rows(self._runs):
             return self._named("counted-on-each-replica", leaf)
         if uneven:
             return self._named("mean-of-means", leaf, later)

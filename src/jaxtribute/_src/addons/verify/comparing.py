@@ -113,10 +113,7 @@ def missing(alone: Outcome, found: Outcome) -> list[str]:
     """Tells variables that are written on one device alone, or on replicas alone, in words."""
     both = (
         (alone.written, found.written, "one device", found.arrangement),
-        (
-            *(found.written, alone.written),
-            *(found.arrangement, "one device"),
-        ),
+        (found.written, alone.written, found.arrangement, "one device"),
     )
     return [
         f"{variable.name} is written on {where} and not on {other}"

@@ -10,10 +10,10 @@ import numpy as np
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE
 from jaxtribute._src.addons.verify.choices import COMPARISONS, HANDED
 from jaxtribute._src.addons.verify.culprit import Culprit
-from jaxtribute._src.addons.verify.depending import firsts, is_joined, taken_of_one
+from jaxtribute._src.addons.verify.depending import firsts, has_own_key, is_joined, taken_of_one
 from jaxtribute._src.addons.verify.holding import is_rows
 from jaxtribute._src.addons.verify.machine import RANDOM, Branch
-from jaxtribute._src.addons.verify.operations import is_key, key_numbers
+from jaxtribute._src.addons.verify.operations import is_key
 from jaxtribute._src.addons.verify.pairing import Runs
 from jaxtribute._src.addons.verify.relations import Kind, relate
 from jaxtribute._src.addons.verify.sources import is_theirs
@@ -154,7 +154,7 @@ def _own_draws(runs: Runs, one: Outcome, found: Outcome) -> Iterator[Culprit]:
         size = np.size(record.results[0]) if record.results and not is_key(record.results[0]) else 0
         if record.name in RANDOM:
             others = [other for other in runs.others(number) if other is not None]
-            if _has_own_key(runs, number) and size > 1 and all(np.size(other.results[0]) == size for other in others):
+            if has_own_key(runs, number) and size > 1 and all(np.size(other.results[0]) == size for other in others):
                 drawn[number] = number
         elif behind and not record.backwards and size == np.size(runs.record(behind[0]).results[0]):
             kinds = {runs.operand(number, place).kind for place in range(len(record.operands))}
@@ -173,14 +173,9 @@ def _drifting(runs: Runs, states: Sequence[Any]) -> Iterator[Culprit]:
     """The first draw of other numbers on each replica that becomes part of a state, which all should share."""
     for value in states:
         for number in _behind(runs, list(runs.makers(value))):
-            if runs.record(number).name in RANDOM and _has_own_key(runs, number):
+            if runs.record(number).name in RANDOM and has_own_key(runs, number):
                 yield Culprit(CATALOGUE["own-random-numbers"], runs.record(number).place, None)
                 return
-
-
-def _has_own_key(runs: Runs, draw: int) -> bool:
-    keys = {key_numbers(other.operands[0]).tobytes() for other in runs.others(draw) if other is not None}
-    return len(keys) > 1
 
 
 def _behind(runs: Runs, numbers: list[int]) -> Iterator[int]:

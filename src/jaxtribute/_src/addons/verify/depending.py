@@ -43,7 +43,7 @@ def of_own_rows(runs: Runs) -> set[int]:
         if is_joined(runs, number):
             continue
         makers = runs.all_makers(number)
-        if not found.isdisjoint(makers) or any(_is_of(runs, id(value), rows) for value in record.operands):
+        if not found.isdisjoint(makers) or any(tape.is_of(value, rows) for value in record.operands):
             found.add(number)
     return found
 
@@ -61,6 +61,12 @@ def taken_of_one(runs: Runs, one: Outcome, found: Outcome) -> Iterator[Culprit]:
             return
 
 
+def has_own_key(runs: Runs, draw: int) -> bool:
+    """True if the replicas draw by different keys."""
+    keys = {key_numbers(other.operands[0]).tobytes() for other in runs.others(draw) if other is not None}
+    return len(keys) > 1
+
+
 def own_numbers(runs: Runs) -> Iterator[Place]:
     """Gives the lines that draw one set of numbers for the whole batch, of another key on each replica."""
     size = runs.arrangement.replicas
@@ -68,9 +74,8 @@ def own_numbers(runs: Runs) -> Iterator[Place]:
         if record.name not in RANDOM or record.place is None:
             continue
         others = [other for other in runs.others(number) if other is not None]
-        keys = {key_numbers(other.operands[0]).tobytes() for other in others}
         shapes = {getattr(other.results[0], "shape", None) for other in (record, *others)}
-        if len(keys) > 1 and len(others) == size and len(shapes) == 1 and not is_key(record.results[0]):
+        if has_own_key(runs, number) and len(others) == size and len(shapes) == 1 and not is_key(record.results[0]):
             yield record.place
 
 
@@ -92,15 +97,3 @@ def give_the_same(variable: Variable, part: str = "") -> str:
         f"x.shape[0]); of a truth {context}.all_reduce('SUM', jnp.where(truth, 1, 0)) > 0; of an argmax "
         f"what it compares.{keeps}"
     )
-
-
-def _is_of(runs: Runs, value: int, rows: set[int]) -> bool:
-    todo, seen = [value], set[int]()
-    while todo:
-        one = todo.pop()
-        if one in rows:
-            return True
-        if one not in seen:
-            seen.add(one)
-            todo += runs.tape.parts.get(one, ())
-    return False

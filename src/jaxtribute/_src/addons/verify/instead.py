@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jaxtribute import Variable
 from jaxtribute._src.addons.verify.advising import own_part, whole_part
 from jaxtribute._src.addons.verify.comparing import Difference
-from jaxtribute._src.addons.verify.depending import give_the_same, of_own_rows
+from jaxtribute._src.addons.verify.depending import give_the_same
 from jaxtribute._src.addons.verify.holding import is_rows
 from jaxtribute._src.addons.verify.pairing import Runs
 from jaxtribute._src.addons.verify.relations import Kind
@@ -89,8 +89,3 @@ def _of_an_extreme(runs: Runs, number: int) -> str:
         return ""
     part = whole_part(runs, number) or f"local.{how}()"
     return f"take it over the replicas too: {_CONTEXT}.all_gather({part}[None], axis=0).{how}(axis=0)"
-
-
-def depends_on_rows(runs: Runs, number: int) -> bool:
-    """True if an operation's results depend on a replica's own rows."""
-    return number in of_own_rows(runs)

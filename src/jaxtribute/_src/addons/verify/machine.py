@@ -6,7 +6,7 @@ and collectives inside them need nothing special, and replicas of different shap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -115,6 +115,18 @@ class Tape:
             self.records.append(record)
             for value in record.results:
                 self.makers[id(value)] = number
+
+    def is_of(self, value: Any, held: Collection[int]) -> bool:
+        """True for a value that is among some, which go by their ids, or a part of one of them."""
+        todo, seen = [id(value)], set[int]()
+        while todo:
+            one = todo.pop()
+            if one in held:
+                return True
+            if one not in seen:
+                seen.add(one)
+                todo += self.parts.get(one, ())
+        return False
 
     def same(self, new: Any, *olds: Any) -> Any:
         """Notes that a value is part of others, or made up of them; returns it."""

@@ -25,22 +25,9 @@ def unread(one: Outcome, state: Mapping[Variable, Any]) -> Place | None:
     after: set[int] = set()
     for number, record in enumerate(tape.records):
         makers = (maker for value in record.operands for maker in tape.makers.get(id(value), ()))
-        if any(_is_of(id(value), held, tape.parts) for value in record.operands) or not after.isdisjoint(makers):
+        if any(tape.is_of(value, held) for value in record.operands) or not after.isdisjoint(makers):
             if record.derived:
                 return None
             after.add(number)
     lines = (*one.losses, *(one.lines.get(variable) for variable in trained))
     return next(filter(None, lines), None)
-
-
-def _is_of(value: int, held: set[int], parts: Mapping[int, tuple[int, ...]]) -> bool:
-    """True for a value that is held, or a part of one."""
-    todo, seen = [value], set[int]()
-    while todo:
-        one = todo.pop()
-        if one in held:
-            return True
-        if one not in seen:
-            seen.add(one)
-            todo += parts.get(one, ())
-    return False

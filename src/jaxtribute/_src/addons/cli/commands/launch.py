@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxtribute.extending import shown, whole_number
+from jaxtribute._src.addons.cli.numbers import whole
+from jaxtribute.extending import shown
 
 if TYPE_CHECKING:
     from jaxtribute._src.addons.launcher.options import Options
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     several = parser.add_argument_group("several machines", "the same command on each, apart from --node-rank")
     several.add_argument("--nodes", type=_count, metavar="N", help="how many machines; Slurm says it by itself")
-    several.add_argument("--node-rank", type=_number, metavar="R", help="this machine, from 0 up; Kubernetes says it")
+    several.add_argument("--node-rank", type=whole, metavar="R", help="this machine, from 0 up; Kubernetes says it")
     several.add_argument("--coordinator", metavar="HOST:PORT", help="an address of machine 0 with a free port")
     several.add_argument(
         "--join-timeout",
@@ -74,10 +75,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what each worker takes of it, such as CPU=8 (1) or TPU=4; may be repeated",
     )
     again = parser.add_argument_group("failures")
-    again.add_argument("--max-restarts", type=_number, default=0, metavar="N", help="start again so often (0)")
+    again.add_argument("--max-restarts", type=whole, default=0, metavar="N", help="start again so often (0)")
     again.add_argument(
         "--max-preemptions",
-        type=_number,
+        type=whole,
         metavar="N",
         help="start again so often after preemptions (100 with --max-restarts, else 0)",
     )
@@ -90,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     again.add_argument("--min-islands", type=_count, metavar="M", help="with --elastic: end if fewer are left (1)")
     again.add_argument(
-        "--spares", type=_number, default=0, metavar="N", help="with --elastic: processes that wait for a place (0)"
+        "--spares", type=whole, default=0, metavar="N", help="with --elastic: processes that wait for a place (0)"
     )
     islands = parser.add_argument_group(
         "islands on several machines", "with --elastic, --key and --node-rank; the same command on each machine"
@@ -106,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     islands.add_argument(
         "--rejoin-if",
-        type=_number,
+        type=whole,
         default=0,
         metavar="N",
         help="--rejoin unless N is 0, such as a Job's count of failures",
@@ -369,16 +370,9 @@ def _resource(text: str) -> tuple[str, float]:
 
 
 def _count(text: str) -> int:
-    number = _number(text)
+    number = whole(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number
-
-
-def _number(text: str) -> int:
-    number = whole_number(text)
-    if number is None:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is no whole number from 0 on")
     return number
 
 

@@ -9,11 +9,9 @@ import sys
 import traceback
 from pathlib import Path
 
-from jaxtribute.extending import shown, whole_number
+from jaxtribute._src.addons.cli.numbers import whole
 
 HELP = "run a program and check that its distributed steps are those of one device; say where they are not"
-WRONG, NOTHING, UNSEEN = 1, 2, 3
-"""Exit statuses: a step differs; a step could not be verified, or the program fails; not all of it has run."""
 _AGAIN = 6
 
 
@@ -25,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments").required = False
     parser.add_argument(
         "--again",
-        type=_number,
+        type=whole,
         default=_AGAIN,
         metavar="N",
         help=f"end the program after N calls of verified steps, and some seconds, without a new one ({_AGAIN}); 0 runs "
@@ -40,13 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _number(text: str) -> int:
-    number = whole_number(text)
-    if number is None:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is no whole number from 0 on")
-    return number
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Runs the program, verifies its steps, and reports."""
     from jaxtribute.config import set_logical_cpu_devices
@@ -57,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         with contextlib.suppress(ConfigError):  # JAX runs already, in a program that calls this
             set_logical_cpu_devices(2)
     from jaxtribute._src.addons.tools.user_scripts import check_program
+    from jaxtribute._src.addons.verify.doubts import HIDDEN, OPEN, WRONG
     from jaxtribute._src.addons.verify.report import text
     from jaxtribute._src.addons.verify.verdict import Verdict
     from jaxtribute._src.addons.verify.watching import ScriptError, verify_script
@@ -76,16 +68,16 @@ def run(arguments: argparse.Namespace) -> int:
             f"\njaxtribute verify: the program has FAILED: what is said above, of {len(failed.verdicts)} step(s), is "
             "not all of it. HINT: run it by itself first.\n"
         )
-        return WRONG if wrong else NOTHING
+        return WRONG if wrong else OPEN
     except JaxtributeError as error:
         sys.stderr.write(f"jaxtribute verify: {error}\n")
-        return NOTHING
+        return OPEN
     if not verdicts:
         sys.stderr.write(
             f"jaxtribute verify: {arguments.script} ran no step. HINT: a step is a call of strategy.run, or of a "
             "jd.function that calls it.\n"
         )
-        return NOTHING
+        return OPEN
     if ended:
         later = f"; {', '.join(unseen)} have not run" if unseen else ""
         sys.stdout.write(f"\nThe program was ended there, to save time{later}. HINT: --again 0 runs it to its end.\n")
@@ -98,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
             "batches that divide by every number of devices that you use, with drop_remainder=True.\n"
         )
     # Only now: whether a result is state, or is reduced outside of the step, later calls have told.
-    return min((verdict.status for verdict in verdicts if verdict.status), default=UNSEEN if unseen else 0)
+    return min((verdict.status for verdict in verdicts if verdict.status), default=HIDDEN if unseen else 0)
 
 
 def _show(error: BaseException | None, file: str) -> None:
