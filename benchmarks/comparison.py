@@ -105,12 +105,14 @@ class Contender:
       kind: where it runs.
       bar: what the library's ratio to it should not exceed.
       same: whether it computes the same, so that its losses are checked.
+      most_steps: the most steps of a turn, if one takes seconds; None for as many as the others take.
     """
 
     name: str
     kind: Kind = LIBRARY
     bar: float | None = None
     same: bool = True
+    most_steps: int | None = None
 
     @property
     def label(self) -> str:
@@ -176,6 +178,7 @@ def _measured(
             lead=1 if steps % 16 else 16,  # contenders that take 16 steps a call take part where `steps` allows it
             tolerance=tolerance,
             unchecked=[one.label for one in contenders if not one.same],
+            few={one.label: one.most_steps for one in contenders if one.most_steps},
         )
     finally:
         for peer in peers:

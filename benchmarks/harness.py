@@ -270,6 +270,7 @@ def alternate(
     lead: int = 0,
     tolerance: float = 1e-5,
     unchecked: Sequence[str] = (),
+    few: Mapping[str, int] | None = None,
 ) -> list[Result]:
     """Lets contenders `(peer, name in the peer, label)` take turns.
 
@@ -282,6 +283,7 @@ def alternate(
       lead: steps at the start of each turn that are not counted.
       tolerance: how far losses may be from those of the first contender that is checked, relative.
       unchecked: labels of contenders whose maths is different on purpose.
+      few: the most steps that some take in any turn, by their labels, as one of theirs takes seconds.
 
     Raises:
       AssertionError: the contenders' losses differ, after the first turn or at the end of the warm-up.
@@ -295,18 +297,21 @@ def alternate(
             close = abs(result.loss - first) <= tolerance * max(abs(first), 1e-3)
             assert close, f"{result.name}: loss {result.loss}, not {first}"
 
+    def taken(label: str, wanted: int) -> int:
+        return min(wanted, (few or {}).get(label, wanted))
+
     for turn in range(warmup):
-        for result, (peer, name, _) in zip(results, contenders, strict=True):
-            result.loss = peer.steps(name, check_steps if check_steps and turn == 0 else steps)[1]
+        for result, (peer, name, label) in zip(results, contenders, strict=True):
+            result.loss = peer.steps(name, taken(label, check_steps if check_steps and turn == 0 else steps))[1]
             result.first_loss = result.loss if turn == 0 else result.first_loss
         check()
     order, shuffler = list(zip(results, contenders, strict=True)), random.Random(0)
     for _ in range(rounds):
         shuffler.shuffle(order)
-        for result, (peer, name, _) in order:
+        for result, (peer, name, label) in order:
             if lead:
-                peer.steps(name, lead)
-            seconds, result.loss = peer.steps(name, steps)
+                peer.steps(name, taken(label, lead))
+            seconds, result.loss = peer.steps(name, taken(label, steps))
             result.seconds.append(seconds)
     return results
 

@@ -44,7 +44,9 @@ def summed(parts: Sequence[Any], wire: str | None) -> Any:
     total = arrived[0]
     for part in arrived[1:]:
         total = total + part
-    return rounded(total, wire)[: parts[0].size].reshape(parts[0].shape)
+    # Two replicas send each other all, and nothing is sent that was added up.
+    total = total if len(parts) == 2 else rounded(total, wire)
+    return total[: parts[0].size].reshape(parts[0].shape)
 
 
 def hints(wire: str | None, **options: Any) -> jd.experimental.CommunicationOptions:

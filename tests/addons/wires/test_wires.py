@@ -103,9 +103,13 @@ def test_what_is_not_finite_stays_so(wire: str, bad: float) -> None:
 
 
 def test_what_float16_cannot_hold_becomes_infinite() -> None:
-    rows = [np.full((2, 5000), 40000, np.float32)]
-    assert np.isinf(reduced(wired(2, "float16"), "SUM", "compiled", rows, 2)[0][0]).all()
-    np.testing.assert_allclose(reduced(wired(2, "bfloat16"), "SUM", "compiled", rows, 2)[0][0], 80000, rtol=0.01)
+    rows = [np.full((3, 5000), 40000, np.float32)]
+    assert np.isinf(reduced(wired(3, "float16"), "SUM", "compiled", rows, 3)[0][0]).all()
+    np.testing.assert_allclose(reduced(wired(3, "bfloat16"), "SUM", "compiled", rows, 3)[0][0], 120000, rtol=0.01)
+    # Nothing is sent that two replicas have added up.
+    np.testing.assert_array_equal(reduced(wired(2, "float16"), "SUM", "compiled", [rows[0][:2]], 2)[0][0], 80000)
+    rows[0][0] = 70000
+    assert np.isinf(reduced(wired(2, "float16"), "SUM", "compiled", [rows[0][:2]], 2)[0][0]).all()
 
 
 def test_zeros_and_tiny_numbers() -> None:
@@ -159,22 +163,23 @@ def test_reductions_between_replicas_take_the_hints() -> None:
         np.testing.assert_array_equal(strategy.experimental_local_results(step(split))[1], wanted)
 
 
-def text_of(wire: str | None) -> tuple[str, str]:
+def text_of(wire: str | None, replicas: int = 2) -> tuple[str, str]:
     """The program of one sum as it is handed to the compiler, and as that makes it."""
-    strategy = wired(2, wire)
+    strategy = wired(replicas, wire)
     step = jd.function(lambda x: strategy.run(lambda row: here().all_reduce("SUM", row[0]), (x,)))
-    split = next(iter(strategy.experimental_distribute_dataset([np.ones((2, 8192), np.float32)])))
+    split = next(iter(strategy.experimental_distribute_dataset([np.ones((replicas, 8192), np.float32)])))
     step(split)
     (program,) = step._signatures.programs.values()  # pyright: ignore[reportPrivateUsage]
     lowered = program.lower([split.data])
     return lowered.as_text(), lowered.compile().as_text()
 
 
+@pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.parametrize(("wire", "small"), [("bfloat16", "u16"), ("float16", "u16"), ("int8", "s8")])
-def test_the_small_type_is_what_travels(wire: str, small: str) -> None:
-    lines = text_of(wire)[1].splitlines()
+def test_the_small_type_is_what_travels(wire: str, small: str, replicas: int) -> None:
+    lines = text_of(wire, replicas)[1].splitlines()
     sent = [line for line in lines if " all-to-all(" in line or " all-gather(" in line]
-    assert len(sent) == 2
+    assert len(sent) == (1 if replicas == 2 else 2)
     assert all(f"{small}[" in line and "f32[" not in line and "all-reduce" not in line for line in sent)
 
 
@@ -247,6 +252,20 @@ def test_more_replicas_than_are_written_out() -> None:
     np.testing.assert_array_equal(in_a_loop, written_out)
     wanted = summed([rows[0][2 * i : 2 * i + 2].sum(0) for i in range(8)], "int8")
     np.testing.assert_array_equal(in_a_loop, wanted)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_pieces_are_the_sum_of_the_whole(wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jaxtribute._src.addons.wires import summing
+
+    numbers = np.random.default_rng(0).normal(size=(2, 3, 5000)).astype(np.float32)
+    whole = reduced(wired(2, wire), "SUM", "compiled", [numbers], 2)[0][0]
+    monkeypatch.setattr(summing, "PIECE", 1024)
+    # As between processes of CPUs.
+    monkeypatch.setattr(summing.WireSum, "operations_per_byte", 1.0)
+    strategy = jd.MirroredStrategy(2, communication_options=hints(wire))
+    in_pieces = reduced(strategy, "SUM", "compiled", [numbers], 2)[0][0]
+    np.testing.assert_array_equal(in_pieces, whole)
 
 
 @pytest.mark.parametrize("wire", WIRES)

@@ -35,7 +35,10 @@ class Ending:
         self._repeats = 0
         self._begun = time.perf_counter()
         self._called: set[Any] | None = None
-        """The functions that have run, also on no replicas or within others; None if nobody notes them."""
+        """The functions that have run, also on no replicas or within others, and those that are not the program's.
+
+        None if nobody notes them.
+        """
         self._unseen: list[str] = []
         self._asked = 0.0
         """The names of the others, and when they were looked up."""
@@ -56,7 +59,8 @@ class Ending:
     @contextmanager
     def noting(self) -> Generator[None]:
         """Notes which functions are called."""
-        self._called, call = set[Any](), Function.__call__
+        # What was there before the program began, such as in a process that runs several, is none of its functions.
+        self._called, call = set[Any](_functions()), Function.__call__
 
         def called(function: Any, *args: Any, **kwargs: Any) -> Any:
             self.ran(function)
@@ -95,14 +99,14 @@ class Ending:
             return []
         ran = self._called
         # Of a kind of its own, such as `tf.function`'s, it may have run as Python, which it tells itself.
-        functions = [
-            one
-            for one in gc.get_objects()
-            if issubclass(type(one), Function) and one not in ran and not getattr(one, "ran_as_python", False)
-        ]
+        functions = [one for one in _functions() if one not in ran and not getattr(one, "ran_as_python", False)]
         codes = [getattr(inspect.unwrap(one.python_function), "__code__", None) for one in functions]
         return [
             f"{code.co_name} ({Place(code.co_filename, code.co_firstlineno)})"
             for code in codes
             if code is not None and is_theirs(code.co_filename)
         ]
+
+
+def _functions() -> list[Function[..., Any]]:
+    return [one for one in gc.get_objects() if issubclass(type(one), Function)]
