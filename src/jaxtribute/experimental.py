@@ -10,9 +10,12 @@ if _TYPE_CHECKING:
     from jaxtribute import rpc as rpc
     from jaxtribute._src.addons.compat.older import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
     from jaxtribute._src.addons.compat.older import TPUStrategy as TPUStrategy
+    from jaxtribute._src.addons.compat.older_hints import CollectiveCommunication as CollectiveCommunication
+    from jaxtribute._src.addons.compat.older_hints import CollectiveHints as CollectiveHints
     from jaxtribute._src.addons.compiling.targets import compile_for as compile_for
     from jaxtribute._src.addons.elastic.strategy import ElasticStrategy as ElasticStrategy
     from jaxtribute._src.addons.fitting.automatic import Automatic as Automatic
+    from jaxtribute._src.addons.keras.dataset_creator import DatasetCreator as DatasetCreator
     from jaxtribute._src.addons.layouts.automatic import AutomaticLayout as AutomaticLayout
     from jaxtribute._src.addons.layouts.settling import automatic_layout as automatic_layout
     from jaxtribute._src.addons.parameter_servers.strategy import ParameterServerStrategy as ParameterServerStrategy
@@ -22,11 +25,8 @@ if _TYPE_CHECKING:
     from jaxtribute._src.addons.tpu.device_assignment import DeviceAssignment as DeviceAssignment
     from jaxtribute._src.addons.tpu.device_assignment import Topology as Topology
     from jaxtribute._src.addons.tracking.sidecar import SidecarEvaluator as SidecarEvaluator
-    from jaxtribute._src.core.collectives.options import CollectiveCommunication as CollectiveCommunication
-    from jaxtribute._src.core.collectives.options import CollectiveHints as CollectiveHints
     from jaxtribute._src.core.collectives.options import CommunicationImplementation as CommunicationImplementation
     from jaxtribute._src.core.collectives.options import CommunicationOptions as CommunicationOptions
-    from jaxtribute._src.core.input.options import DatasetCreator as DatasetCreator
     from jaxtribute._src.core.observers import Event as Event
     from jaxtribute._src.core.observers import Observer as Observer
     from jaxtribute._src.core.observers import observe as observe

@@ -222,7 +222,7 @@ def test_bytes_per_pack_decides_the_number_of_collectives() -> None:
 
     assert count(jd.experimental.CommunicationOptions(bytes_per_pack=2048)) == 4
     assert count(jd.experimental.CommunicationOptions(bytes_per_pack=1)) == 8
-    assert count(jd.experimental.CollectiveHints(bytes_per_pack=1 << 20)) == 1
+    assert count(jd.experimental.CommunicationOptions(bytes_per_pack=1 << 20)) == 1
 
 
 @pytest.mark.slow

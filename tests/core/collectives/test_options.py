@@ -24,14 +24,6 @@ def test_an_implementation_may_be_given_by_name(name: str) -> None:
     assert jd.experimental.CommunicationOptions(implementation=name).implementation is Implementation.RING
 
 
-def test_older_names() -> None:
-    hints = jd.experimental.CollectiveHints(bytes_per_pack=7, timeout_seconds=1.0)
-    assert isinstance(hints, jd.experimental.CommunicationOptions)
-    assert (hints.bytes_per_pack, hints.timeout_seconds) == (7, 1.0)
-    assert jd.experimental.CollectiveCommunication is Implementation
-    assert [member.value for member in Implementation] == ["AUTO", "RING", "NCCL"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [({"bytes_per_pack": -1}, "-1"), ({"timeout_seconds": -2.0}, "-2.0"), ({"implementation": "mpi"}, "'mpi'")],

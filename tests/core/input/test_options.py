@@ -1,11 +1,9 @@
-"""Options of distributed datasets, the input context, and what makes datasets on each worker."""
+"""Options of distributed datasets, and the input context."""
 
 from typing import Any
 
 import pytest
 
-import jaxtribute as jd
-from jaxtribute._src.core.input.options import DatasetCreator
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, InputError
 from jaxtribute.input import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
 
@@ -90,23 +88,3 @@ def test_impossible_places(arguments: tuple[int, int, int]) -> None:
 
 def test_it_prints_its_place() -> None:
     assert str(InputContext(2, 1, 4)) == "jaxtribute.InputContext(input pipeline id 1, total: 2)"
-
-
-def test_it_is_the_function_that_it_was_given() -> None:
-    options = jd.InputOptions()
-    creator = DatasetCreator(lambda context: [context.num_input_pipelines], options)
-    assert creator(jd.InputContext(3)) == [3]
-    assert creator.input_options is options
-    assert jd.experimental.DatasetCreator is DatasetCreator
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([1, 2],), r"dataset_fn is \[1, 2\] of type list. HINT"),
-        ((list, "options"), "input_options is 'options'.*HINT"),
-    ],
-)
-def test_anything_else_is_refused(arguments: Any, message: str) -> None:
-    with pytest.raises(ArgumentTypeError, match=message):
-        DatasetCreator(*arguments)

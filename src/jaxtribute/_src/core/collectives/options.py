@@ -1,4 +1,4 @@
-"""Hints for collectives: `CommunicationOptions` and its older names."""
+"""Hints for collectives: `CommunicationOptions`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,6 @@ class CommunicationImplementation(Enum):
     AUTO = "AUTO"
     RING = "RING"
     NCCL = "NCCL"
-
-
-CollectiveCommunication = CommunicationImplementation
 
 
 class CommunicationOptions:
@@ -93,20 +90,6 @@ def checked_hints(options: CommunicationOptions | None) -> CommunicationOptions 
             "HINT: pass a jd.experimental.CommunicationOptions."
         )
     return options
-
-
-class CollectiveHints(CommunicationOptions):
-    """The older name of `CommunicationOptions`.
-
-    Args:
-      bytes_per_pack: as there.
-      timeout_seconds: as there.
-
-    Source: `tf.distribute.experimental.CollectiveHints`.
-    """
-
-    def __init__(self, bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> None:
-        super().__init__(bytes_per_pack, timeout_seconds)
 
 
 EXACT = CommunicationOptions(wire="float32")

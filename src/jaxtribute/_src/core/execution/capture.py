@@ -28,7 +28,7 @@ from jaxtribute._src.core.execution.eager import Parting
 from jaxtribute._src.core.execution.nests import is_array, is_number, map_leaves, reveal
 from jaxtribute._src.core.execution.traced import TracedFunction, lift
 from jaxtribute._src.core.jaxprs.axis_of_one import with_axis_of_one
-from jaxtribute._src.core.jaxprs.core import ArrayImpl, ClosedJaxpr, Jaxpr, JaxprEqn, Tracer
+from jaxtribute._src.core.jaxprs.core import ArrayImpl, ClosedJaxpr, Jaxpr, JaxprEqn, Tracer, aval
 from jaxtribute._src.core.jaxprs.flow import Touched
 from jaxtribute._src.core.jaxprs.kinds import equalises, is_collective, keeps_equality, mentions, names_axis, repeatable
 from jaxtribute._src.core.jaxprs.making import equal_p
@@ -258,14 +258,15 @@ def _held(arrays: Sequence[jax.Array], kind: type[Any]) -> Iterator[tuple[Any, j
                 break
 
 
-def varying_outputs(jaxpr: Jaxpr, inputs: Sequence[bool]) -> list[bool]:
+def varying_outputs(jaxpr: Jaxpr, inputs: Sequence[bool], *, grouped: bool = False) -> list[bool]:
     """Tells for each output of `jaxpr` whether it may differ between replicas.
 
     Args:
       jaxpr: one replica's program.
       inputs: for each input whether it may differ; constants do not.
+      grouped: whether a replica has several devices.
     """
-    return Varying(False).outputs(jaxpr, inputs)
+    return (_VaryingInGroups if grouped else Varying)(False).outputs(jaxpr, inputs)
 
 
 def varying_values(jaxpr: Jaxpr, inputs: Sequence[bool]) -> set[Any]:
@@ -305,6 +306,20 @@ class Varying(Touched):
             eqn.primitive.name,
         )
         return [True] * count
+
+
+class _VaryingInGroups(Varying):
+    """The same if replicas have several devices: the compiler moves arrays between these wherever it likes.
+
+    On CPUs all devices wait for such a move (`collective-permute`), also those of replicas that do not make it.
+    """
+
+    def decides(self, by: bool, eqn: JaxprEqn) -> None:
+        super().decides(by, eqn)
+        if by and any_in(eqn, lambda inner: any(aval(var).size > 1 for var in inner.outvars)):
+            raise Parting(
+                f"{eqn.primitive.name} of arrays, on a condition that replicas of several devices do not share"
+            )
 
 
 def check_same(name: str, varies: bool) -> None:

@@ -191,7 +191,7 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
         from jaxtribute._src.core.execution.gathers import Gathers  # many programs never need it
 
         traces = Gathers.settled(trace, arguments.samples, arguments.table, arguments.rows)
-    plan = _plan_classes(arguments, traces, mesh) if len(traces) > 1 else _plan_one(arguments, traces[0])
+    plan = _plan_classes(arguments, traces, mesh) if len(traces) > 1 else _plan_one(arguments, traces[0], mesh)
     # A plan's outputs: the results that are arrays, the written variables' values, the totals of travelling losses.
     results, written = len(traces[0].places), len(plan.written)
     # A mirrored variable keeps one array for all replicas: values that may differ would silently become replica 0's.
@@ -340,7 +340,7 @@ class _Plan:
     wrong_means: Sequence[str]
 
 
-def _plan_one(arguments: _Arguments, traced: _Traced) -> _Plan:
+def _plan_one(arguments: _Arguments, traced: _Traced, mesh: ReplicaMesh) -> _Plan:
     """All replicas see the same shapes: the traced program as it is."""
     variables = traced.executor.inputs
     flags = [*arguments.splits, *map(_is_split, variables)]
@@ -351,7 +351,7 @@ def _plan_one(arguments: _Arguments, traced: _Traced) -> _Plan:
         own = inputs[len(consts) :]
         return products.evaluated(whole, own) if traced.executor.puts_off else as_function(whole)(*own)
 
-    varying = varying_outputs(opened(traced.closed), flags)
+    varying = varying_outputs(opened(traced.closed), flags, grouped=bool(mesh.group))
     return _Plan(
         program, consts, variables, list(traced.executor.written), varying, [None] * len(varying), [""] * len(varying)
     )
@@ -381,7 +381,7 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
     classes: list[ragged.ReplicaClass] = []
     for one, replica in zip(cutting.completed(programs, mesh), arguments.samples, strict=True):
         classes.append(ragged.ReplicaClass(*one, arguments.true_shapes(replica)))
-    common = ragged.prepare(classes)
+    common = ragged.prepare(classes, everywhere=bool(mesh.group))
     wrong_means: Sequence[str] = [""] * len(classes[0].jaxpr.outvars)
     for look in UNEVEN.entries():
         wrong_means = look(classes, arguments.rows)
@@ -396,7 +396,7 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
         every = tuple(at(column, arguments.table))
         shapes.append(None if len(set(every)) == 1 else every)
     flags = [*arguments.splits, *map(_is_split, classes[0].sources[len(numbers) :])]
-    varying = varying_outputs(classes[0].jaxpr, flags)
+    varying = varying_outputs(classes[0].jaxpr, flags, grouped=bool(mesh.group))
     for place, atoms in enumerate(zip(*map(attrgetter("jaxpr.outvars"), classes), strict=True)):
         # The inference has looked at the first class alone: a result is the same everywhere only if all classes compute
         # the same value of it.
@@ -405,7 +405,7 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
 
     def program(*inputs: Nest) -> Sequence[Any]:
         given = dict(zip([*numbers, *variables], inputs, strict=True))
-        return ragged.Merged(classes, common, arguments.table)(given, largest)
+        return ragged.Merged(classes, common, arguments.table, everywhere=bool(mesh.group))(given, largest)
 
     return _Plan(program, [], list(variables), list(first.executor.written), varying, shapes, wrong_means)
 

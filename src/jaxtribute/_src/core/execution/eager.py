@@ -260,7 +260,7 @@ class InnerCollective(NotSplittable):
 class Parting(InnerCollective):
     """Replicas may go different ways, on one of which is a collective: compiled they would wait for ever."""
 
-    hint = "all_reduce what decides, or keep collectives out of the loop or condition"
+    hint = "all_reduce what decides, choose by jnp.where, or keep collectives out of the loop or condition"
 
 
 def uncompiled(call: Callable[[Sequence[Any]], Any], reason: NotSplittable) -> Function:

@@ -2,9 +2,10 @@
 
 The replica function is traced once for each distinct set of input shapes (a *class* of replicas). The traces
 are cut at their collectives, which all classes make in the same order; between two collectives each replica
-runs the piece of its own class, chosen by one `lax.switch`. What does not depend on the shapes at all, such as
-the optimizer's update after the gradients are reduced, is found by numbering equal values over the classes and
-is computed once, outside the switches.
+runs the piece of its own class, chosen by one `lax.switch`. Replicas of several devices run the pieces of all
+classes and choose from the results: the compiler may move arrays between devices in a piece, for which all wait.
+What does not depend on the shapes at all, such as the optimizer's update after the gradients are reduced, is found
+by numbering equal values over the classes and is computed once, outside the switches.
 """
 
 from __future__ import annotations
@@ -75,11 +76,11 @@ def numbers_of(classes: Sequence[ReplicaClass], atoms: Sequence[Any]) -> set[Num
     return set(map(ReplicaClass.number, classes, atoms))
 
 
-def prepare(classes: Sequence[ReplicaClass]) -> set[Number]:
+def prepare(classes: Sequence[ReplicaClass], *, everywhere: bool = False) -> set[Number]:
     """Numbers the values of all classes and cuts their programs; returns the numbers that all have.
 
     Raises:
-      NotSplittable: the classes do not make the same collectives.
+      NotSplittable: the classes do not make the same collectives, or are to run everywhere and print or call back.
     """
     numbering = Numbering()
     for index, one in enumerate(classes):
@@ -97,6 +98,8 @@ def prepare(classes: Sequence[ReplicaClass]) -> set[Number]:
             Varying(False).through(a, apart)
     for one in classes:
         _mark_live(one)
+    if everywhere and not all(is_free(eqn) for one in classes for eqn in chain.from_iterable(one.segments)):
+        raise NotSplittable("a print or a callback on replicas of several devices")
     common = set[Number].intersection(*map(ReplicaClass.all_numbers, classes))
     for eqn in chain.from_iterable(first.segments):
         if eqn.primitive is alike_p:
@@ -168,10 +171,13 @@ class Merged:
       classes: the classes' programs, prepared.
       common: the numbers of the values that all classes have.
       table: the class of each replica.
+      everywhere: whether each replica runs the pieces of all classes, and chooses from what they give.
     """
 
-    def __init__(self, classes: Sequence[ReplicaClass], common: set[Number], table: Sequence[int]) -> None:
-        self._classes, self._common, self._table = classes, common, table
+    def __init__(
+        self, classes: Sequence[ReplicaClass], common: set[Number], table: Sequence[int], *, everywhere: bool
+    ) -> None:
+        self._classes, self._common, self._table, self._everywhere = classes, common, table, everywhere
         self._shared: dict[Number, Any] = {}
         self._own: list[dict[Any, Any]] = [{} for _ in classes]
         # Common operations are in every class's program, with other variables but equal numbers. Those of the first
@@ -257,7 +263,10 @@ class Merged:
         ]
         # The class is looked up by the replica's number rather than told by a shape: one program serves all replicas.
         chosen = jnp.asarray(np.asarray(self._table, np.int32))[lax.axis_index(AXIS)]
-        outputs = lax.switch(chosen, branches)
+        if self._everywhere:
+            outputs = [lax.select_n(chosen, *column) for column in zip(*[branch() for branch in branches], strict=True)]
+        else:
+            outputs = lax.switch(chosen, branches)
         for slot, output in zip(switched, outputs, strict=False):
             results[slot] = output
         rest = iter(outputs[len(switched) :])
