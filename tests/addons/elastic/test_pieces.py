@@ -82,8 +82,18 @@ def constant(x: jax.Array, y: jax.Array) -> Any:
     return total(x + table) + table, total(table) + y
 
 
-@pytest.mark.parametrize("program", [two, far_apart, effects_in_order, inside_calls, nothing, at_the_ends, constant])
-def test_pieces_compute_what_the_whole_does(program: Callable[..., Any]) -> None:
+def summed_again(x: jax.Array, y: jax.Array) -> Any:
+    """Of two sums that travel as one array one is summed again as it is, and one behind an operation."""
+    first, second = total(x), total(y)
+    return total(first), first, total(total(second * 2)), x
+
+
+PROGRAMS = [two, far_apart, effects_in_order, inside_calls, nothing, at_the_ends, constant, summed_again]
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_pieces_compute_what_the_whole_does(program: Callable[..., Any], apart: bool) -> None:
     x, y = jnp.asarray([1.0, 2.0, 3.0]), jnp.asarray([4.0, 5.0, 7.0])
     closed = jax.make_jaxpr(program)(x, y)
     exchanged: list[str] = []
@@ -92,7 +102,7 @@ def test_pieces_compute_what_the_whole_does(program: Callable[..., Any]) -> None
         exchanged.append(what)
         return lambda: tripled(arrays)
 
-    pieces = Pieces.of(closed, exchange)
+    pieces = Pieces.of(closed, exchange, apart=apart)
     assert pieces is not None
     results = pieces(x, y)
     for result, expected in zip(results, as_function(closed)(x, y), strict=True):
@@ -103,9 +113,10 @@ def test_pieces_compute_what_the_whole_does(program: Callable[..., Any]) -> None
         far_apart: ["gradients, a loss", "of both"],
         effects_in_order: ["told", "made of what is told"],
         two: ["a sum"] * 2,
+        summed_again: ["a sum"] * 3,
         nothing: [],
     }
-    assert exchanged == rounds.get(program, ["a sum"])
+    assert apart or exchanged == rounds.get(program, ["a sum"])
 
 
 def test_exchanges_may_be_made_apart_whatever_they_depend_on() -> None:

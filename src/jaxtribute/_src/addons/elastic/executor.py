@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute import PerReplica, ReduceOp, Variable, VariableAggregation
+from jaxtribute._src.addons.elastic.lengths import Lengths
 from jaxtribute._src.addons.elastic.runtime import IslandMesh
-from jaxtribute._src.addons.elastic.values import IslandValue, is_value
+from jaxtribute._src.addons.elastic.values import FOREIGN, IslandValue, is_value
 from jaxtribute._src.addons.elastic.variables import check_known
 from jaxtribute.errors import ArgumentError, VariableError
-from jaxtribute.extending import Context, Executor, InReplica, Overlay, Summation, Update, operand, slice_sizes
+from jaxtribute.extending import Context, Executor, InReplica, Overlay, Summation, Update, operand
 from jaxtribute.typing import Array, Function, Leaf, Nest
 
 
@@ -37,6 +39,28 @@ def prepared(value: Leaf, op: ReduceOp) -> Any:
     return array
 
 
+def keeping(op: ReduceOp, rows: int | None) -> Callable[[list[Any]], list[Any]]:
+    """Gives the function that leaves of arrays, or of their cotangents, what counts in a reduction.
+
+    Args:
+      op: the reduction. Of an island without examples a mean leaves out all, and a sum NaN alone, which means over no
+        examples come to: what else it says may be meant, such as a count or a penalty.
+      rows: the number of examples that the arrays were computed from.
+    """
+    if rows is None or rows > 0:
+        return list
+
+    def kept(array: Any) -> Any:
+        # It still comes of the array: all islands cut their programs at the same places.
+        if op is ReduceOp.MEAN or rows == FOREIGN:
+            return jnp.where(False, array, jnp.zeros_like(array))
+        if not jnp.issubdtype(array.dtype, jnp.inexact):
+            return array
+        return jnp.where(jnp.isnan(array), jnp.zeros_like(array), array)
+
+    return lambda arrays: list(map(kept, arrays))
+
+
 def reduced(mesh: IslandMesh, values: Sequence[Leaf], op: ReduceOp, rows: int | None) -> list[Any]:
     """Each array reduced over the islands; means weigh them by their numbers of examples.
 
@@ -44,19 +68,16 @@ def reduced(mesh: IslandMesh, values: Sequence[Leaf], op: ReduceOp, rows: int | 
       mesh: this island's.
       values: its arrays.
       op: the reduction.
-      rows: the number of examples that they were computed from; an island without any contributes nothing.
+      rows: the number of examples that they were computed from; see `keeping`.
     """
     check_operation(op)
-    arrays = [prepared(value, op) for value in values]
-    # What comes of no examples may be NaN, which no weight takes away.
-    if rows == 0:
-        # It still comes of them: all islands cut their programs at the same places.
-        arrays = [jnp.where(False, array, jnp.zeros_like(array)) for array in arrays]
+    kept = keeping(op, rows)
+    arrays = kept([prepared(value, op) for value in values])
     if op is ReduceOp.SUM:
-        return mesh.total(arrays, "a sum")
-    weight = np.float32(1 if rows is None else rows)
+        return mesh.total(arrays, "a sum", kept)
+    weight = np.float32(1 if rows is None else max(rows, 0))
     wide = [array.astype(jnp.promote_types(array.dtype, jnp.float32)) for array in arrays]
-    *totals, weights = mesh.total([*(array * weight for array in wide), jnp.asarray(weight)], "a mean")
+    *totals, weights = mesh.total([*(array * weight for array in wide), jnp.asarray(weight)], "a mean", kept)
     return [(total / weights).astype(array.dtype) for total, array in zip(totals, arrays, strict=True)]
 
 
@@ -66,20 +87,16 @@ class IslandReplica(Overlay):
     Args:
       below: the executor of the code around.
       mesh: the island's device and the others.
-      totals: the numbers of rows of the batches that the replica is given, over all islands.
+      rows: the number of the replica's own examples; None if it is given none.
+      lengths: gives the lengths on all replicas of an array that they gather, of its own.
     """
 
     differentiating = False
 
-    def __init__(self, below: Executor, mesh: IslandMesh, totals: Sequence[int]) -> None:
+    def __init__(self, below: Executor, mesh: IslandMesh, rows: int | None, lengths: Lengths) -> None:
         super().__init__(below, {})
         self.standpoint = InIsland(below.standpoint)
-        self._mesh = mesh
-        view = mesh.view
-        self._sizes = [slice_sizes(total, mesh.count_in(view)) for total in totals]
-        self._at = mesh.place_in(view)
-        self.rows: int | None = self._sizes[0][self._at] if self._sizes else None
-        """The number of the replica's own examples, if it is given any batch."""
+        self._mesh, self._lengths, self.rows = mesh, lengths, rows
 
     def get(self, variable: Variable) -> Any:
         return self.below.get(variable)
@@ -107,14 +124,7 @@ class IslandReplica(Overlay):
         return [self._gathered(value, axis) for value in values]
 
     def _gathered(self, value: Array, axis: int) -> Any:
-        own = value.shape[axis]
-        count = self._mesh.count_in(self._mesh.view)
-        lengths = next((sizes for sizes in self._sizes if sizes[self._at] == own), (own,) * count)
-        if len({sizes[self._at] for sizes in self._sizes}) > 1 and len(set(lengths)) > 1:
-            raise ArgumentError(
-                f"all_gather of an array of shape {value.shape} in a step of batches of different sizes, of which the "
-                "islands have different shares. HINT: make the batches' sizes multiples of the islands."
-            )
+        lengths = self._lengths(value.shape[axis])
         # As a sum of arrays that are zero where the others' rows are: all islands bring one shape.
         sums = value.astype(jnp.int32) if value.dtype == jnp.bool_ else value
         before = [0, *np.cumsum(lengths)]
@@ -124,7 +134,8 @@ class IslandReplica(Overlay):
         from jax import lax
 
         placed = lax.dynamic_update_slice(jnp.zeros(shape, sums.dtype), sums, starts)
-        return self._mesh.total([placed], "a gather")[0].astype(value.dtype)
+        kept = keeping(ReduceOp.SUM, self.rows)  # of cotangents: rows that there are not are not gathered
+        return self._mesh.total([placed], "a gather", kept)[0].astype(value.dtype)
 
     def select(self, value: Array, replica: int) -> Array:
         """Returns the array of one island."""
@@ -134,8 +145,6 @@ class IslandReplica(Overlay):
 
     def merge(self, fn: Function, args: Nest, kwargs: Nest) -> Nest:
         """Returns the result of `fn(strategy, ...)`, which each island computes alike."""
-        import jax
-
         strategy = Context.current().strategy
 
         def wrapped(leaf: Leaf) -> Any:

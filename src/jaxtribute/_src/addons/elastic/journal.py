@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxtribute._src.addons.elastic.membership import Island, View
 from jaxtribute._src.addons.elastic.packing import raw
-from jaxtribute._src.addons.elastic.values import IslandValue
+from jaxtribute._src.addons.elastic.values import FOREIGN, IslandValue
 from jaxtribute.typing import HostArray
 
 LARGEST = 64 << 10
@@ -285,8 +285,7 @@ def rebuilt(plain: Any, arrays: Sequence[HostArray], mesh: Any, view: View) -> A
     if kind == "=":
         return content[0]
     if kind == "island":
-        # Another island's: this one had no examples, and adds nothing to what becomes of it.
-        value = IslandValue(rebuilt(content[1], arrays, mesh, view), mesh, rows=0)
+        value = IslandValue(rebuilt(content[1], arrays, mesh, view), mesh, rows=FOREIGN)
         value.view = view
         return value
     if kind in ("jax", "numpy"):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute import Variable
@@ -130,12 +131,13 @@ class LocalMesh(IslandMesh):
     def _undone(
         self, run: Callable[[], Any], counts: Callable[[], bool], written: Sequence[Variable]
     ) -> tuple[Any, bool]:
-        """Makes a call that has no example to learn from: what it writes is taken back."""
+        """Makes a call that has no example to learn from: what it writes is taken back, but for what is summed."""
         variables = {id(variable): variable for variable in (*self.register.alive().values(), *written)}.values()
         before = [(variable, variable.stored.copy()) for variable in variables]
         result, counted = run(), counts()
         for variable, array in before:
-            variable.bind(array)
+            is_summed = self.common.kind_of(variable) is Kind.SUM
+            variable.bind(_known(variable.stored, array) if is_summed else array)
         return result, counted
 
     def meet(self) -> None:
@@ -264,6 +266,11 @@ class LocalMesh(IslandMesh):
         self._silent = bool(told)
         if told:
             self._window = Window(ahead=deque((counts, result) for counts, result in told))
+
+
+def _known(array: Any, before: Any) -> Any:
+    """An array, with the elements that it had before in place of NaN, which means over no examples come to."""
+    return jnp.where(jnp.isnan(array), before, array) if jnp.issubdtype(array.dtype, jnp.inexact) else array
 
 
 class _Meeting(Step[Any]):

@@ -215,13 +215,16 @@ class Pieces:
             if number < len(self._cuts):
                 cut = self._cuts[number]
                 packed, stages = cut.packed, _staged(part.eqns, cut)
-                needed |= Programs.used_by([], [*cut.alone, *cut.factors])
+                sent = Programs.used_by([], [*cut.alone, *cut.factors])
+                needed |= sent
+                # A sum that came packed, and is to be summed again as it is.
+                unpacked = [var for var in sent if var in self._packs]
             pieces.insert(0, [])
-            for eqns in reversed(stages):
-                pieces[0].insert(0, self._piece(Part(eqns, []), needed, packed, unpacked))
+            for stage, eqns in reversed(list(enumerate(stages))):
+                pieces[0].insert(0, self._piece(Part(eqns, []), needed, packed, [] if stage else unpacked))
                 # Also what is packed, which an earlier stage may have made.
                 needed |= Programs.used_by(eqns, [atom for each in packed for atom in each.atoms])
-                packed, unpacked = [], []
+                packed = []
             needed |= Programs.used_by(part.exchanges)
         return pieces
 

@@ -16,7 +16,7 @@ from jaxtribute._src.addons.elastic.membership import View
 from jaxtribute._src.addons.elastic.pieces import Pieces, ReplicaPieces
 from jaxtribute._src.addons.elastic.runtime import PLACE, IslandMesh
 from jaxtribute._src.addons.elastic.steps import Step
-from jaxtribute._src.addons.elastic.values import island_values, stamped
+from jaxtribute._src.addons.elastic.values import FOREIGN, island_values, stamped
 from jaxtribute._src.addons.elastic.variables import check_known
 from jaxtribute._src.addons.elastic.virtual import together
 from jaxtribute.errors import TraceError, VariableError
@@ -170,7 +170,7 @@ class _ProgramStep(Step[Any]):
         self._written = compiled.written
         result = stamped(compiled.result(kept), view)
         for value in island_values(result):
-            value.rows = 0  # another island's, to which this one adds nothing
+            value.rows = FOREIGN
         return result
 
     def written(self) -> Sequence[Variable]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -51,6 +52,8 @@ class IslandMesh(ReplicaMesh):
         self.islands, self.replicas = islands, replicas
         self._replica = 0
         """The replica that functions are traced for, if islands have several."""
+        self._posed: int | None = None
+        """The replica, of any island, whose shapes are being asked for."""
         self.register = Register()
         self.register.read, self.register.replaces = self._reads, self._replaces
         self._replaced: Variable | None = None
@@ -193,7 +196,18 @@ class IslandMesh(ReplicaMesh):
 
     def place_in(self, view: View) -> int:
         """The replica's number in a view: if islands have several, that of the one which is traced."""
+        if self._posed is not None:
+            return self._posed
         return self._replica if self.replicas.several else self.island_in(view)
+
+    @contextlib.contextmanager
+    def posing(self, replica: int) -> Generator[None]:
+        """Lets what is traced within see the rows of a replica that may be another island's."""
+        before, self._posed = self._posed, replica
+        try:
+            yield
+        finally:
+            self._posed = before
 
     def as_replica(self, replica: int, call: Callable[[], R]) -> R:
         """Calls a function that traces for a replica, if islands have several."""
@@ -227,13 +241,23 @@ class IslandMesh(ReplicaMesh):
 
     # Exchanges. Traced, they become calls out of the program; failed ones give zeros, and the step is done again.
 
-    def total(self, arrays: Sequence[Array], what: str) -> list[Any]:
-        """The sums of all islands' arrays. Differentiable: backwards it is the same sum of the cotangents."""
+    def total(self, arrays: Sequence[Array], what: str, kept: Callable[[list[Any]], list[Any]] = list) -> list[Any]:
+        """The sums of all islands' arrays. Differentiable: backwards it is the same sum of the cotangents.
+
+        Args:
+          arrays: this island's.
+          what: says what they are.
+          kept: gives what of this island's cotangents counts.
+        """
+
+        def backwards(_: None, cotangents: list[Any]) -> tuple[list[Any]]:
+            # Counts that travel with what is differentiated have cotangents of no bytes.
+            floats = [each for each in cotangents if each.dtype != jax.dtypes.float0]
+            sums = iter(self._summed(kept(floats), f"gradient of {what}") if floats else ())
+            return ([each if each.dtype == jax.dtypes.float0 else next(sums) for each in cotangents],)
+
         call = jax.custom_vjp(lambda leaves: self._summed(leaves, what))
-        call.defvjp(
-            lambda leaves: (self._summed(leaves, what), None),
-            lambda _, cotangents: (self._summed(cotangents, f"gradient of {what}"),),
-        )
+        call.defvjp(lambda leaves: (self._summed(leaves, what), None), backwards)
         return call(list(arrays))
 
     def _summed(self, arrays: Sequence[Array], what: str) -> list[Any]:

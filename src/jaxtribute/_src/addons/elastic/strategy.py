@@ -29,7 +29,8 @@ from jaxtribute._src.addons.elastic.arguments import (
     places,
 )
 from jaxtribute._src.addons.elastic.exchange import Islands
-from jaxtribute._src.addons.elastic.executor import IslandReplica, check_operation, reduced
+from jaxtribute._src.addons.elastic.executor import IslandReplica, check_operation, keeping, reduced
+from jaxtribute._src.addons.elastic.lengths import Lengths, lengths_for
 from jaxtribute._src.addons.elastic.membership import Island, View
 from jaxtribute._src.addons.elastic.runtime import IslandMesh
 from jaxtribute._src.addons.elastic.saving import Saves, begin, end
@@ -49,6 +50,7 @@ from jaxtribute.extending import (
     Policy,
     ReplicaMesh,
     settings,
+    slice_sizes,
 )
 from jaxtribute.typing import Device, Foreign, Leaf, Nest, ReduceOpLike
 
@@ -96,21 +98,40 @@ class ElasticExtended(StrategyExtended):
         return self.islands_mesh.step(_Run(fn, args, kwargs), body)
 
     def _as_replica(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Nest) -> Any:
-        mesh, strategy = self.islands_mesh, self.strategy
+        mesh, strategy, outer = self.islands_mesh, self.strategy, Context.current().executor
         leaves = jax.tree.leaves((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, PerReplica))
         batches = [leaf.data for leaf in leaves if isinstance(leaf, GlobalBatch)]
-        totals = list(dict.fromkeys(array.shape[0] for array in batches if array.ndim))
+        count = mesh.count_in(mesh.view)
+        totals = dict.fromkeys(array.shape[0] for array in batches if array.ndim)
+        sizes = [slice_sizes(total, count) for total in totals if total]
+        known = [leaf.rows for leaf in leaves if isinstance(leaf, IslandValue)]
         for leaf in leaves:
             if isinstance(leaf, IslandValue):
                 self.check_view(leaf)
 
-        def replica(*args: Any, **kwargs: Any) -> Any:
-            executor = IslandReplica(Context.current().executor, mesh, totals)
-            with Context(strategy, ReplicaContext(strategy, mesh.place), executor).entered():
-                result = fn(*args, **kwargs)
-            return jax.tree.map(lambda leaf: _own(leaf, mesh, executor.rows), result, is_leaf=is_value)
+        def called(lengths: Lengths, at: int) -> Any:
+            # Who has rows of one batch has some, though another is too short for it.
+            own = [each[at] for each in sizes] or known
+            rows = next((each for each in own if each), own[0] if own else None)
 
-        return super().call_for_each_replica(replica, args, kwargs)
+            def replica(*args: Any, **kwargs: Any) -> Any:
+                executor = IslandReplica(Context.current().executor, mesh, rows, lengths)
+                with Context(strategy, ReplicaContext(strategy, mesh.place), executor).entered():
+                    result = fn(*args, **kwargs)
+                return jax.tree.map(lambda leaf: _own(leaf, mesh, rows), result, is_leaf=is_value)
+
+            return super(ElasticExtended, self).call_for_each_replica(replica, args, kwargs)
+
+        def shapes(at: int, lengths: Lengths) -> None:
+            def call() -> tuple[()]:
+                with Context(strategy, None, Overlay(outer, {})).entered(), mesh.posing(at):
+                    called(lengths, at)
+                return ()
+
+            jax.eval_shape(call)
+
+        place = mesh.place_in(mesh.view)
+        return called(lengths_for(mesh, sizes, place, shapes if outer.traced else None), place)
 
     def check_view(self, value: IslandValue) -> None:
         """Checks that the islands that have the parts of a value are those that are there.
@@ -396,13 +417,12 @@ class ElasticStrategy(Strategy):
             return reduced(self._mesh, [array], op, rows)[0]
         axes = (axis,) if isinstance(axis, int) else axis
         total = jnp.sum(array, axes)
-        if rows == 0:
-            total = jnp.zeros_like(total)
         if op is ReduceOp.SUM:
             return reduced(self._mesh, [total], op, rows)[0]
-        count = jnp.float32(0 if rows == 0 else math.prod(array.shape[each] for each in axes))
+        kept = keeping(op, rows)
+        count = jnp.float32(math.prod(array.shape[each] for each in axes))
         wide = total.astype(jnp.promote_types(total.dtype, jnp.float32))
-        total_of_all, count_of_all = self._mesh.total([wide, count], "a mean along axes")
+        total_of_all, count_of_all = self._mesh.total(kept([wide, count]), "a mean along axes", kept)
         dtype = array.dtype if jnp.issubdtype(array.dtype, jnp.inexact) else jnp.float32
         return (total_of_all / count_of_all).astype(dtype)
 

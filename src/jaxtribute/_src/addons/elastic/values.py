@@ -13,6 +13,9 @@ from jaxtribute import PerReplica, Variable
 from jaxtribute._src.addons.elastic.membership import View
 from jaxtribute.typing import Leaf, Nest
 
+FOREIGN = -1
+"""In place of a value's number of examples: another island's, to which this one adds nothing."""
+
 
 @partial(
     jax.tree_util.register_dataclass,
@@ -24,7 +27,7 @@ class IslandValue(PerReplica[Any]):
     """A value of which each island has its own; `data` is this island's."""
 
     rows: int | None = None
-    """Number of examples that it was computed from, by which means weigh it; None if that is not known."""
+    """Number of examples that it was computed from, by which means weigh it; `FOREIGN`, or None if it is not known."""
     view: View | None = field(default=None, init=False)
     """The view that it was computed in; None within a program. It is not part of the pytree."""
 
