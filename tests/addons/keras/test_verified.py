@@ -140,6 +140,8 @@ def test_one_number_that_weights_of_rows_multiply_is_named_where_the_loss_is(
 ) -> None:
     if (weights, heads) == ("class_weight", 2):
         pytest.skip("Keras has class weights for models of one output alone")
+    if (loss, weights) == ("reduced", "ones"):
+        pytest.skip("rows of opposite signs have weights whose sum is zero, and so is the loss that they multiply")
     random = np.random.default_rng(0)
     x = random.normal(size=(48, 4)).astype(np.float32)
     y = (x[:, :1] > 0).astype(np.int32)
