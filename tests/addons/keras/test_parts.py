@@ -159,6 +159,56 @@ def test_a_step_that_cannot_be_traced_for_other_batches_is_told(four: jd.Strateg
         model.fit(TEN, batch_size=4, verbose=0)
 
 
+MISTAKES: dict[str, Any] = {
+    "type": lambda x: [*ops.add(x, None), 1],
+    "value": lambda x: ops.reshape(x, (7, 11, 13)),
+    "own": lambda x: {}["missing"],
+    "losses": lambda x: jd.value_and_grads(lambda: [ops.sum(x)], (jd.Variable(1.0),))(),
+}
+
+
+@pytest.mark.parametrize("step", ["train_step", "test_step", "of data", "call", "loss"])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_step_that_fails_with_its_own_batch_says_so_alone(four: jd.Strategy, mistake: str, step: str) -> None:
+    def wrong(x: Any) -> Any:
+        return MISTAKES[mistake](x)
+
+    class Broken(Autoencoder):
+        if step in ("train_step", "test_step"):
+
+            def train_step(self, state: Any, data: Any) -> Any:
+                wrong(data)
+                return super().train_step(state, data)
+
+        elif step == "of data":
+
+            def train_step(self, data: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+                return {"loss": wrong(data)}
+
+        elif step == "call":
+
+            def call(self, x: Any, training: bool = False) -> Any:
+                return wrong(super().call(x, training))
+
+        else:
+
+            def loss_of(self, trainable: Any, layers: Any, x: Any) -> Any:
+                wrong(x)
+                return super().loss_of(trainable, layers, x)
+
+        if step == "test_step":
+            test_step = train_step  # pyright: ignore[reportAssignmentType]
+
+    with four.scope():
+        model = Broken()
+        model.compile("sgd")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises((TypeError, ValueError, KeyError)):
+            (model.evaluate if step == "test_step" else model.fit)(TEN, batch_size=4, verbose=0)
+    assert not [str(one.message) for one in told if "could not be traced" in str(one.message)]
+
+
 class Summing(keras.layers.Layer):
     """Adds a sum over the examples, and a mean, to the loss."""
 

@@ -116,6 +116,61 @@ def _root(y: Any, out: Any, *, right: bool) -> Any:
     return keras.ops.sqrt(total / count) * rows / count
 
 
+class _Total(keras.losses.Loss):
+    def call(self, y: Any, out: Any) -> Any:
+        return keras.ops.sum((y - out) ** 2) / 40
+
+
+NUMBERS = {
+    "sum": lambda y, out: keras.ops.sum((y - out) ** 2) / 40,
+    "mean": lambda y, out: keras.ops.mean((y - out) ** 2),
+    "class": _Total(),
+    "rows": lambda y, out: keras.ops.mean((y - out) ** 2, axis=-1),
+    "reduced": lambda y, out: _context().all_reduce("SUM", keras.ops.sum((y - out) ** 2)) / 40,
+}
+"""Loss functions: those that return one number of a replica's rows, and two as the report says."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("weights", ["sample_weight", "ones", "class_weight"])
+@pytest.mark.parametrize("loss", NUMBERS)
+def test_one_number_that_weights_of_rows_multiply_is_named_where_the_loss_is(
+    loss: str, weights: str, heads: int
+) -> None:
+    if (weights, heads) == ("class_weight", 2):
+        pytest.skip("Keras has class weights for models of one output alone")
+    if (loss, weights) == ("reduced", "ones"):
+        pytest.skip("rows of opposite signs have weights whose sum is zero, and so is the loss that they multiply")
+    random = np.random.default_rng(0)
+    x = random.normal(size=(48, 4)).astype(np.float32)
+    y = (x[:, :1] > 0).astype(np.int32)
+    given: Any = random.uniform(0.1, 2, 48) if weights == "sample_weight" else np.ones(48)
+    with jd.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        entry = keras.Input((4,))
+        inner = keras.layers.Dense(4, "tanh")(entry)
+        outputs = [keras.layers.Dense(1)(inner) for _ in range(heads)]
+        model: Any = keras.Model(entry, outputs if heads > 1 else outputs[0])
+        model.compile("adam", [NUMBERS[loss], "huber"] if heads > 1 else NUMBERS[loss])
+    verify = Verify(raises=False)
+    how = {"class_weight": {0: 1.0, 1: 0.5}} if weights == "class_weight" else {"sample_weight": given}
+    if heads > 1:
+        how["sample_weight"] = [given, random.uniform(0.1, 2, 48)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras's steps warn of it, too
+        model.fit(x, [y, y] if heads > 1 else y, batch_size=24, verbose=0, callbacks=[verify], **how)
+    (verdict,) = verify.verdicts
+    if loss in ("rows", "reduced"):
+        assert verdict.right, str(verdict)
+        return
+    first = verdict.findings[0].culprit
+    assert first.place is not None
+    assert Path(first.place.file) == Path(__file__), str(verdict)
+    assert "keras.ops." in first.place.whole, str(verdict)
+    assert "INSTEAD: let the loss function return a value for each row" in str(verdict)
+    assert "leave the factor out" not in str(verdict)
+
+
 SHARE = "its share by rows: loss * x.shape[0] / jd.get_replica_context().all_reduce('SUM', x.shape[0])"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -73,6 +74,26 @@ def test_gradients_of_a_replica_are_not_taken_as_reduced(name: str, own: str, ro
 
     with pytest.raises((VariableError, ArgumentError), match=r"differ[\s\S]*HINT"):
         stepped(name, rows, optax.sgd(1.0, momentum=0.5), call, compiled=compiled)
+
+
+@pytest.mark.parametrize("make", [jd.Model, None])
+@pytest.mark.parametrize("transform", [optax.sgd(1.0), optax.adam(1.0)])
+@pytest.mark.parametrize("rows", [8, 5])
+def test_a_compiled_update_by_gradients_of_a_replica_names_its_line(rows: int, transform: Any, make: Any) -> None:
+    strategy = jd.MirroredStrategy(4)
+    with strategy.scope():
+        variable = jd.Variable(jnp.zeros(8))
+        owner = jd.Optimizer(transform, [variable]) if make is None else make({"w": jnp.zeros(8)}, transform)
+
+    def update(x: Any) -> None:
+        gradient = jnp.full(8, 1.0) * x.sum()
+        owner.apply_gradients([gradient] if make is None else {"w": gradient}, None)
+
+    x = np.arange(2.0 * rows, dtype=np.float32).reshape(rows, 2) + 1
+    line = update.__code__.co_firstlineno + 2
+    (batch,) = strategy.experimental_distribute_dataset([(x,)])
+    with pytest.raises(VariableError, match=rf"at .*{Path(__file__).name}:{line}\. HINT: .*leave reduce_op=None out"):
+        jd.function(lambda batch: strategy.run(update, batch))(batch)
 
 
 @pytest.mark.parametrize("compiled", [True, False])

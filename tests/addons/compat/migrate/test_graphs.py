@@ -57,6 +57,54 @@ def test_decorators_with_arguments_count() -> None:
     assert [finding.line for finding in scan(code).findings if finding.name.startswith("for")] == [4]
 
 
+STEPS = """
+import tensorflow as tf
+class Trainer:
+    @tf.function
+    def steps(self, iterator, count, first=0):
+        for i in tf.range(first, limit=count):
+            f(next(iterator), i)
+    def fit(self, iterator):
+        self.steps(iterator, {0})
+@tf.function
+def steps(iterator, count):
+    for _ in tf.range(count):
+        f(next(iterator))
+jitted = Trainer()
+"""
+CALLS = ["jitted.steps(it, {0})", "jitted.steps(it, count={0})", "steps(it, {0})", "steps(count={0}, iterator=it)"]
+LENGTHS = ["tf.constant(6)", "tf.convert_to_tensor(6)", "tf.constant(6, dtype=tf.int64)", "tf.constant(FLAGS.steps)"]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_tensor_as_the_length_of_a_loop_becomes_a_number(call: str, length: str) -> None:
+    text = STEPS.format(3) + call.format(length) + "\n"
+    (found,) = [one for one in scan(text).findings if one.name == "tensor passed to tf.range"]
+    assert found.line == len(text.splitlines())
+    number = length.partition("(")[2].rstrip(")").partition(",")[0]
+    assert scan(text).rewritten().endswith(call.format(number) + "\n")
+
+
+def test_within_the_class_it_becomes_a_number_too() -> None:
+    assert "self.steps(iterator, 6)" in scan(STEPS.format("tf.constant(6)")).rewritten()
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("length", "told"),
+    [
+        *[("n", True), ("tf.cast(m, tf.int32)", True), ("tf.minimum(m, 6)", True), ("n + 1", True)],
+        *[("m", False), ("6", False), ("int(n)", False), ("m // 2", False)],
+    ],
+)
+def test_one_that_no_change_makes_a_number_is_told_where_the_loop_is(call: str, length: str, told: bool) -> None:
+    text = STEPS.format(3) + "m = 12\nn = tf.constant(m)\n" + call.format(length) + "\n"
+    found = [one for one in scan(scan(text).rewritten()).left() if one.name == "tf.range() in tf.function"]
+    assert [one.line for one in found] == ([6 if "jitted" in call else 12] if told else [])
+    assert all("tf.while_loop, or give a number of Python" in one.advice for one in found)
+
+
 def test_a_loop_over_a_dataset_that_is_passed_is_the_same() -> None:
     code = "import tensorflow as tf\n@tf.function\ndef epoch(dataset):\n    for x in dataset:\n        f(x)\n"
     (found,) = [finding for finding in scan(code).findings if finding.name.startswith("for")]

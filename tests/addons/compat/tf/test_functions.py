@@ -60,6 +60,28 @@ class TestFunction:
 
         assert float(Model()(jnp.float32(2))) == 6.0
 
+    @pytest.mark.parametrize(
+        "numbers",
+        [
+            tf.range,
+            lambda n: tf.range(2, n),
+            lambda n: tf.range(0, limit=n, delta=2),
+            lambda n: tf.range(n, 9),
+        ],
+    )
+    def test_a_tensor_as_the_length_of_a_range_is_told(self, numbers: Any) -> None:
+        @tf.function
+        def steps(count: Any) -> Any:
+            for number in numbers(count):
+                count += number
+            return count
+
+        assert int(steps(3)) >= 3
+        with pytest.raises(jax.errors.ConcretizationTypeError) as error:
+            steps(tf.constant(3))
+        assert "HINT: tf.range(" in error.value.__notes__[0]
+        assert "steps=8 in place of steps=tf.constant(8), or write tf.while_loop" in error.value.__notes__[0]
+
     def test_runs_on_replicas(self) -> None:
         strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
         result = strategy.run(tf.function(lambda x: x * 2.0), (tf.constant(3.0),))

@@ -11,7 +11,7 @@ import pytest
 
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
-from jaxtribute._src.addons.compat.tf import summaries
+from jaxtribute._src.addons.compat.tf import accelerators, summaries
 from jaxtribute.compat import v1
 from jaxtribute.errors import ArgumentError, JaxtributeError, OutOfRangeError, TraceError
 from processes import run_python
@@ -260,6 +260,69 @@ class TestDevices:
             print(len(tf.config.list_logical_devices()))
         """)
         assert output.strip() == "3"
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("platforms", ["", "cpu"])
+    def test_questions_leave_the_cpu_to_be_split(self, platforms: str) -> None:
+        output = run_python(
+            """
+            import jaxtribute.compat.tf as tf
+            config = tf.config
+            for ask in (
+                config.list_physical_devices,
+                config.experimental.list_physical_devices,
+                config.get_visible_devices,
+                config.experimental.get_visible_devices,
+            ):
+                for kind in ("GPU", "TPU", "XLA_GPU"):
+                    assert ask(kind) == [], (ask, kind)
+                assert ask() == ask("CPU") == ask(device_type=None), ask
+            for gpu in config.list_physical_devices("GPU"):
+                config.experimental.set_memory_growth(gpu, True)
+            parts = [config.LogicalDeviceConfiguration()] * 3
+            if not config.list_physical_devices("GPU"):
+                config.set_logical_device_configuration(config.list_physical_devices()[0], parts)
+            print(len(config.list_logical_devices("CPU")), len(config.get_visible_devices()))
+            """,
+            env={"JAX_PLATFORMS": platforms},
+        )
+        assert output.split() == ["3", "1"]
+
+
+class TestAccelerators:
+    @pytest.fixture(autouse=True)
+    def nothing_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(accelerators, "_plugins", list[str])
+        monkeypatch.setattr(accelerators, "find_spec", lambda name: None)
+        monkeypatch.setattr(accelerators, "visible_gpus", lambda environ: [])
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+        monkeypatch.setattr(accelerators, "_platforms", lambda: "")
+
+    def test_none_can_be_found(self) -> None:
+        assert accelerators.accelerator_kind() == ""
+
+    @pytest.mark.parametrize(("platforms", "kind"), [("cpu", ""), ("cpu,cuda", ""), ("cuda,cpu", "GPU"), (None, "")])
+    def test_platforms_decide(self, platforms: str | None, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(accelerators, "_platforms", lambda: platforms)
+        assert accelerators.accelerator_kind() == kind
+
+    @pytest.mark.parametrize(
+        ("plugin", "gpus", "kind"),
+        [("xla_cuda12", [], ""), ("xla_cuda12", ["0"], "GPU"), ("xla_rocm60", [], "GPU"), ("mine", [], "GPU")],
+    )
+    def test_plugins_are_asked(self, plugin: str, gpus: list[str], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(accelerators, "_plugins", lambda: [plugin])
+        monkeypatch.setattr(accelerators, "visible_gpus", lambda environ: gpus)
+        assert accelerators.accelerator_kind() == kind
+
+    @pytest.mark.parametrize("variable", ["PJRT_NAMES_AND_LIBRARY_PATHS", "TPU_LIBRARY_PATH"])
+    def test_libraries_of_the_environment_are_asked(self, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(variable, "mine:/lib/mine.so")
+        assert accelerators.accelerator_kind() == "GPU"
+
+    def test_the_library_of_tpus_is_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(accelerators, "find_spec", lambda name: name == "libtpu" or None)
+        assert accelerators.accelerator_kind() == "GPU"
 
 
 class TestTpus:

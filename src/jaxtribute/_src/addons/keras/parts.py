@@ -180,7 +180,7 @@ class PartsOfSteps:
         except Exception as error:  # noqa: BLE001 (user code may fail on other numbers of rows in any way)
             if self._writes and self._model.run_eagerly and isinstance(error, _NO_NUMBERS):
                 return Parts()  # Python that runs as it is may ask for numbers, which a trace has none of
-            if self._predicts:
+            if self._predicts or (not isinstance(error, _NO_NUMBERS) and self._fails(share, batch)):
                 return Parts()
             _say(
                 f"the step of {self._model.name!r} could not be traced for other numbers of examples, so a metric that "
@@ -219,6 +219,14 @@ class PartsOfSteps:
         own = {name: part for name, part in outputs.items() if isinstance(name, str) and part.kind in _OF_REPLICAS}
         shown = {name: _degree(part) or 0 for name, part in own.items() if part.degree or part.kind is not Kind.ALIKE}
         return Parts(self._shared(outputs), summed, loss == 1, added, rows.picked, told, powers, shown)
+
+    def _fails(self, share: Share, batch: Nest) -> bool:
+        """True if the step fails with as many rows as it is about to run with, too: it then says itself why."""
+        try:
+            self._traced(share, batch, max(share.rows, 1), frozenset())
+        except Exception:  # noqa: BLE001 (any error of the user's code, which is raised again where the step runs)
+            return True
+        return False
 
     def _tell_means(self, share: Share, batch: Nest, added: frozenset[int]) -> None:
         """Says that gradients are of a mean over a replica's rows, unless the step asks how many replicas there are."""

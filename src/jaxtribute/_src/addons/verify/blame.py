@@ -13,7 +13,7 @@ from jaxtribute._src.addons.verify.closed import closed_over, is_own
 from jaxtribute._src.addons.verify.comparing import Difference, inner_of, value_of
 from jaxtribute._src.addons.verify.culprit import UNREDUCED, Culprit
 from jaxtribute._src.addons.verify.depending import firsts, of_own_rows
-from jaxtribute._src.addons.verify.instead import instead
+from jaxtribute._src.addons.verify.instead import FOR_EACH_ROW, instead
 from jaxtribute._src.addons.verify.machine import RANDOM
 from jaxtribute._src.addons.verify.mixing import (
     among_rows,
@@ -23,6 +23,7 @@ from jaxtribute._src.addons.verify.mixing import (
     joined_wrongly,
     numbered,
     sums_rows,
+    times_rows,
 )
 from jaxtribute._src.addons.verify.operations import is_key
 from jaxtribute._src.addons.verify.pairing import ADDS, HANDED, SUMS, Runs
@@ -82,12 +83,15 @@ class Suspects:
                 or self._around()
                 or self._unknown()
             )
+        if one_number := times_rows(self._runs, self._trail.chain, leaves):
+            culprit = self._named("batch-statistics", *one_number)
+            culprit.instead, culprit.also_in_fit = FOR_EACH_ROW, True
+            return culprit
         # What one device computes in a way of its own, as of a synchronized layer, cannot be compared.
         paired = [leaf for leaf in leaves if all(self._runs.others(leaf))]
         first, *others = paired or leaves
         scans = (leaf for leaf in leaves if "associative_scan" in getattr(self._runs.record(leaf).place, "text", ""))
-        scan = next(scans, None)
-        if scan is not None:
+        if (scan := next(scans, None)) is not None:
             return self._named("order-of-rows", scan)
         if self._runs.record(first).name in _CUTS:
             # Behind rows that are taken piece by piece a number that is a multiple still says something.
@@ -121,8 +125,7 @@ class Suspects:
             found = cut(self._runs, number)
             if found is not None:
                 return Culprit(CATALOGUE[found[0]], found[1])
-        by_number = numbered(self._runs, self._trail.chain)
-        return None if by_number is None else self._named(*by_number)
+        return self._named(*by_number) if (by_number := numbered(self._runs, self._trail.chain)) else None
 
     def _judged(self, leaf: int) -> Culprit:
         record, relation = self._runs.record(leaf), self._runs.relation(leaf)
@@ -200,8 +203,7 @@ class Suspects:
         """An operation whose operands are right."""
         if self._runs.cuts_sum(leaf):
             return self._named("gathered-without-gradients", leaf)
-        left_out = cut(self._runs, leaf)
-        if left_out is not None:
+        if left_out := cut(self._runs, leaf):
             return Culprit(CATALOGUE[left_out[0]], left_out[1])
         if self._runs.counts_rows(leaf):
             return self._named("rows-of-replica", leaf)

@@ -36,6 +36,7 @@ class Culprit:
       backwards: True if the operation belongs to the derivative of the line.
       part: the user's expression that the advice is about, if it is known.
       instead: what to write instead, where the pattern's own words would not help.
+      also_in_fit: True if that is so in a step of Keras's `fit`, too.
       guess: True if no operation was found that makes something wrong of what is right.
     """
 
@@ -48,12 +49,13 @@ class Culprit:
     backwards: bool = False
     part: str = ""
     instead: str = ""
+    also_in_fit: bool = False
     guess: bool = False
 
     def advice(self, *, in_fit: bool = False) -> str:
         """The code to write instead, which in a step of Keras's `fit` may be something else."""
         pattern = self.pattern
-        if self.instead and not in_fit:
+        if self.instead and (self.also_in_fit or not in_fit):
             return self.instead
         text = (pattern.in_fit or f"{pattern.advice}{pattern.also_in_fit}") if in_fit else pattern.advice
         return text.replace("{part}", self.part or pattern.part)

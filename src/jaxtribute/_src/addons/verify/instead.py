@@ -19,6 +19,13 @@ _OF_A_VALUE = frozenset(
 _EXTREMES = {"reduce_max": "max", "reduce_min": "min", "reduce_prod": "prod", "reduce_and": "all", "reduce_or": "any"}
 
 
+FOR_EACH_ROW = (
+    "let the loss function return a value for each row, which sample_weight=, class_weight= and masks multiply. If it "
+    f"has to be one number: {_CONTEXT}.all_reduce('SUM', ...) its sums over the rows"
+)
+"""Advice for a loss function that returns one number, by which weights of rows are then multiplied."""
+
+
 def instead(runs: Runs, pattern: str, number: int, apart: Sequence[Difference]) -> str:
     """Returns what to write instead; empty where the pattern's own advice fits.
 

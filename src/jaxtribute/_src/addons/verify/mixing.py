@@ -10,7 +10,7 @@ import numpy as np
 from jaxtribute._src.addons.verify.depending import is_joined, of_own_rows
 from jaxtribute._src.addons.verify.pairing import Runs
 from jaxtribute._src.addons.verify.relations import Kind
-from jaxtribute._src.addons.verify.sources import Place
+from jaxtribute._src.addons.verify.sources import Place, is_theirs
 
 _ORDERS = frozenset(
     "cumsum cumprod cummax cummin cumlogsumexp sort top_k rev gather dynamic_slice slice concatenate".split()
@@ -72,6 +72,46 @@ def numbered(runs: Runs, chain: Collection[int]) -> tuple[str, int] | None:
         if any(runs.operand(number, place).kind is Kind.ROWS for place in range(len(record.operands))):
             return "rows-by-replica", number
     return None
+
+
+def times_rows(runs: Runs, chain: Collection[int], leaves: Collection[int]) -> tuple[int, int] | None:
+    """A number of this replica's rows, and the operation of a library's in which it multiplies each row.
+
+    Of the kind is a loss function that returns one number, which sample weights are then multiplied with.
+    """
+    own = of_own_rows(runs)
+    # Derivatives, and what a library counts, are not the first to be wrong.
+    clear = any(not runs.record(leaf).backwards and _is_theirs(runs.record(leaf).place) for leaf in leaves)
+    for number in sorted(chain) if clear else range(len(runs.tape.records)):
+        record = runs.record(number)
+        if record.name != "mul" or record.backwards or record.place is None or _is_theirs(record.place):
+            continue
+        for place in (0, 1):
+            makers = [_unspread(runs, one) for one in runs.makers_of(number, place)]
+            rows = runs.makers_of(number, 1 - place) or runs.operand(number, 1 - place).kind is Kind.ROWS
+            scalar = all(not np.ndim(runs.record(one).results[0]) for one in makers)
+            good = all(runs.relation(one).kind in (Kind.SUM, Kind.MEAN) for one in makers)
+            if makers and rows and scalar and good and np.ndim(record.results[0]) and not own.isdisjoint(makers):
+                return _theirs(runs, makers[0]), number
+    return None
+
+
+def _unspread(runs: Runs, number: int) -> int:
+    """The operation whose result is only given another shape or type by this one, and by those before it."""
+    while runs.record(number).name in ("broadcast_in_dim", "convert_element_type") and runs.makers_of(number, 0):
+        number = runs.makers_of(number, 0)[0]
+    return number
+
+
+def _theirs(runs: Runs, number: int) -> int:
+    """The last operation on a line of the user's that goes into this one; itself if there is none."""
+    behind = sorted(runs.upstream([number]), reverse=True)
+    return next((one for one in behind if _is_theirs(runs.record(one).place)), number)
+
+
+def _is_theirs(place: Place | None) -> bool:
+    """True for a line that is no part of a library."""
+    return place is not None and is_theirs(place.file)
 
 
 def is_divided_by_own(runs: Runs, leaf: int) -> bool:

@@ -197,28 +197,28 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
     # A mirrored variable keeps one array for all replicas: values that may differ would silently become replica 0's.
     for variable, varies in zip(plan.written, plan.varying[results : results + written], strict=True):
         if varies and not variable.policy.split:
-            hint = "reduce the value before it is assigned, or create the variable with an aggregation."
+            hint = "reduce the value before it is assigned, or create the variable with an aggregation. Of "
+            hint += "apply_gradients leave reduce_op=None out, which is for gradients that are reduced already."
             if variable.distribute_strategy.is_default:
                 hint = "make it in `with strategy.scope():`, and with it its jd.Model or jd.Optimizer."
             raise VariableError(
-                f"{variable.name} would get a different value on each of {mesh.size} replicas. HINT: {hint}"
+                f"{variable.name} would get a different value on each of {mesh.size} replicas, at "
+                f"{traces[0].executor.written.get(variable) or 'an unknown line'}. HINT: {hint}"
             )
     taken = [*[False] * len(plan.consts), *arguments.splits]
-    totals = len(traces[0].summed)
-    given = [*plan.varying[:results], *map(_is_split, plan.written), *[False] * totals]
+    given = [*plan.varying[:results], *map(_is_split, plan.written), *[False] * len(traces[0].summed)]
     # A result that does not vary is any replica's copy. `shard_map` does not check that: the inference has.
     mapped = mesh.map_replicas(
         _with_vectors(plan, arguments, given),
         in_specs=(*_specs(taken), *map(_spec_of, plan.variables)),
-        out_specs=(*_specs(plan.varying[:results]), *map(_spec_of, plan.written), *[_WHOLE] * totals),
+        out_specs=(*_specs(plan.varying[:results]), *map(_spec_of, plan.written), *[_WHOLE] * len(traces[0].summed)),
     )
     inputs = [*plan.consts, *arguments.values]
     if outer.traced:
         outputs = mapped(*inputs, *map(outer.get, plan.variables))
     else:
         # `jax.jit` refuses arrays of different devices, and what eager code gives may lie anywhere.
-        wheres = [mesh.split if split else mesh.replicated for split in taken]
-        inputs = list(map(_put, inputs, wheres))
+        inputs = list(map(_put, inputs, [mesh.split if split else mesh.replicated for split in taken]))
         # Not traced, but differentiated or transformed around: the program is called at once, on the variables' values.
         held = [_put(outer.get(variable), variable.policy.where or mesh.replicated) for variable in plan.variables]
         outputs = jax.jit(mapped)(*inputs, *held)
@@ -265,8 +265,7 @@ def _trace(
     make_executor: Callable[[], TracedReplica],
 ) -> _Traced:
     """Traces `fn` with the shapes that `replica` sees; `captured` holds what the traces of others have captured."""
-    seen: list[Any] = []
-    mesh = strategy.extended.mesh
+    seen, mesh = list[Any](), strategy.extended.mesh
 
     def program(*local: Nest) -> list[Any]:
         executor = make_executor()

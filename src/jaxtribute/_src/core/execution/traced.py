@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.core import context as contexts
+from jaxtribute._src.core.callers import caller
 from jaxtribute._src.core.collectives import in_replica
 from jaxtribute._src.core.collectives.in_replica import guarded
 from jaxtribute._src.core.collectives.products import PutOff
@@ -123,7 +124,7 @@ class TracedProgram(InTrace):
         # Variables, and what else a program takes and gives: rows of variables, arrays of operations on them.
         self.values: dict[Any, Any] = {}
         self.inputs: list[Any] = []
-        self.written: dict[Any, None] = {}
+        self.written: dict[Any, str | None] = {}  # with the user's lines that wrote variables last
         self.operations: list[Any] = []
         """Operations that the program sends to other processes that hold variables."""
         if traced_reads.read:
@@ -165,7 +166,7 @@ class TracedProgram(InTrace):
         if not self.local and variable.policy.parameter_device is not None:
             value = state_p.bind(value)
         self.values[variable] = value
-        self.written[variable] = None
+        self.written[variable] = caller()
         self.changed(variable)
 
     @staticmethod

@@ -8,6 +8,7 @@ from jaxtribute.compat.tf.config._devices import LogicalDevice as LogicalDevice
 from jaxtribute.compat.tf.config._devices import LogicalDeviceConfiguration as LogicalDeviceConfiguration
 from jaxtribute.compat.tf.config._devices import PhysicalDevice as PhysicalDevice
 from jaxtribute.compat.tf.config._devices import experimental_connect_to_cluster as experimental_connect_to_cluster
+from jaxtribute.compat.tf.config._devices import get_visible_devices as get_visible_devices
 from jaxtribute.compat.tf.config._devices import list_logical_devices as list_logical_devices
 from jaxtribute.compat.tf.config._devices import list_physical_devices as list_physical_devices
 from jaxtribute.compat.tf.config._devices import run_functions_eagerly as run_functions_eagerly

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import jax
 
 from jaxtribute import config
+from jaxtribute._src.addons.compat.tf.accelerators import accelerator_kind
 from jaxtribute._src.core.devices import DeviceSpec, available_devices
 from jaxtribute.errors import ArgumentError
 
@@ -57,17 +58,23 @@ class LogicalDeviceConfiguration:
 
 
 def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice]:
-    """Returns the devices of the machine. Asking for anything but `"CPU"` starts JAX.
+    """Returns the devices of the machine. JAX starts only if an accelerator may be among them.
 
     Source: `tf.config.list_physical_devices`.
     """
     devices = [PhysicalDevice("/physical_device:CPU:0", "CPU")] if device_type in (None, "CPU") else []
-    if device_type == "CPU":
-        return devices
-    kind = jax.default_backend().upper()
-    if kind != "CPU" and device_type in (None, kind):
+    kind = "" if device_type == "CPU" else accelerator_kind()
+    if kind and device_type in (None, kind):
         devices += [PhysicalDevice(f"/physical_device:{kind}:{i}", kind) for i in range(jax.local_device_count())]
     return devices
+
+
+def get_visible_devices(device_type: str | None = None) -> list[PhysicalDevice]:
+    """Returns the devices that JAX may use, which are those of `list_physical_devices`.
+
+    Source: `tf.config.get_visible_devices`.
+    """
+    return list_physical_devices(device_type)
 
 
 def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:

@@ -7,11 +7,13 @@ from typing import Any
 from jaxtribute._src.addons.compat.catalog.lookup import explain_absent
 from jaxtribute.compat.tf.config._devices import LogicalDeviceConfiguration as VirtualDeviceConfiguration
 from jaxtribute.compat.tf.config._devices import PhysicalDevice, set_logical_device_configuration
+from jaxtribute.compat.tf.config._devices import get_visible_devices as get_visible_devices
 from jaxtribute.compat.tf.config._devices import list_logical_devices as list_logical_devices
 from jaxtribute.compat.tf.config._devices import list_physical_devices as list_physical_devices
 
 __all__ = [
     "VirtualDeviceConfiguration",
+    "get_visible_devices",
     "list_logical_devices",
     "list_physical_devices",
     "set_memory_growth",

@@ -86,6 +86,11 @@ ABSENT: dict[str, str] = {
     "tf.tpu.experimental.embedding.Adagrad": "`jd.Optimizer(optax.adagrad(0.1), [table])`",
     "tf.tpu.experimental.embedding.Adam": "`jd.Optimizer(optax.adam(1e-3), [table])`; `ShardedTable(..., "
     'updates="exact")` is `lazy_adam=False`',
+    "tf.test": "use `pytest`, and `np.testing.assert_allclose` for arrays",
+    **{
+        f"tf.test.{name}": 'ask `tf.config.list_physical_devices("GPU")`'
+        for name in ("is_gpu_available", "gpu_device_name", "is_built_with_cuda", "is_built_with_gpu_support")
+    },
     "tf.config.set_visible_devices": "set CUDA_VISIBLE_DEVICES, or name the devices of the strategy",
     "tf.config.experimental.ClusterDeviceFilters": "`jd.ClusterDeviceFilters`, which filters nothing: a process of JAX "
     "computes on its own devices",
@@ -170,6 +175,7 @@ REMARKS: dict[str, str] = {
     "tf.data.Dataset.unbatch": "its cardinality is known after sources and batches without a remainder",
     "tf.data.Dataset.with_options": "only the auto-shard policy has a meaning",
     "tf.data.Dataset.cache": "in memory only",
+    "tf.config.get_visible_devices": "the devices that JAX finds, which only the environment makes fewer",
     "tf.config.experimental.set_memory_growth": "does nothing: write XLA_PYTHON_CLIENT_PREALLOCATE=false into the "
     "environment",
     "tf.config.experimental_connect_to_cluster": "does nothing: strategies join their cluster by themselves",

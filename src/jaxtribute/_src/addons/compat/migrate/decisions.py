@@ -26,12 +26,14 @@ _WRITE = {
     "float()": "tf.cast(..., tf.float32)",
     "bool()": "tf.cast(..., tf.bool)",
     "range()": "tf.while_loop, or give a number of Python",
+    "tf.range()": "tf.while_loop, or give a number of Python",
     "min()": "tf.minimum or tf.reduce_min",
     "max()": "tf.maximum or tf.reduce_max",
     "any()": "tf.reduce_any",
     "all()": "tf.reduce_all",
 }
 _CALLED = ("int", "float", "bool", "range", "min", "max", "any", "all")
+_OF_RANGE = ("start", "limit", "delta")
 _ASSIGNS = ("assign", "assign_add", "assign_sub", "apply_gradients", "minimize", "update_state")
 
 
@@ -41,7 +43,7 @@ def find(tree: ast.Module, names: Names) -> Iterator[Finding]:
     arrays = Arrays(functions, names)
     for place in functions.places:
         if place in arrays.traced and not _runs_as_python(place, functions, names):
-            yield from _Reader(functions, arrays, place).find()
+            yield from _Reader(functions, arrays, names, place).find()
 
 
 def _runs_as_python(place: Place, functions: Functions, names: Names) -> bool:
@@ -57,8 +59,8 @@ def _runs_as_python(place: Place, functions: Functions, names: Names) -> bool:
 class _Reader:
     """Reads one function."""
 
-    def __init__(self, functions: Functions, arrays: Arrays, place: Place) -> None:
-        self._functions, self._arrays, self._place = functions, arrays, place
+    def __init__(self, functions: Functions, arrays: Arrays, names: Names, place: Place) -> None:
+        self._functions, self._arrays, self._names, self._place = functions, arrays, names, place
         self._asked = set[ast.AST]()
         """The parts of conditions, whose conditions are told already."""
 
@@ -102,6 +104,8 @@ class _Reader:
 
     def _called(self, call: ast.Call) -> tuple[str, int]:
         name = call.func.id if isinstance(call.func, ast.Name) else ""
+        if self._names.called_by(call) == "tf.range":
+            return "tf.range()", self._length(call)
         if name not in _CALLED or not call.args:
             return "", 0
         values = [self._arrays.of(one, self._place) for one in call.args]
@@ -112,6 +116,12 @@ class _Reader:
         elif values[0].nest or (name in ("range", "bool") and level == MAYBE and isinstance(call.args[-1], ast.Name)):
             level = 0
         return f"{name}()", level
+
+    def _length(self, call: ast.Call) -> int:
+        """Level of what says how many numbers `tf.range` gives: 0 if Python may know it."""
+        given = [*call.args, *(one.value for one in call.keywords if one.arg in _OF_RANGE)]
+        values = [self._arrays.of(one, self._place) for one in given]
+        return SURE if any(one.level == SURE and not one.nest for one in values) else 0
 
     def _truth(self, test: ast.expr) -> int:
         """Level of what decides whether an expression is true: 0 if Python knows it."""

@@ -8,12 +8,13 @@ from operator import attrgetter
 
 from jaxtribute._src.addons.compat.catalog.lookup import Kind
 from jaxtribute._src.addons.compat.migrate.arrays import is_dataset
+from jaxtribute._src.addons.compat.migrate.calls import Function, Functions
 from jaxtribute._src.addons.compat.migrate.findings import Edit, Finding, Source, keyword, nodes
 from jaxtribute._src.addons.compat.migrate.naming import Names
 
 _ADVICE = {
-    "for tf.range": "the loop runs while the function is traced, and each turn is compiled: keep it short, use "
-    "tf.while_loop, or loop outside",
+    "for tf.range": "the loop runs while the function is traced, and each turn is compiled; its length must be a "
+    "number of Python, not a tensor: keep it short, use tf.while_loop, or loop outside",
     "for dataset": "a loop that is traced cannot read elements: pass the dataset as an argument, loop outside, or pass "
     "iter(dataset) and call next",
     "for dataset argument": "called with a dataset the function runs as Python, and what strategy.run calls in it is "
@@ -70,26 +71,26 @@ def _what(node: ast.AST, names: Names, arguments: set[str]) -> str:
 
 def find_ranges(source: Source, names: Names) -> Iterator[Finding]:
     """Tensors that are passed to a compiled function as the number of turns of a loop over `tf.range`."""
-    for function in nodes(source.tree, ast.FunctionDef):
-        if not _is_compiled(function, names):
-            continue
-        arguments = [argument.arg for argument in function.args.args]
-        counts: set[str] = set()
-        for loop in nodes(function, ast.For):
-            if names.called_by(loop.iter) == "tf.range" and isinstance(loop.iter, ast.Call):
-                counts |= {name.id for name in nodes(loop.iter, ast.Name) if name.id in arguments}
-        for call in nodes(source.tree, ast.Call) if counts else ():
-            if not isinstance(call.func, ast.Name) or call.func.id != function.name:
-                continue
-            given = dict(zip(arguments, call.args, strict=False)) | {one.arg or "": one.value for one in call.keywords}
-            for name in sorted(counts & given.keys()):
-                yield from _range(source, names, name, given[name])
+    functions = Functions(source.tree, names)
+    counts = {function: _lengths(function, functions, names) for function in functions.compiled()}
+    for place in functions.places if any(counts.values()) else ():
+        for function, given in functions.calls(place):
+            for name in sorted(counts.get(function, set[str]()) & given.keys()):
+                value = given[name]
+                if value is not None:
+                    yield from _range(source, names, name, value)
+
+
+def _lengths(function: Function, functions: Functions, names: Names) -> set[str]:
+    """The arguments of a function that say how often one of its loops over `tf.range` turns."""
+    arguments = {one.arg for one in nodes(function.args, ast.arg)}
+    loops = [one.iter for one in functions.own(function) if isinstance(one, ast.For)]
+    over = [one for one in loops if names.called_by(one) == "tf.range"]
+    return {name.id for one in over for name in nodes(one, ast.Name) if name.id in arguments}
 
 
 def _range(source: Source, names: Names, name: str, value: ast.expr) -> Iterator[Finding]:
     place = (value.lineno, value.col_offset + 1, "tensor passed to tf.range")
-    if isinstance(value, ast.Constant):
-        return
     if isinstance(value, ast.Call) and value.args and names.of(value.func) in ("tf.convert_to_tensor", "tf.constant"):
         text = source.of(value.args[0])
         advice = f"the loop over tf.range({name}) is traced, so its length must be Python's number: write {text}"

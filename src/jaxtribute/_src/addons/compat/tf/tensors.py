@@ -189,12 +189,26 @@ def eye(
 def range(
     start: TensorLike, limit: TensorLike = None, delta: TensorLike = 1, dtype: DType = None, name: str | None = None
 ) -> jax.Array:
-    """Returns evenly spaced numbers; int32 for Python ints, as in TensorFlow. Source: `tf.range`."""
+    """Returns evenly spaced numbers; int32 for Python ints, as in TensorFlow.
+
+    Raises:
+      ConcretizationTypeError: a compiled function is to find out how many they are.
+
+    Source: `tf.range`.
+    """
     # A single argument is the limit, as Python's own `range` has it.
     start, limit = (0, start) if limit is None else (start, limit)
     if dtype is None:
         dtype = jnp.result_type(*(as_tensor(value).dtype for value in (start, limit, delta)))
-    return jnp.arange(start, limit, delta, dtype=jax.dtypes.canonicalize_dtype(dtype))
+    try:
+        return jnp.arange(start, limit, delta, dtype=jax.dtypes.canonicalize_dtype(dtype))
+    except jax.errors.ConcretizationTypeError as error:
+        error.add_note(
+            f"HINT: tf.range({start}, {limit}, {delta}) is to be as long as a tensor says, which has no value yet "
+            "while the function is compiled. Give tf.range a number of Python, steps=8 in place of "
+            "steps=tf.constant(8), or write tf.while_loop for a loop over it."
+        )
+        raise
 
 
 def linspace(start: TensorLike, stop: TensorLike, num: int, name: str | None = None, axis: int = 0) -> jax.Array:
