@@ -18,7 +18,7 @@ FLOORS = [
     {"collectives"},
     {"execution"},
     {"input", "cluster", "nn"},
-    {"strategies", "config", "main_process", "proxies", "roll_call"},
+    {"strategies", "config", "last_call", "main_process", "proxies", "roll_call", "stragglers"},
     {"optimizer"},
     {"checkpoint"},
     # The fence: what stands above is add-ons, of which the core imports none.

@@ -24,9 +24,11 @@ _left_to_doctor = (errors.ConfigError,) if _examines() else ()
 if not _launches():
     from jaxtribute import config as config
     from jaxtribute._src import forks as _forks
+    from jaxtribute._src import last_call as _last_call
     from jaxtribute._src import misspelt as _misspelt
     from jaxtribute._src import proxies as _proxies
     from jaxtribute._src import roll_call as _roll_call
+    from jaxtribute._src import stragglers as _stragglers
     from jaxtribute._src.core.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
     from jaxtribute._src.core.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
     from jaxtribute._src.core.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
@@ -64,6 +66,8 @@ if not _launches():
     _forks.guard()
     _proxies.install()
     _roll_call.install()
+    _last_call.install()
+    _stragglers.install()
     # Before user code can start a backend; this starts none.
     _misspelt.check_names()
     with _suppress(*_left_to_doctor):

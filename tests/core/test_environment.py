@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import jaxtribute as jd
+from jaxtribute._src import stragglers
 from jaxtribute._src.addons.launcher.environment import RESTART, RUN, TF_CONFIG, holds_a_place, rank_of_this_process
 from jaxtribute._src.addons.launcher.launch import rank_set_by_slurm
 from jaxtribute._src.addons.launcher.options import POD_INDEX, Options, complete
@@ -17,7 +18,7 @@ from jaxtribute._src.addons.live import starting
 from jaxtribute._src.addons.resolvers.slurm import COUNTS, HOSTS, RANK, TASKS, SlurmClusterResolver
 from jaxtribute._src.addons.testing import faults
 from jaxtribute._src.core import config, environment
-from jaxtribute._src.core.cluster import step_log, told
+from jaxtribute._src.core.cluster import told
 from jaxtribute._src.core.cluster.accelerators import visible_gpus
 from jaxtribute._src.core.cluster.resolvers import detect
 from jaxtribute._src.core.cluster.roster import Roster
@@ -102,7 +103,7 @@ NUMBERS: dict[str, tuple[Callable[[], object], float]] = {
     RESTART: (lambda: environment.count(RESTART, 0), 0),
     told.TIMEOUT: (told.deadline_s, 1),
     told.SILENCE: (told.silence_s, 1),
-    step_log.EVERY: (step_log.interval_s, 0),
+    stragglers.EVERY: (stragglers.interval_s, 0),
 }
 
 

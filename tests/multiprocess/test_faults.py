@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -91,6 +92,65 @@ def test_a_worker_that_skips_a_step_is_named(rank: int) -> None:
     assert f"worker {rank} " in told, text
     assert "ended its program after step" in told, text
     assert "make the same calls as often as the others" in text, text
+
+
+@pytest.mark.parametrize("case", ["uneven-skip-0", "uneven-skip-1", "uneven-extra-0", "uneven-extra-1"])
+def test_a_worker_that_gloo_aborts_is_told_with_the_steps_of_all(case: str) -> None:
+    """A step that one worker takes alone, where the next step's arrays have another size."""
+    code, text, seconds = outcome(case, JAXTRIBUTE_TIMEOUT_S="120")
+    assert code == 134, text
+    assert seconds < 110, text
+    told = text[text.rindex("jaxtribute launch: rank ") :]
+    assert "was killed by SIGABRT, as its collective does not fit to those of the others" in told, text
+    batches = dict[int, int]()
+    steps = dict[int, int]()
+    for rank in range(2):
+        found = re.search(rf"rank {rank}: step (\d+) of step, first called at {PROGRAM}:\d+, after (\d+) batches", told)
+        assert found is not None, text
+        steps[rank], batches[rank] = int(found[1]), int(found[2])
+    # The one that has skipped a step has taken fewer of as many batches, or as many of more; the other way round for an
+    # additional one.
+    ahead = {rank: steps[rank] - batches[rank] for rank in range(2)}
+    more = int(case[-1]) if "extra" in case else 1 - int(case[-1])
+    assert ahead[more] == ahead[1 - more] + 1, text
+    assert "HINT: every worker must make the same calls as often as the others" in told, text
+    assert "JAXTRIBUTE_DEBUG=collectives finds the first call that differs" in told, text
+
+
+def test_the_ledger_finds_what_gloo_would_abort() -> None:
+    code, text, _ = outcome("uneven-skip-1", JAXTRIBUTE_DEBUG="collectives", JAXTRIBUTE_TIMEOUT_S="120")
+    assert code == 1, text
+    assert "the workers are about to run different collectives" in text, text
+    assert text.count(f"step, called at {PROGRAM}:") >= 2, text
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        (
+            "own-shape",
+            "This worker calls own_argument with float32[5] for the first time; it has called it before with ",
+        ),
+        ("own-name", "This worker calls own_argument with float32[4] for the first time."),
+    ],
+)
+def test_a_worker_whose_step_is_another_program_is_told_at_once(case: str, told: str) -> None:
+    """The others run the program that they have, and come to no comparison: they would wait for the deadline."""
+    code, text, seconds = outcome(case)
+    assert code == 1, text
+    assert seconds < 120, text
+    end = text[text.rindex("jaxtribute launch: rank 1 ended with exit code 1: ") :]
+    assert "is in the first run of own_argument, after step 4, called at " in end, text
+    assert "runs the step as it was made before, last seen in step 4 of own_argument, at " in end, text
+    assert "HINT: each step needs arguments of the same shapes" in end, text
+    assert told in end, text
+
+
+def test_a_batch_with_fewer_rows_than_the_others_have_is_told_at_once() -> None:
+    code, text, seconds = outcome("batch")
+    assert code == 1, text
+    assert seconds < 120, text
+    assert "InputError: at step 3 the batches of the workers have [2, 1] rows" in text.splitlines()[-1], text
 
 
 def test_a_job_that_stood_still_for_longer_than_a_silence_goes_on(tmp_path: Path) -> None:

@@ -82,11 +82,30 @@ def stuck_step(x: Any) -> Any:
 swapped_step.__name__ = step.__name__
 
 
+@jd.function
+def own_argument(x: dict[str, Any]) -> Any:
+    """A step of an array that each worker makes, under a name that makes another program."""
+
+    def sums() -> Any:
+        return replica_context().all_reduce("sum", next(iter(x.values())).sum())
+
+    return strategy.reduce("SUM", strategy.run(sums), axis=None)
+
+
 def rows() -> Iterator[Any]:
     for count in range(STEPS + 1):
         if BAD and count == STEP + 1 and CASE == "stall-input":
             forever()
-        yield np.ones((2, 4), np.float32)
+        wide = CASE.startswith("uneven") and count % 2
+        fewer = CASE == "batch" and BAD and count == STEP
+        yield np.ones((1 if fewer else 2, 32 if wide else 4), np.float32)
+
+
+class Rows:
+    """All workers' batches, whose number is not known."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return rows()
 
 
 def wrong(x: Any) -> tuple[Callable[[Any], Any], Any]:
@@ -103,17 +122,33 @@ def wrong(x: Any) -> tuple[Callable[[Any], Any], Any]:
         x = strategy.experimental_distribute_values_from_function(lambda _: np.ones((2, 5), np.float32))
     if CASE == "extra":
         step(x)
+    if CASE == "own-shape":
+        return own_argument, {"x": np.ones(5, np.float32)}
+    if CASE == "own-name":
+        return own_argument, {"y": np.ones(4, np.float32)}
     return {"swapped": swapped_step, "stall-inside": stuck_step, "missing": lambda _: 0.0}.get(CASE, step), x
 
 
 def main() -> None:
     assert cluster is not None
-    data = iter(strategy.distribute_datasets_from_function(lambda _: rows()))
+    if CASE == "batch":
+        data = iter(strategy.experimental_distribute_dataset(Rows()))
+    else:
+        data = iter(strategy.distribute_datasets_from_function(lambda _: rows()))
     for number in range(STEPS):
+        if CASE.startswith("own"):
+            call, x = wrong(None) if BAD and number == STEP else (own_argument, {"x": np.ones(4, np.float32)})
+            assert float(call(x)) > 0
+            continue
+        if number == STEP and f"uneven-skip-{cluster.rank}" == CASE:
+            next(data)
+            continue
         if number == STEP and f"skip-{cluster.rank}" == CASE:
             continue
         bad = BAD and number == STEP
         call, x = wrong(next(data)) if bad else (step, next(data))
+        if number == STEP and f"uneven-extra-{cluster.rank}" == CASE:
+            call(x)
         value = float(call(x))
         assert value == value
         if bad and CASE == "stall-after":

@@ -3,9 +3,10 @@
 import textwrap
 import traceback
 
+import jax
 import pytest
 
-from jaxtribute._src.addons.launcher.tracebacks import heading, last_traceback, message
+from jaxtribute._src.addons.launcher.tracebacks import heading, last_traceback, last_word, message
 
 SHAPES = {
     "one line": ("raise ValueError('boom')", "ValueError: boom"),
@@ -71,6 +72,55 @@ def test_what_follows_without_end_is_cut(line: str) -> None:
     assert 1 < found.count("\n") < 70
     assert len(found) < 10_000
     assert heading(found) == "ValueError: boom"
+
+
+@pytest.mark.parametrize("mode", ["quiet_remove_frames", "remove_frames", "tracebackhide", "off"])
+@pytest.mark.parametrize("shape", ["one line", "several lines", "notes", "group"])
+def test_jax_own_note_is_no_part_of_the_message(shape: str, mode: str) -> None:
+    """The note that JAX adds where it has taken frames of its own out of a traceback."""
+    code, expected = SHAPES[shape]
+    traced = f"""
+import jax
+def program(x):
+    {code}
+jax.config.update("jax_traceback_filtering", {mode!r})
+try:
+    jax.jit(program)(1.0)
+except Exception as error:
+    error.add_note("one more")
+    raise
+"""
+    before = jax.config.jax_traceback_filtering  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+    try:
+        found = last_traceback(printed(traced).encode().split(b"\n"))
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
+    separator = "; " if shape == "group" else "\n"
+    assert message(found).replace("; one more", "").replace("\none more", "") == expected, found
+    assert f"{separator}one more" in message(found)
+
+
+WARNED = "/home/me/train.py:7: UserWarning: one\nHINT: two\n  loss = step(batch)"
+"""A warning as Python prints it, with the line of source."""
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("step 3\n", "step 3"),
+        (f"step 3\n{WARNED}\n\n", "step 3"),
+        (f"step 3\n{WARNED}\n{WARNED}\n", "step 3"),
+        ("step 3\n<string>:7: DeprecationWarning: one\n", "step 3"),
+        ("step 3\n/a b/c.py:7: DeprecationWarning: one\n  x = 1\n", "step 3"),
+        (f"{WARNED}\nstep 3", "step 3"),
+        (f"{WARNED}\nstep 3\n  of 10", "  of 10"),
+        (WARNED, ""),
+        ("  what():  boom\n", "  what():  boom"),
+        ("", ""),
+    ],
+)
+def test_a_warning_is_not_the_last_word(text: str, word: str) -> None:
+    assert last_word(text.encode().split(b"\n")).decode() == word
 
 
 def test_there_is_none() -> None:

@@ -1,18 +1,16 @@
-"""What a worker is doing, as it tells the others, and which worker the others wait for."""
+"""What a worker is doing, as it tells the others."""
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import pytest
 
-from jaxtribute._src.core.cluster.step_log import EVERY, StepInFlight, StepLog, comparison, described, interval_s
+from jaxtribute._src.core.cluster.step_log import StepInFlight, StepLog, described, on_call
+from jaxtribute._src.core.execution.compiled_step import CompiledStep
 from jaxtribute._src.core.observers import Event
-from jaxtribute.errors import ConfigError
-
-NAMES = ("worker 0 (a:1)", "worker 1 (b:1)")
 
 
 def test_a_step_is_in_flight_until_its_result_is_there() -> None:
@@ -62,40 +60,48 @@ def test_the_report() -> None:
     assert described({}) == "nothing is known of it"
 
 
-def report(step: int, input_s: float, waited_s: float) -> dict[str, Any]:
-    return {"step": step, "input_s": input_s, "waited_s": waited_s, "name": "step", "where": "here"}
+def test_a_report_tells_whether_a_step_was_handed_over() -> None:
+    log = StepLog()
+    log.entering("step")
+    assert not log.report()["handed"], "it may be traced yet"
+    log.dispatched(jnp.ones(3))
+    assert log.report()["handed"]
+    log.entering("step")
+    assert not log.report()["handed"]
+    assert log.meets("the first run of step", "train.py:3").within
+    log.dispatched(jnp.ones(3))
+    assert not log.meets("a barrier", "train.py:4").within
 
 
-def test_the_one_that_waits_least_holds_the_others_up() -> None:
-    before = {0: report(5, 1.0, 2.0), 1: report(5, 1.0, 2.0)}
-    after = {0: report(25, 1.5, 22.0), 1: report(25, 19.0, 2.5)}
-    text = comparison(before, after, 30.0, NAMES)
-    assert text == (
-        "in 30 s: worker 0 (a:1) input 0.5 s, waiting 20.0 s of 20 steps; worker 1 (b:1) input 18.0 s, waiting 0.5 s "
-        "of 20 steps. The others wait for worker 1 (b:1), for its input"
-    )
-    slow = {0: report(25, 1.5, 22.0), 1: report(25, 1.1, 2.5)}
-    assert str(comparison(before, slow, 30.0, NAMES)).endswith("worker 1 (b:1), for its own computation")
+def test_a_step_is_no_part_of_a_report_as_handed_over_while_it_is_entered() -> None:
+    """The watch may ask between any two lines."""
+    log = StepLog()
+    log.entering("step")
+    log.dispatched(jnp.ones(3))
+    reports = list[dict[str, Any]]()
+    on_call.append(lambda log: reports.append(log.report()))
+    try:
+        log.entering("step")
+    finally:
+        on_call.pop()
+    assert [(one["call"], one["handed"]) for one in reports] == [(2, False)]
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ({}, {0: report(5, 0, 0), 1: report(5, 0, 0)}),  # nothing to compare with
-        ({0: report(5, 0, 0)}, {0: report(9, 0, 9), 1: report(9, 0, 0)}),  # one has not reported
-        ({0: report(5, 0, 0), 1: report(5, 0, 0)}, {0: report(5, 0, 9), 1: report(5, 0, 0)}),  # no step
-        ({0: report(5, 0, 0), 1: report(5, 0, 0)}, {0: report(9, 0, 5), 1: report(9, 0, 4)}),  # about equal
-    ],
-)
-def test_nothing_is_said_where_there_is_nothing_to_say(before: Any, after: Any) -> None:
-    assert comparison(before, after, 30.0, NAMES) is None
+def test_a_step_that_blocks_in_the_devices_is_handed_over_once_two_reports_find_it_there() -> None:
+    log, reports = StepLog(), list[dict[str, Any]]()
 
+    def program(x: Any) -> Any:
+        log.entering("step")
+        reports.append(log.report())  # it is traced
+        return x
 
-def test_how_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(EVERY, raising=False)
-    assert interval_s() == 60.0
-    monkeypatch.setenv(EVERY, "0")
-    assert interval_s() == 0.0
-    monkeypatch.setenv(EVERY, "often")
-    with pytest.raises(ConfigError, match=r"'often'.*HINT"):
-        interval_s()
+    def running() -> None:
+        # As the thread that watches finds the main thread: in no function of Python's that `_run` has called.
+        code = CompiledStep._run.__code__  # pyright: ignore[reportPrivateUsage]
+        found = SimpleNamespace(f_code=code, f_globals={"__name__": "jaxtribute.x"}, f_lineno=1, f_back=None)
+        for _ in range(2):
+            reports.append(log.report(cast(Any, found)))
+
+    jax.jit(program)(1.0)
+    running()
+    assert [one["handed"] for one in reports] == [False, False, True]

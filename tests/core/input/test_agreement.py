@@ -84,6 +84,32 @@ def test_workers_that_should_see_the_same_and_do_not() -> None:
     assert on_workers(2, work) == ["told", "told"]
 
 
+@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (np.zeros((2, 3)), r"have \[4, 2\] rows"),
+        (np.zeros((3, 3)), r"have \[4, 3\] rows"),  # the first worker's share is the same
+        (np.zeros((5, 3)), r"have \[4, 5\] rows"),
+        (np.zeros((4, 2)), "have rows of other shapes or dtypes"),
+        (np.zeros((4, 3), np.float32), "have rows of other shapes or dtypes"),
+    ],
+)
+def test_workers_whose_batches_differ_are_told_before_they_compile_different_programs(
+    replicas: int, other: Any, told: str
+) -> None:
+    def work(worker: int, meeting: Meeting) -> int:
+        batches = [np.zeros((4, 3)), other if worker == 1 else np.zeros((4, 3))]
+        shard = Shard(2, worker, replicas)
+        steps = GlobalSteps(adapt(batches).open(shard), shard, meeting.of(worker)())
+        next(steps)
+        with pytest.raises(InputError, match=f"at step 1 the batches of the workers {told}.*HINT: make the dataset"):
+            next(steps)
+        return worker
+
+    assert on_workers(2, work) == [0, 1]
+
+
 class Batches:
     """A stream of one batch."""
 

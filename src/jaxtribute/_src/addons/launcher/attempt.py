@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from jaxtribute._src.addons.launcher.escalation import ABORTED, NOT_HEARD, Escalation, Signal, stopped_code
 from jaxtribute._src.addons.launcher.family import Family, Process
+from jaxtribute._src.addons.launcher.last_calls import aborted_by_gloo
 from jaxtribute._src.addons.launcher.output import OutputReader, RankOutput, copy_size
 from jaxtribute._src.addons.launcher.terminal import say
 from jaxtribute._src.addons.launcher.tracebacks import heading, message
@@ -100,6 +101,10 @@ class Program:
     terminal: bool = False
 
 
+def _nothing() -> dict[int, str]:
+    return {}
+
+
 @dataclass(frozen=True)
 class _End:
     rank: int
@@ -115,10 +120,18 @@ class Attempt:
       programs: by rank.
       grace_s: seconds between SIGTERM and SIGKILL.
       save_s: seconds that preempted ranks have to save.
+      calls: tells the ranks' last calls.
     """
 
-    def __init__(self, programs: Mapping[int, Program], grace_s: float, save_s: float) -> None:
-        self._programs = programs
+    def __init__(
+        self,
+        programs: Mapping[int, Program],
+        grace_s: float,
+        save_s: float,
+        calls: Callable[[], Mapping[int, str]] = _nothing,
+    ) -> None:
+        self._programs, self._calls = programs, calls
+        self._last_calls: Mapping[int, str] = {}
         self._signals = Escalation(grace_s, save_s)
         self._ends: list[_End] = []
         self._readers: list[OutputReader] = []
@@ -207,6 +220,8 @@ class Attempt:
                 self._signals.save()
             return
         self._failing = True
+        # Before the others go on, or end.
+        self._last_calls = self._calls()
         # A rank that ends because of another tells by its code that the cause is still to come.
         self._signals.stop(CAUSE_S if code == ExitCode.ELSEWHERE else 0.0)
         for other, program in self._programs.items():
@@ -229,7 +244,8 @@ class Attempt:
         if causes and causes[0].code == ExitCode.ELSEWHERE:
             return self._failure_elsewhere(causes[0].rank, killed)
         if causes:
-            return failure(causes[0].code, causes[0].rank, self._programs[causes[0].rank].output, killed)
+            cause = causes[0]
+            return failure(cause.code, cause.rank, self._programs[cause.rank].output, killed, self._last_calls)
         if own:
             return Outcome(Kind.PREEMPTED, ExitCode.RESUME, own[0].rank, "saved and asks to be started again")
         return Outcome(Kind.STOPPED, 128 + Signal.SIGTERM) if bad else Outcome(Kind.DONE)
@@ -311,7 +327,9 @@ class Repetition:
         )
 
 
-def failure(code: int, rank: int, output: RankOutput, killed: int = 0) -> Outcome:
+def failure(
+    code: int, rank: int, output: RankOutput, killed: int = 0, calls: Mapping[int, str] | None = None
+) -> Outcome:
     """Outcome of a rank that has failed, in words.
 
     Args:
@@ -319,8 +337,11 @@ def failure(code: int, rank: int, output: RankOutput, killed: int = 0) -> Outcom
       rank: which it is.
       output: what it has said.
       killed: see `Outcome`.
+      calls: the last calls of the ranks.
     """
     traceback = output.traceback()
+    if code == -Signal.SIGABRT and not traceback and (why := aborted_by_gloo(output.lines(), calls or {})):
+        return Outcome(Kind.FAILED, exit_code(code), rank, f"{in_words(code)}, {why}", killed=killed)
     if output.noise() and output.shown and not traceback:  # which says more
         say(f"rank {rank} was connected to these ranks (said at its start, and not the cause):\n{output.noise()}")
     if code == -Signal.SIGKILL:  # somebody else's, before which the program has said nothing of it

@@ -19,6 +19,7 @@ from jaxtribute._src.addons.launcher.compilation_cache import cache_environment
 from jaxtribute._src.addons.launcher.environment import RESTART, chief_environment, rank_environment
 from jaxtribute._src.addons.launcher.escalation import Signal
 from jaxtribute._src.addons.launcher.gpus import gpu_settings
+from jaxtribute._src.addons.launcher.last_calls import LastCalls
 from jaxtribute._src.addons.launcher.options import Options
 from jaxtribute._src.addons.launcher.output import RankOutput, open_log
 from jaxtribute._src.addons.launcher.terminal import say
@@ -144,7 +145,10 @@ class LocalNode:
             secret = secret_of_run(self.options, start.run) if len(start.addresses) > 1 else None
             certificates = {} if secret is None else write_certificates(secret, Path(folder.path))
             programs = {start.first + i: self.program(start, i, certificates) for i in range(start.count)}
-            self._attempt = Attempt(programs, self.options.grace_s, self.options.save_s)
+            calls = LastCalls(Path(folder.path))
+            for rank, program in programs.items():
+                program.environment = {**program.environment, **calls.environment(rank)}
+            self._attempt = Attempt(programs, self.options.grace_s, self.options.save_s, calls.read)
             try:
                 return await self._attempt.run()
             finally:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from jaxtribute._src.addons.launcher.regular_files import open_regular
 from jaxtribute._src.addons.launcher.terminal import say, widen, write
-from jaxtribute._src.addons.launcher.tracebacks import last_traceback
+from jaxtribute._src.addons.launcher.tracebacks import last_traceback, last_word
 
 _CHUNK = 1 << 19
 _SHOW_S = 0.5
@@ -235,9 +235,8 @@ class RankOutput:
         return last_traceback(self.lines())
 
     def last_line(self) -> str:
-        """The last line that is not empty, or its beginning."""
-        last = next((line for line in reversed(self.lines()) if line.strip()), b"")
-        return last[:_LAST_LETTERS].decode(errors="replace")
+        """The last line that is neither empty nor of a warning, or its beginning."""
+        return last_word(self.lines())[:_LAST_LETTERS].decode(errors="replace")
 
     def noise(self) -> str:
         """The lines of Gloo's that were left out, which tell whom a rank reached that has failed."""

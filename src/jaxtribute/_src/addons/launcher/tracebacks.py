@@ -16,6 +16,9 @@ _AFTER = re.compile(
 _MOST_LINES = 60
 """Number of lines of a message that are kept: what comes after it is not always known for what it is."""
 _MOST_LETTERS = 8000
+_NOTE_OF_JAX = re.compile(r"(?m)^(?P<margin>\s*(\| )?)-{20}\n(?P=margin)For simplicity, JAX has removed .*\n?")
+"""The note that JAX adds to errors of traced functions: of its own frames, and none of the error's."""
+_WARNING = re.compile(rb"\S.*?:\d+: \w*Warning: ")
 
 
 def last_traceback(lines: Sequence[bytes]) -> str:
@@ -44,7 +47,7 @@ def last_traceback(lines: Sequence[bytes]) -> str:
 
 def message(traceback: str) -> str:
     """The error that a traceback ends with: all lines of its message and notes; of a group, its errors in a line."""
-    lines = traceback.split("\n")
+    lines = _NOTE_OF_JAX.sub("", traceback).rstrip("\n").split("\n")
     start = max((index for index, line in enumerate(lines) if line.endswith(_HEAD.decode())), default=-1)
     if start >= 0 and lines[start] == _GROUP.decode():
         # All its lines are indented, those of frames deeper than those of errors.
@@ -59,6 +62,31 @@ def message(traceback: str) -> str:
 def heading(traceback: str) -> str:
     """The first line of that, by which an error can be told from others."""
     return message(traceback).partition("\n")[0]
+
+
+def last_word(lines: Sequence[bytes]) -> bytes:
+    """Finds the last line that says something, which a warning does not: neither its text nor the source below it."""
+    end = len(lines)
+    while end:
+        start = _start_of_warning(lines, end)
+        if start == end and lines[end - 1].strip():
+            return lines[end - 1]
+        end = min(start, end - 1)
+    return b""
+
+
+def _start_of_warning(lines: Sequence[bytes], end: int) -> int:
+    """Number of the line where the warning begins that ends before a line; that line itself, if none does."""
+    if _WARNING.match(lines[end - 1]):
+        return end - 1
+    # The source is indented by two. The text above it may have several lines.
+    if lines[end - 1].startswith(b"  "):
+        for start in range(end - 2, max(-1, end - _MOST_LINES), -1):
+            if _WARNING.match(lines[start]):
+                return start
+            if lines[start].startswith(b"  "):
+                break
+    return end
 
 
 def _end(lines: Sequence[bytes], start: int) -> int:

@@ -95,17 +95,20 @@ class KeyValues:
         """The error that this worker goes on without another, which has ended its program or is in another step."""
         place = at or self.steps.place
         here = place.told if at is not None else f"{place.told}, at {caller()}"
+        hint = (
+            "every worker must make the same calls as often as the others: saves too, so no `if` of the worker's "
+            "number, such as `if jd.is_main():`, may stand before them."
+        )
         if rank in self.watch.left:
             theirs = f"has ended its program after {self.watch.left[rank]}"
         elif self.watch.parted(rank, place):
             theirs = f"is in another call, {described(self.watch.pulses.report(rank))}"
+        elif self.watch.as_before(rank, place):
+            theirs = f"runs the step as it was made before, {described(self.watch.pulses.report(rank))}"
+            hint = "each step needs arguments of the same shapes and dtypes, and the same constants, on all workers."
         else:
             return None
-        return ClusterError(
-            f"{self.names[self.rank]} is in {here}, and {self.names[rank]} {theirs}. "
-            "HINT: every worker must make the same calls as often as the others: saves too, so no `if` of the worker's "
-            "number, such as `if jd.is_main():`, may stand before them."
-        )
+        return ClusterError(f"{self.names[self.rank]} is in {here}, and {self.names[rank]} {theirs}. HINT: {hint}")
 
     def try_get(self, key: str) -> str | None:
         """The value of a key, or None if it is not set."""

@@ -1,28 +1,24 @@
-"""Steps of this worker that are in flight, its report to the others, and the line on whom all wait for."""
+"""Steps of this worker that are in flight, and its report to the others."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any
 
 import jax
 
 from jaxtribute._src.core.callers import frame_of, located
 from jaxtribute._src.core.cluster.waiting import RunningClock
-from jaxtribute._src.core.environment import reader, seconds
+from jaxtribute._src.core.execution.compiled_step import CompiledStep
 from jaxtribute._src.core.jaxprs.core import numbers_of
 from jaxtribute._src.core.observers import Event, Observer
 from jaxtribute._src.core.types import Nest
 
 _KEPT = 64
 _TURNS = 16
-EVERY = "JAXTRIBUTE_STRAGGLERS_S"
-_NOTABLE = 0.1
-"""The share of the time that the others must have waited for a worker to be worth a line."""
-
-Reports = Mapping[int, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -63,12 +59,14 @@ class Place:
       name: what it is.
       told: it in words, with the line that calls it.
       before: the name of the call before, of a call that is no step: whoever was in another one there does not come.
+      within: true if it is a part of that: of a step that is not handed to the devices yet.
     """
 
     call: int
     name: str
     told: str
     before: str | None = None
+    within: bool = False
 
 
 class StepLog(Observer):
@@ -99,22 +97,28 @@ class StepLog(Observer):
         """Seconds spent waiting for the devices, and so for other workers."""
         self.input_s: float = 0.0
         """Seconds spent in distributed iterators."""
+        self._running = 0
+        """The call that the last report found with the devices, before it came back; 0 if there was none."""
+        self.batches: int = 0
+        """Number of times that they were asked."""
 
     def on_end(self, event: Event) -> None:
         """Adds a wait for input."""
+        self.batches += 1
         self.input_s += event.seconds or 0.0
 
     def entering(self, name: str, line: str = "") -> None:
         """A step begins to be handed over, called at a line of the user's."""
         self.number += 1
+        # Before it is counted: a report must not take it for one that was handed over.
+        self._entered = StepInFlight(self.number, name, self.clock.now(), None, self.calls + 1)
         self._count(name, f"step {self.number} of {name}", line)
-        self._entered = StepInFlight(self.number, name, self.clock.now(), None, self.calls)
 
     def meets(self, what: str, line: str) -> Place:
         """The workers come together without a program, which has no deadline of its own."""
         before = self.name
         self._count(what, f"{what}, after step {self.number}", line)
-        self.place = replace(self.place, before=before)
+        self.place = replace(self.place, before=before, within=self._entered is not None)
         return self.place
 
     def _count(self, name: str, told: str, line: str) -> None:
@@ -124,6 +128,8 @@ class StepLog(Observer):
         self.name, self._told = name, told
         self.last = f"{told}{line and f', called at {line}'}"
         self.place = Place(self.calls, name, self.last)
+        for call in on_call:
+            call(self)
 
     def dispatched(self, result: Nest) -> None:
         """The step was handed over."""
@@ -143,17 +149,26 @@ class StepLog(Observer):
             self._flights.popleft()
         return self._entered
 
-    def report(self) -> dict[str, Any]:
-        """Report that goes to the other workers with each sign of life."""
+    def report(self, frame: FrameType | None = None) -> dict[str, Any]:
+        """Report that goes to the other workers with each sign of life; of the frame that the main thread is in."""
+        call, frame = self.calls, frame or frame_of()
+        # While JAX traces or compiles, Python runs; it begins so soon that two reports do not find the call without.
+        runs = frame is not None and frame.f_code is CompiledStep._run.__code__  # pyright: ignore[reportPrivateUsage]
+        handed, self._running = self._entered is None or (runs and call == self._running), call if runs else 0
         return {
             "step": self.number,
-            "call": self.calls,
+            "call": call,
+            "handed": handed,
             "told": self._told,
             "turns": list(self._turns),
-            "where": located(frame_of()),
+            "where": located(frame),
             "input_s": round(self.input_s, 3),
             "waited_s": round(self.waited_s, 3),
         }
+
+
+on_call: list[Callable[[StepLog], None]] = []
+"""Called as each call begins: `last_call` keeps it for the launcher."""
 
 
 def name_of(report: Mapping[str, Any], call: int) -> str | None:
@@ -167,52 +182,3 @@ def described(report: dict[str, Any]) -> str:
     if not report:
         return "nothing is known of it"
     return f"last seen in {report['told']}, at {report['where']}"
-
-
-def interval_s() -> float:
-    """Seconds between two lines; 0 for none.
-
-    Raises:
-      ConfigError: the environment variable is no number.
-    """
-    return seconds(EVERY, 60.0, 0.0)
-
-
-reader(EVERY, interval_s)
-
-
-def comparison(before: Reports, after: Reports, seconds: float, names: Sequence[str]) -> str | None:
-    """Compares the workers' times between two rounds of reports; None if nobody held the others up.
-
-    In a synchronous step all wait for the slowest, which therefore waits least for the devices.
-
-    Args:
-      before: what each worker said of itself then.
-      after: what it says now.
-      seconds: the time between.
-      names: the workers' names, by rank.
-    """
-    ranks = [rank for rank in range(len(names)) if rank in before and rank in after]
-    # Before all have reported twice there is nothing to compare: the one that is missing may be the slowest.
-    if len(ranks) < len(names) or seconds <= 0:
-        return None
-    spent = {rank: _spent(before[rank], after[rank]) for rank in ranks}
-    if all(steps == 0 for steps, _, _ in spent.values()):
-        return None
-    # Whoever waited least is the one that the others waited for.
-    slowest = min(ranks, key=lambda rank: spent[rank][2])
-    most = max(waited for _, _, waited in spent.values())
-    if most - spent[slowest][2] < _NOTABLE * seconds:
-        return None
-    parts = [
-        f"{names[rank]} input {waited_input:.1f} s, waiting {waited:.1f} s of {steps} steps"
-        for rank, (steps, waited_input, waited) in spent.items()
-    ]
-    cause = "its input" if spent[slowest][1] > _NOTABLE * seconds else "its own computation"
-    return f"in {seconds:.0f} s: {'; '.join(parts)}. The others wait for {names[slowest]}, for {cause}"
-
-
-def _spent(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[int, float, float]:
-    """Steps, seconds of waiting for input, and seconds of waiting for the devices."""
-    steps, waited_input, waited = (after[key] - before[key] for key in ("step", "input_s", "waited_s"))
-    return int(steps), float(waited_input), float(waited)

@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jaxtribute._src.core.callers import frame_of, stack
 from jaxtribute._src.core.cluster.failures import Failure, may_be_broken_collective, say
 from jaxtribute._src.core.cluster.roster import rank_of
-from jaxtribute._src.core.cluster.step_log import (
-    Place,
-    StepInFlight,
-    StepLog,
-    comparison,
-    described,
-    interval_s,
-    name_of,
-)
+from jaxtribute._src.core.cluster.step_log import Place, StepInFlight, StepLog, described, name_of
 from jaxtribute._src.core.observers import INPUT, observe
 
 if TYPE_CHECKING:
@@ -37,6 +29,7 @@ _WITHOUT_S = 15.0
 """Seconds for which a step may go on after a worker that it needs has ended."""
 _COMPILATION_S = 1800.0
 """Additional seconds for a step that may still be compiling, on all workers."""
+_IF_ABORTED = "HINT: see its output; if Gloo aborted it, JAXTRIBUTE_DEBUG=collectives names the calls that differ."
 _ANSWER_S = 1.0
 """Seconds that the service may take to be told of a failure."""
 
@@ -88,27 +81,8 @@ class Pulses:
         return {rank for rank, heard in self._heard.items() if now - heard > seconds}
 
 
-class _Comparison:
-    """Says now and then whom the workers wait for.
-
-    Args:
-      every_s: seconds between two comparisons; 0 for none.
-      now: the moment of the first.
-    """
-
-    def __init__(self, every_s: float, now: float) -> None:
-        self._every_s = every_s
-        self._then, self._before = now, dict[int, dict[str, Any]]()
-
-    def say(self, pulses: Pulses, now: float, names: Sequence[str]) -> None:
-        """Compares what workers report now with what they did before, if it is time."""
-        passed_s = now - self._then
-        if not self._every_s or passed_s < self._every_s:
-            return
-        before, self._then, self._before = self._before, now, pulses.reports()
-        text = comparison(before, self._before, passed_s, names)
-        if text is not None:
-            say(text)
+looks: list[Callable[[Watch, float], Callable[[float], None]]] = []
+"""Each makes, for a watch and its first moment, what is called at each look: `stragglers` is here."""
 
 
 class Watch:
@@ -134,7 +108,7 @@ class Watch:
         on_failure: Callable[[Failure], None],
         steps: StepLog,
     ) -> None:
-        self._store, self._roster, self._silence_s = store, roster, silence_s
+        self._store, self.roster, self._silence_s = store, roster, silence_s
         self._on_failure, self._steps = on_failure, steps
         self.deadline_s: float = math.inf
         """Seconds after which a step that has not finished is an error."""
@@ -148,7 +122,7 @@ class Watch:
         self.failure: Failure | None = None
         """The first failure that is known, of this worker or another."""
         self._shown = False
-        self._comparison = _Comparison(interval_s(), self._steps.clock.now()) if roster.rank == 0 else None
+        self._looks = [make(self, self._steps.clock.now()) for make in looks]
         self._threads = [
             threading.Thread(target=target, name=f"jaxtribute-{name}", daemon=True)
             for name, target in (("pulse", self._pulse), ("watch", self._check))
@@ -174,7 +148,7 @@ class Watch:
         stacks: dict[int, str] = {}
         deadline = time.monotonic() + 3 * _PULSE_S
         with suppress(RuntimeError):
-            self._store.key_value_set(f"{ROOT}/asked/{self._roster.rank}", "", True)
+            self._store.key_value_set(f"{ROOT}/asked/{self.roster.rank}", "", True)
             while len(stacks) < len(ranks) and time.monotonic() < deadline:
                 time.sleep(_PULSE_S / 5)
                 for key, text in self._store.key_value_dir_get(STACKS):
@@ -183,7 +157,7 @@ class Watch:
         # One that does not answer, as it is gone or its interpreter is stuck, is told by its last pulse alone.
         lines: list[str] = []
         for rank in ranks:
-            report = f"{self._roster.names[rank]}: {described(self.pulses.report(rank))}"
+            report = f"{self.roster.names[rank]}: {described(self.pulses.report(rank))}"
             lines.append(f"{report}\n{stacks.get(rank, '')}".rstrip())
         return "\n".join(lines)
 
@@ -205,7 +179,7 @@ class Watch:
         Args:
           error: what was raised here.
         """
-        own = Failure.raised(self._roster.rank, error)
+        own = Failure.raised(self.roster.rank, error)
         if may_be_broken_collective(error):
             # Something did break, so a short silence, which is nothing otherwise, tells whose end it was. Without it
             # all workers but the one that is gone would blame themselves, each for the error that it got.
@@ -220,7 +194,7 @@ class Watch:
         deadline = time.monotonic() + _DEPARTURE_S
         self._tell("gone")
         with suppress(RuntimeError):
-            while self._roster.rank == 0 and time.monotonic() < deadline and not self._all_gone():
+            while self.roster.rank == 0 and time.monotonic() < deadline and not self._all_gone():
                 time.sleep(_PULSE_S / 5)
 
     def _tell(self, kind: str, text: str = "") -> None:
@@ -228,7 +202,7 @@ class Watch:
 
         def set_key() -> None:
             with suppress(RuntimeError):
-                self._store.key_value_set(f"{ROOT}/{kind}/{self._roster.rank}", text, True)
+                self._store.key_value_set(f"{ROOT}/{kind}/{self.roster.rank}", text, True)
 
         thread = threading.Thread(target=set_key, name="jaxtribute-tell", daemon=True)
         thread.start()
@@ -237,7 +211,7 @@ class Watch:
     def leave(self) -> None:
         """Tells the others that this worker's program has ended well, and in which step."""
         self._say_alive("left")
-        self._store.key_value_set(f"{ROOT}/left/{self._roster.rank}", self._steps.last, True)
+        self._store.key_value_set(f"{ROOT}/left/{self.roster.rank}", self._steps.last, True)
 
     def _all_gone(self) -> bool:
         gone: set[int] = set()
@@ -245,7 +219,7 @@ class Watch:
             if key.split("/")[-2] in ("gone", "left"):
                 gone.add(rank_of(key))
         gone |= self.pulses.silent(self._steps.clock.now(), _SUSPICIOUS_S)
-        return len(gone) == len(self._roster.members)
+        return len(gone) == len(self.roster.members)
 
     def _pulse(self) -> None:
         count = 0
@@ -261,12 +235,12 @@ class Watch:
                 if self._stop.wait(_PULSE_S):
                     return
                 if self._steps.clock.now() - self.pulses.answered > self._silence_s:
-                    self._fail(Failure(0, f"cannot be reached: {str(error).splitlines()[0]}", "", self._roster.rank))
+                    self._fail(Failure(0, f"cannot be reached: {str(error).splitlines()[0]}", "", self.roster.rank))
             self._stop.wait(_PULSE_S)
 
     def _say_alive(self, count: int | str) -> None:
         pulse = json.dumps({"count": count, "report": self._steps.report()})
-        self._store.key_value_set(f"{ROOT}/pulse/{self._roster.rank}", pulse, True)
+        self._store.key_value_set(f"{ROOT}/pulse/{self.roster.rank}", pulse, True)
 
     def _read(self, entries: list[tuple[str, str]]) -> None:
         now = self._steps.clock.now()
@@ -286,7 +260,7 @@ class Watch:
         self.left = left
         if asked and not self._shown:
             self._shown = True
-            self._store.key_value_set(f"{STACKS}{self._roster.rank}", stack(frame_of()), True)
+            self._store.key_value_set(f"{STACKS}{self.roster.rank}", stack(frame_of()), True)
         if failures and self.failure is None:
             # The one that names itself is the cause; others may have failed because of it.
             failures.sort(key=lambda failure: failure.rank != failure.reporter)
@@ -297,25 +271,25 @@ class Watch:
         while not self._stop.wait(_PULSE_S):
             now = self._steps.clock.now()
             self._say_stopped()
-            # One worker says it for all.
-            if self._comparison is not None:
-                self._comparison.say(self.pulses, now, self._roster.names)
+            for look in self._looks:
+                look(now)
             silent_s = now - self.pulses.answered
             # Rank 0 hosts the service itself, and cannot be cut off from it.
-            if silent_s > self._silence_s and self._roster.rank != 0:
-                self._fail(Failure(0, f"was lost: no answer for {silent_s:.0f} s", "", self._roster.rank))
+            if silent_s > self._silence_s and self.roster.rank != 0:
+                self._fail(Failure(0, f"was lost: no answer for {silent_s:.0f} s", "", self.roster.rank))
                 return
             if self._check_steps(now):
                 return
             lost = self._lost(now)
             # Pulses come through the service: while that does not answer, all seem silent, and none is blamed.
             if lost is not None and silent_s < self._silence_s / 2:
-                self._fail(Failure(lost, f"was lost: no pulse for {self._silence_s:.0f} s", "", self._roster.rank))
+                summary, told = f"was lost: no pulse for {self._silence_s:.0f} s", described(self.pulses.report(lost))
+                self._fail(Failure(lost, summary, f"{told}. {_IF_ABORTED}", self.roster.rank))
                 return
 
     def _lost(self, now: float) -> int | None:
         """Another worker that should run and has not pulsed for too long; None if all have."""
-        silent = self.pulses.silent(now, self._silence_s) - self.left.keys() - {self._roster.rank}
+        silent = self.pulses.silent(now, self._silence_s) - self.left.keys() - {self.roster.rank}
         return min(silent, default=None)
 
     def _say_stopped(self) -> None:
@@ -323,7 +297,7 @@ class Watch:
         stopped_s = self._steps.clock.stopped_s - self._told_s
         if stopped_s:
             self._told_s += stopped_s
-            say(f"{self._roster.names[self._roster.rank]} stood still for {stopped_s:.0f} s, and goes on")
+            say(f"{self.roster.names[self.roster.rank]} stood still for {stopped_s:.0f} s, and goes on")
 
     def _check_steps(self, now: float) -> bool:
         """Ends the program where a step is past its deadline, and says which worker holds it up."""
@@ -334,8 +308,8 @@ class Watch:
             return True
         if now - oldest.start < self.deadline_s:
             return False
-        others = [rank for rank in range(len(self._roster.members)) if rank != self._roster.rank]
-        behind = min(others, key=lambda rank: self.pulses.report(rank).get("step", 0), default=self._roster.rank)
+        others = [rank for rank in range(len(self.roster.members)) if rank != self.roster.rank]
+        behind = min(others, key=lambda rank: self.pulses.report(rank).get("step", 0), default=self.roster.rank)
         theirs = self.pulses.report(behind).get("step", 0)
         if oldest.result is None and theirs >= oldest.number and now - oldest.start < self.deadline_s + _COMPILATION_S:
             # Without a result the step is still traced, compiled or handed over here, and nobody is behind it: the
@@ -343,29 +317,29 @@ class Watch:
             return False
         if theirs > oldest.number:
             # Even the last of the others has begun a later step, so this worker is the one that is behind.
-            behind = self._roster.rank
+            behind = self.roster.rank
         summary = (
-            f"holds up step {oldest.number} of {oldest.name}, which {self._roster.names[self._roster.rank]} has waited "
+            f"holds up step {oldest.number} of {oldest.name}, which {self.roster.names[self.roster.rank]} has waited "
             f"{now - oldest.start:.0f} s for"
         )
         # The worker that is waited for stands first in the message.
-        everyone = [behind, *(rank for rank in range(len(self._roster.members)) if rank != behind)]
-        self._fail(Failure(behind, summary, self.whereabouts(everyone), self._roster.rank))
+        everyone = [behind, *(rank for rank in range(len(self.roster.members)) if rank != behind)]
+        self._fail(Failure(behind, summary, self.whereabouts(everyone), self.roster.rank))
         return True
 
     def _is_without(self, step: StepInFlight) -> bool:
         """Ends the program if a worker has ended before a step that all must take part in, or is in another one."""
         for rank, last in self.left.items():
             if self.pulses.report(rank).get("step", 0) < step.number:
-                here = f"{self._roster.names[self._roster.rank]} is in step {step.number} of {step.name}"
+                here = f"{self.roster.names[self.roster.rank]} is in step {step.number} of {step.name}"
                 hint = "HINT: every worker must make the same calls as often as the others."
-                self._fail(Failure(rank, f"ended its program after {last}, while {here}", hint, self._roster.rank))
+                self._fail(Failure(rank, f"ended its program after {last}, while {here}", hint, self.roster.rank))
                 return True
-        for rank in range(len(self._roster.members)):
-            if rank != self._roster.rank and self.parted(rank, Place(step.call, step.name, "")):
-                here = f"{self._roster.names[self._roster.rank]} is in step {step.number} of {step.name}"
+        for rank in range(len(self.roster.members)):
+            if rank != self.roster.rank and self.parted(rank, Place(step.call, step.name, "")):
+                here = f"{self.roster.names[self.roster.rank]} is in step {step.number} of {step.name}"
                 summary = f"is in another call, {described(self.pulses.report(rank))}, while {here}"
-                self._fail(Failure(rank, summary, self.whereabouts([rank, self._roster.rank]), self._roster.rank))
+                self._fail(Failure(rank, summary, self.whereabouts([rank, self.roster.rank]), self.roster.rank))
                 return True
         return False
 
@@ -374,6 +348,11 @@ class Watch:
         report = self.pulses.report(rank)
         elsewhere = name_of(report, place.call) not in (None, place.name)
         return elsewhere or (place.before is not None and name_of(report, place.call - 1) not in (None, place.before))
+
+    def as_before(self, rank: int, place: Place) -> bool:
+        """True if a worker runs the step that a call is a part of as it was made before, without that part."""
+        report = self.pulses.report(rank)
+        return place.within and report.get("call") == place.call - 1 and report.get("handed", False)
 
     def suspect(self) -> float:
         """Lets a short silence tell which worker is gone, as a collective has broken; returns the seconds to wait."""

@@ -18,6 +18,7 @@ from jaxtribute._src.core.observers import DISPATCH
 from jaxtribute._src.core.values.mesh import AXIS, ReplicaMesh
 from jaxtribute._src.core.values.stored import updating
 from jaxtribute._src.core.values.variable import Variable
+from jaxtribute.errors import ClusterError, DeadlineError
 
 __all__ = ["Program", "Unusual", "program_of"]
 
@@ -48,10 +49,12 @@ class Program:
     ) -> None:
         def trace(leaves: Sequence[Any]) -> Capture:
             capture = retrace(leaves)
-            compare_programs(name, capture.closed, capture.executor.mesh)
+            self._compare(capture, capture.executor.mesh, leaves)
             return capture
 
         self.name = name
+        self._made_for: list[str] = []
+        """Shapes and dtypes of arguments that it was made for, in words."""
         self._home = home
         self._origin = Origin(trace, frozenset(donated_leaves), repeatable)
         self._step = CompiledStep(ProgramVariables(first, home), first, self._origin)
@@ -70,7 +73,7 @@ class Program:
         if mesh is not None and mesh.peers is not None:
             mesh.entering(self.name, partial(self._collectives, leaves))
             if step.pending is not None:
-                compare_programs(self.name, step.pending.closed, mesh, leaves)
+                self._compare(step.pending, mesh, leaves, leaves)
         once = partial(step.once, leaves, given, within)
         try:
             result, donated = once() if within is None else within.operate(once)
@@ -90,10 +93,25 @@ class Program:
         """The function of arguments, as they are, that runs further steps quickly; None if each needs more."""
         return self._step.again if self._step.repeats else None
 
+    def _compare(
+        self, capture: Capture, mesh: ReplicaMesh | None, leaves: Sequence[Any], own: Sequence[Any] = ()
+    ) -> None:
+        """Compares the program for the shapes of `leaves` with those of other workers, who must make it too."""
+        try:
+            compare_programs(self.name, capture.closed, mesh, own)
+        except (ClusterError, DeadlineError) as error:
+            before = "".join(f"; it has called it before with {shapes}" for shapes in self._made_for[-3:])
+            error.add_note(f"This worker calls {self.name} with {_shapes(leaves)} for the first time{before}.")
+            raise
+        self._made_for.append(_shapes(leaves))
+
     def _collectives(self, leaves: Sequence[Any]) -> list[str]:
         """Describes the program, for workers to compare: its arguments and its collectives."""
-        shapes = [f"argument {leaf.dtype}{list(leaf.shape)}" for leaf in leaves if hasattr(leaf, "dtype")]
-        return [*shapes, *own_arguments(leaves), *list_collectives(opened(self._step.closed), AXIS)]
+        return [
+            f"arguments {_shapes(leaves)}",
+            *own_arguments(leaves),
+            *list_collectives(opened(self._step.closed), AXIS),
+        ]
 
     @property
     def mesh(self) -> ReplicaMesh | None:
@@ -124,6 +142,10 @@ class Program:
         """The program lowered for `leaves`, for looking at; runs nothing."""
         donated, kept = [v.peek() for v in self.donated], [v.peek() for v in self.kept] + self._step.variables.shared
         return self.jitted.lower(*self._step.divided(donated, kept, leaves, Guard(None)))
+
+
+def _shapes(leaves: Sequence[Any]) -> str:
+    return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves if hasattr(leaf, "dtype")) or "no arrays"
 
 
 def program_of(

@@ -16,6 +16,11 @@ from jaxtribute._src.core.input.splitting import Shard, cycle_sizes, fill, slice
 from jaxtribute._src.core.types import Nest
 from jaxtribute.errors import InputError
 
+_SAME = (
+    "HINT: make the dataset the same on every worker (seed its shuffles), or shard it yourself in "
+    "distribute_datasets_from_function."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerStep:
@@ -100,7 +105,8 @@ class GlobalSteps:
             raise
         step = worker_step(batch, self._shard)
         if self._agree is not None:
-            self._check(step.sizes)
+            # Its rows before they are shared out: shares may be alike.
+            self._check((batch.total or 0, _form([batch.tree])))
         self._step += 1
         return step
 
@@ -108,12 +114,19 @@ class GlobalSteps:
         """Asks the others, for a source whose end is not known: workers that differ would wait for each other."""
         assert self._agree is not None
         others = self._agree(self._step, own)
+        told = [other for other in others if other is not None]
+        if len(told) == len(others) and len(set(told)) > 1:
+            numbers = [other[0] for other in told]
+            differ = f"have {numbers} rows" if len(set(numbers)) > 1 else "have rows of other shapes or dtypes"
+            raise InputError(
+                f"at step {self._step} the batches of the workers {differ}, though under AutoShardPolicy.DATA all go "
+                f"through the same batches. {_SAME}"
+            )
         if any((other is None) != (own is None) for other in others):
             having = [worker for worker, other in enumerate(others) if other is not None]
             raise InputError(
                 f"at step {self._step} workers {having} have data and the others have none, though under "
-                "AutoShardPolicy.DATA all go through the same batches. HINT: make the dataset the same on every "
-                "worker (seed its shuffles), or shard it yourself in distribute_datasets_from_function."
+                f"AutoShardPolicy.DATA all go through the same batches. {_SAME}"
             )
 
     def get_state(self) -> dict[str, Any]:
