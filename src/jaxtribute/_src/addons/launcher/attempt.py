@@ -342,10 +342,10 @@ def failure(
     traceback = output.traceback()
     if code == -Signal.SIGABRT and not traceback and (why := aborted_by_gloo(output.lines(), calls or {})):
         return Outcome(Kind.FAILED, exit_code(code), rank, f"{in_words(code)}, {why}", killed=killed)
-    if output.noise() and output.shown and not traceback:  # which says more
-        say(f"rank {rank} was connected to these ranks (said at its start, and not the cause):\n{output.noise()}")
     if code == -Signal.SIGKILL:  # somebody else's, before which the program has said nothing of it
         return Outcome(Kind.FAILED, exit_code(code), rank, in_words(code), killed=killed)
+    if output.noise() and output.shown and not traceback:  # which says more
+        say(f"rank {rank} was connected to these ranks (said at its start, and not the cause):\n{output.noise()}")
     if traceback and code == -Signal.SIGABRT:
         code = 1  # it was about to end by its exception, and JAX aborts a process whose coordinator goes first
     words = in_words(code)
