@@ -41,7 +41,7 @@ class Row:
     def shown(self, value: float) -> str:
         """The value for people."""
         if self.unit == "bytes":
-            return f"{value / 2**20:.0f} MiB"
+            return f"{value / 2**20:.0f} MiB" if value >= 2**20 else f"{value:,.0f} bytes"
         if self.unit != "s":
             return f"{value:.3g} {self.unit}"
         return f"{value * 1e6:.1f} us" if value < 1e-4 else f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.2f} s"

@@ -17,7 +17,7 @@ _FREE = {
     "JAXTRIBUTE_SEARCHING",  # whether it is there
     *(f"JAXTRIBUTE_{name}" for name in ("LAUNCHER", "LOCAL_CLUSTER", "PJRT_NPROC", "PREEMPTION_REPORT", "RAY_TASK")),
     # Set by the library for its own processes, which take them away as they start.
-    *(f"JAXTRIBUTE_{name}" for name in ("RESTART", "RUN_TASK", "SLURM_GPUS", "SPARE")),
+    *(f"JAXTRIBUTE_{name}" for name in ("LAST_CALL", "RESTART", "RUN_TASK", "SLURM_GPUS", "SPARE")),
 }
 
 

@@ -28,8 +28,11 @@ PIECE = 1 << 19
 Measured on a cable of 1 Gbit/s: 12 MB each way take 122 ms in such pieces, 158 at once, and 180 by pieces for each
 replica; the cable alone takes 96.
 """
-TIME_SHARE = 1.1
-"""Time for a byte of rounded elements, in terms of a plain sum's: they are encoded, and come in more messages."""
+TIME_SHARE = 1.5
+"""Time for a byte of rounded elements, in terms of a plain sum's: they are encoded, and come in more messages.
+
+Measured in steps of two machines: with 1.1 gradients of 784 x 2048 were rounded that took 28 ms less by their factors.
+"""
 WRITTEN_OUT = 8
 """Replicas whose rows are added without a loop."""
 
