@@ -15,9 +15,6 @@ Lengths = Callable[[int], Sequence[int]]
 Shapes = Callable[[int, Lengths], None]
 """Traces the program of a replica, by its number, for the lengths that it asks about."""
 
-_ROUNDS = 5
-"""Number of tries: the length of what is gathered may depend on what has been gathered before."""
-
 
 def lengths_for(mesh: IslandMesh, sizes: Sequence[Sequence[int]], place: int, shapes: Shapes | None) -> Lengths:
     """The function that gives the lengths for a replica.
@@ -61,20 +58,13 @@ def _settled(kinds: Sequence[tuple[int, ...]], rows: Sequence[int], shapes: Shap
       rows: those of the batch whose rows are mostly gathered.
       shapes: traces the program of a replica.
     """
-    known: list[tuple[int, ...]] = []
-    samples = {kind: kinds.index(kind) for kind in kinds}
-    for _ in range(_ROUNDS):
-        ledgers = {kind: Gathers(replica, rows, known) for kind, replica in samples.items()}
-        failed: Exception | None = None
-        for kind, replica in samples.items():
-            try:
-                shapes(replica, ledgers[kind].lengths)
-            except Exception as error:  # noqa: BLE001  # it may have been told wrong lengths of the others
-                failed = error
-        columns = zip(*(ledger.own for ledger in ledgers.values()), strict=False)
-        known = [tuple(dict(zip(ledgers, column, strict=True))[kind] for kind in kinds) for column in columns]
-        if all(ledger.taken[: len(known)] == known for ledger in ledgers.values()):
-            if failed is not None:
-                raise failed
-            return known
-    return known
+    classes = list(dict.fromkeys(kinds))
+
+    def trace(replica: int, ledger: Gathers) -> list[tuple[int, ...]]:
+        shapes(replica, ledger.lengths)
+        return ledger.taken
+
+    traces = Gathers.settled(
+        trace, [kinds.index(kind) for kind in classes], list(map(classes.index, kinds)), rows, Exception
+    )
+    return min(traces, key=len)

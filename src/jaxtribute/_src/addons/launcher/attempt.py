@@ -101,10 +101,6 @@ class Program:
     terminal: bool = False
 
 
-def _nothing() -> dict[int, str]:
-    return {}
-
-
 @dataclass(frozen=True)
 class _End:
     rank: int
@@ -128,7 +124,7 @@ class Attempt:
         programs: Mapping[int, Program],
         grace_s: float,
         save_s: float,
-        calls: Callable[[], Mapping[int, str]] = _nothing,
+        calls: Callable[[], Mapping[int, str]] = dict[int, str],
     ) -> None:
         self._programs, self._calls = programs, calls
         self._last_calls: Mapping[int, str] = {}

@@ -106,8 +106,7 @@ def exchanged(array: Array, replicas: int, wire: Format, piece: int | None = Non
       piece: elements that two replicas send at a time, some blocks of `wire`; None for all.
     """
     if replicas == 2:
-        starts = range(0, array.size, piece or array.size)
-        pieces = [lax.slice_in_dim(array, start, min(start + (piece or array.size), array.size)) for start in starts]
+        pieces = jnp.split(array, list(range(piece, array.size, piece))) if piece else [array]
         sent = [lax.all_gather(wire.encode(each), jd.REPLICA_AXIS) for each in pieces]
         return jnp.concatenate([_added(rows, replicas, wire) for rows in sent])
     rows = _padded(array, replicas * wire.block).reshape(replicas, -1)

@@ -206,19 +206,21 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
                 f"{traces[0].executor.written.get(variable) or 'an unknown line'}. HINT: {hint}"
             )
     taken = [*[False] * len(plan.consts), *arguments.splits]
-    given = [*plan.varying[:results], *map(_is_split, plan.written), *[False] * len(traces[0].summed)]
+    totals = len(traces[0].summed)
+    given = [*plan.varying[:results], *map(_is_split, plan.written), *[False] * totals]
     # A result that does not vary is any replica's copy. `shard_map` does not check that: the inference has.
     mapped = mesh.map_replicas(
         _with_vectors(plan, arguments, given),
         in_specs=(*_specs(taken), *map(_spec_of, plan.variables)),
-        out_specs=(*_specs(plan.varying[:results]), *map(_spec_of, plan.written), *[_WHOLE] * len(traces[0].summed)),
+        out_specs=(*_specs(plan.varying[:results]), *map(_spec_of, plan.written), *[_WHOLE] * totals),
     )
     inputs = [*plan.consts, *arguments.values]
     if outer.traced:
         outputs = mapped(*inputs, *map(outer.get, plan.variables))
     else:
         # `jax.jit` refuses arrays of different devices, and what eager code gives may lie anywhere.
-        inputs = list(map(_put, inputs, [mesh.split if split else mesh.replicated for split in taken]))
+        wheres = [mesh.split if split else mesh.replicated for split in taken]
+        inputs = list(map(_put, inputs, wheres))
         # Not traced, but differentiated or transformed around: the program is called at once, on the variables' values.
         held = [_put(outer.get(variable), variable.policy.where or mesh.replicated) for variable in plan.variables]
         outputs = jax.jit(mapped)(*inputs, *held)
@@ -265,7 +267,8 @@ def _trace(
     make_executor: Callable[[], TracedReplica],
 ) -> _Traced:
     """Traces `fn` with the shapes that `replica` sees; `captured` holds what the traces of others have captured."""
-    seen, mesh = list[Any](), strategy.extended.mesh
+    seen: list[Any] = []
+    mesh = strategy.extended.mesh
 
     def program(*local: Nest) -> list[Any]:
         executor = make_executor()

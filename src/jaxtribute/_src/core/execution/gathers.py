@@ -41,7 +41,11 @@ class Gathers:
 
     @staticmethod
     def settled(
-        trace: Callable[[int, Gathers], T], samples: Sequence[int], table: Sequence[int], rows: Sequence[int]
+        trace: Callable[[int, Gathers], T],
+        samples: Sequence[int],
+        table: Sequence[int],
+        rows: Sequence[int],
+        misled: type[Exception] = NotSplittable,
     ) -> list[T]:
         """Traces each class of replicas, again with what has been found out if it was wrong about the others.
 
@@ -50,6 +54,7 @@ class Gathers:
           samples: one replica of each class.
           table: the class of each replica.
           rows: the number of rows that each replica has.
+          misled: what a trace may raise that was told wrong lengths of the others.
 
         Raises:
           NotSplittable: a trace fails though it knows all lengths so far; or no lengths are found that fit.
@@ -58,11 +63,11 @@ class Gathers:
         for _ in range(_ROUNDS):
             ledgers = [Gathers(replica, rows, known) for replica in samples]
             traces: list[T] = []
-            failed: NotSplittable | None = None
+            failed: Exception | None = None
             for replica, ledger in zip(samples, ledgers, strict=True):
                 try:
                     traces.append(trace(replica, ledger))
-                except NotSplittable as error:
+                except misled as error:
                     failed = error
             columns = list(zip(*(ledger.own for ledger in ledgers), strict=False))
             known = [tuple(column[kind] for kind in table) for column in columns]
