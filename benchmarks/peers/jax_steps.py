@@ -24,7 +24,9 @@ CALL = 16
 PACKED_BYTES = 1 << 20
 ELASTIC = "jaxtribute-elastic"
 LOCAL = "jaxtribute-local-"
-"""Before the number of steps between two meetings, and perhaps the type in which changes travel: `-int8`."""
+"""Before the number of steps between two meetings; perhaps the type in which changes travel, and for how many steps:
+`-int8-overlap48`."""
+OVERLAP = "overlap"
 WIRE = "jaxtribute-wire-"
 """Before the type in which gradients travel."""
 
@@ -258,9 +260,14 @@ def contenders(asked: Asked) -> dict[str, Step]:
         if asked.contenders == [ELASTIC]:
             strategy = jd.experimental.ElasticStrategy()
         elif asked.contenders[0].startswith(LOCAL):
-            every, _, wire = asked.contenders[0].removeprefix(LOCAL).partition("-")
-            options = jd.experimental.CommunicationOptions(wire=wire or None)
-            strategy = jd.experimental.ElasticStrategy(sync_every=int(every), communication_options=options)
+            every, *more = asked.contenders[0].removeprefix(LOCAL).split("-")
+            overlap = sum(int(each.removeprefix(OVERLAP)) for each in more if each.startswith(OVERLAP))
+            wire = next((each for each in more if not each.startswith(OVERLAP)), None)
+            strategy = jd.experimental.ElasticStrategy(
+                sync_every=int(every),
+                overlap_steps=overlap,
+                communication_options=jd.experimental.CommunicationOptions(wire=wire),
+            )
         elif clustered:
             wire = next((name.removeprefix(WIRE) for name in asked.contenders if name.startswith(WIRE)), None)
             options = jd.experimental.CommunicationOptions(wire=wire)

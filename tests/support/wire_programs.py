@@ -15,23 +15,26 @@ from sklearn.datasets import load_digits
 
 import jaxtribute as jd
 
-WIRES = ("bfloat16", "float16", "int8")
+WIRES = ("bfloat16", "float16", "int8", "int4")
+BLOCKS = {"int8": (256, 127), "int4": (64, 7)}
+"""Elements that share a scale, and the largest integer, by type."""
 LAYERS = (64, 128, 10)
 
 
 def rounded(values: Any, wire: str) -> Any:
     """Float32 values as they come out of the wire; the number of elements is a multiple of a block's."""
-    if wire != "int8":
+    if wire not in BLOCKS:
         with np.errstate(over="ignore"):
             return values.astype(ml_dtypes.bfloat16 if wire == "bfloat16" else np.float16).astype(np.float32)
-    blocks = values.reshape(-1, 256)
+    block, largest = BLOCKS[wire]
+    blocks = values.reshape(-1, block)
     peak = np.abs(blocks).max(1, keepdims=True)
-    scale = peak * np.float32(1 / 127)
+    scale = peak * np.float32(1 / largest)
     scale = np.where(np.isfinite(peak), np.where(scale < np.finfo(np.float32).tiny, 0, scale), np.nan)
     scale = scale.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
     with np.errstate(invalid="ignore"):
         steps = np.round(blocks * (1 / np.where(scale > 0, scale, np.float32(1))))
-        return (np.clip(steps, -127, 127) * scale).reshape(values.shape)
+        return (np.clip(steps, -largest, largest) * scale).reshape(values.shape)
 
 
 def summed(parts: Sequence[Any], wire: str | None) -> Any:

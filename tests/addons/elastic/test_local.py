@@ -107,23 +107,34 @@ class Simulated:
     Args:
       outer: the outer optimizer.
       replicas: the islands at first.
+      overlap: steps that the changes travel.
     """
 
-    def __init__(self, outer: Any, replicas: Replicas) -> None:
-        self.outer, self.replicas = outer, replicas
+    def __init__(self, outer: Any, replicas: Replicas, overlap: int = 0) -> None:
+        self.outer, self.replicas, self.overlap = outer, replicas, overlap
         self.inner = optax.sgd(RATE, momentum=0.9)
         self.common: Any = {"a": jnp.ones(4), "b": jnp.float32(0.5)}
         self.outer_state = outer.init(self.common)
         self.slots = {rank: self.inner.init(self.common) for rank, _ in replicas}
         self.losses: dict[int, list[float]] = {rank: [] for rank, _ in replicas}
+        self.own = {rank: self.common for rank, _ in replicas}
+        self.examples = {rank: 0 for rank, _ in replicas}
+        """Those since changes were last sent."""
 
-    def window(self, data: Sequence[Any], dead: dict[int, int] | None = None) -> None:
-        """Steps of all islands, and a meeting; of `dead` ones so many steps, which nobody hears of."""
+    def window(self, data: Sequence[Any], dead: dict[int, int] | None = None, whole: bool = False) -> None:
+        """Steps of all islands, and a meeting, which is of `whole` windows without an overlap.
+
+        Of `dead` islands so many steps are taken, which nobody hears of.
+        """
         changes: Any = jax.tree.map(jnp.zeros_like, self.common)
         total = 0
+        departs = len(data) - (0 if whole else self.overlap)
+        sent: dict[int, Any] = {}
         for rank, _ in self.replicas:
-            own, examples = self.common, 0
+            own, examples = self.own[rank], self.examples[rank]
             for number, (x, y) in enumerate(data):
+                if number == departs:
+                    sent[rank], self.examples[rank], examples = own, examples, 0
                 start, stop = bounds(len(x), list(self.replicas), rank)
                 if start == stop or number >= (dead or {}).get(rank, len(data)):
                     self.losses[rank].append(np.nan)
@@ -135,16 +146,26 @@ class Simulated:
                 own = optax.apply_updates(own, updates)
                 self.losses[rank].append(float(loss))
                 examples += stop - start
+            if departs == len(data):
+                sent[rank], self.examples[rank], examples = own, examples, 0
+            self.own[rank] = own
             if rank not in (dead or {}):
-                total += examples
-                changes = jax.tree.map(lambda c, a, b, n=examples: c + n * (a - b), changes, self.common, own)
+                n = self.examples[rank]
+                total += n
+                changes = jax.tree.map(lambda c, a, b, n=n: c + n * (a - b), changes, self.common, sent[rank])
+            self.examples[rank] = examples
         changes = jax.tree.map(lambda change: change / total, changes)
         updates, self.outer_state = self.outer.update(changes, self.outer_state, self.common)
         self.common = optax.apply_updates(self.common, updates)
+        self.own = {
+            rank: jax.tree.map(lambda c, own, then: c + (own - then), self.common, self.own[rank], sent[rank])
+            for rank, _ in self.replicas
+        }
         self.replicas = [(rank, count) for rank, count in self.replicas if rank not in (dead or {})]
 
     def check(self, trained: Trained, rank: int) -> None:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), trained.weights, self.common)
+        own = self.own[rank]
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), trained.weights, own)
         np.testing.assert_allclose(trained.losses, self.losses[rank], rtol=1e-4, atol=1e-5)
 
 

@@ -22,7 +22,7 @@ from jaxtribute._src.core.collectives.summation import AutoSum
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 from replicas import execute, here
 from samples import ALL_CASES
-from wire_programs import WIRES, hints, rounded, summed
+from wire_programs import BLOCKS, WIRES, hints, rounded, summed
 
 SHAPES = ((4096,), (3, 1400), (5000,), (2, 50, 100), (4095,), (3,), ())
 
@@ -98,7 +98,7 @@ def test_what_is_not_finite_stays_so(wire: str, bad: float) -> None:
     lost = ~np.isfinite(value)
     assert lost[3000]
     # A block is lost with it where blocks share a scale, and no other element is.
-    assert lost.sum() == (256 if wire == "int8" else 1)
+    assert lost.sum() == BLOCKS.get(wire, (1, 0))[0]
     np.testing.assert_allclose(value[~lost], 2, rtol=0.01)
 
 
@@ -207,8 +207,10 @@ def test_options() -> None:
     options = hints("int8", bytes_per_pack=7)
     assert (options.wire, hints(None).wire) == ("int8", None)
     assert "wire='int8'" in repr(options)
-    with pytest.raises(ArgumentError, match=r"'int4'.*HINT.*'bfloat16'"):
-        hints("int4")
+    with pytest.raises(ArgumentError, match=r"'int2'.*HINT.*'bfloat16'"):
+        hints("int2")
+    with pytest.raises(ArgumentError, match="error_feedback is True, and wire None rounds nothing"):
+        hints(None, error_feedback=True)
     wrong: Any = 8
     with pytest.raises(ArgumentTypeError, match=r"wire is 8.*HINT"):
         hints(wrong)
@@ -223,6 +225,14 @@ def test_a_call_that_only_packs_keeps_the_type_of_the_strategy() -> None:
     packing = hints(None, bytes_per_pack=1 << 20)
     ((value, _),) = reduced(wired(2, "int8"), "SUM", "compiled", [numbers], 2, packing)
     np.testing.assert_array_equal(value, summed(list(numbers), "int8"))
+
+
+def test_feedback_within_steps_is_refused() -> None:
+    feeding = hints("int4", error_feedback=True)
+    with pytest.raises(ArgumentError, match=r"error_feedback is True for sums within steps.*HINT"):
+        jd.MirroredStrategy(2, communication_options=feeding)
+    assert hints(None, bytes_per_pack=7).within(feeding).error_feedback
+    assert jd.MirroredStrategy(1, communication_options=feeding).num_replicas_in_sync == 1  # where nothing travels
 
 
 @pytest.mark.parametrize("ops", [jd.ReductionToOneDevice(), jd.HierarchicalCopyAllReduce()])

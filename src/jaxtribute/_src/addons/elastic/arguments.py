@@ -24,21 +24,28 @@ class LocalSettings(NamedTuple):
     """The settings of islands that train alone, checked."""
 
     every: int
+    overlap: int
     outer: optax.GradientTransformation
     wire: str | None
+    feedback: bool
 
     @classmethod
     def checked(
-        cls, every: int | None, outer: optax.GradientTransformation | None, options: CommunicationOptions | None
+        cls,
+        every: int | None,
+        overlap: int,
+        outer: optax.GradientTransformation | None,
+        options: CommunicationOptions | None,
     ) -> LocalSettings | None:
         """The settings; None for islands that take each step together.
 
         Raises:
-          ArgumentError: settings that need `sync_every`, or a number of steps below 1.
+          ArgumentError: settings that need `sync_every`, or a number of steps below 1; an overlap as long as those.
           ArgumentTypeError: an outer optimizer that is no Optax transformation.
         """
         if every is None:
-            for name, value in (("outer_optimizer", outer), ("communication_options", options)):
+            given = {"outer_optimizer": outer, "communication_options": options, "overlap_steps": overlap or None}
+            for name, value in given.items():
                 if value is not None:
                     raise ArgumentError(
                         f"{name} is {value!r}, and sync_every is None. HINT: it is for islands that train alone: "
@@ -51,7 +58,14 @@ class LocalSettings(NamedTuple):
                 f"outer_optimizer is {outer!r} of type {type(outer).__name__}. HINT: pass an Optax transformation, "
                 "such as optax.sgd(0.7, momentum=0.9, nesterov=True)."
             )
-        return cls(settings.whole("sync_every", every, 1), outer, None if options is None else options.wire)
+        every = settings.whole("sync_every", every, 1)
+        if settings.whole("overlap_steps", overlap, 0) >= every:
+            raise ArgumentError(
+                f"overlap_steps is {overlap}, and sync_every {every}: changes must be there before the next ones are "
+                f"sent. HINT: pass {every - 1} or fewer."
+            )
+        wire, feedback = (None, False) if options is None else (options.wire, options.error_feedback)
+        return cls(every, overlap, outer, wire, feedback)
 
 
 def checked_virtual(count: int | None, islands: int, sync_every: int | None) -> int | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -12,14 +14,17 @@ import numpy as np
 import optax
 
 from jaxtribute import OneDeviceStrategy, Optimizer, Variable, VariableAggregation
+from jaxtribute._src.addons.elastic.packing import raw
 from jaxtribute._src.addons.elastic.variables import Register, Registered
-from jaxtribute._src.addons.wires.formats import BLOCK, FORMATS, Format
+from jaxtribute._src.addons.wires.formats import FORMATS, Format
 from jaxtribute.errors import VariableError
 from jaxtribute.extending import Context, Eager, updating
 from jaxtribute.typing import HostArray, Nest
 
 _SILENT = -1
 """In place of the number of examples, from an island that has only been told what the others did."""
+_LEAST = 256
+"""Elements of the smallest array that is rounded."""
 Parts = Sequence[Sequence[HostArray]]
 """The arrays of all islands, in the order of their ranks."""
 
@@ -31,6 +36,43 @@ class Kind(Enum):
     MEAN = "it becomes the mean over the examples"
     SUM = "the islands' changes add up"
     FIRST = "it becomes the first island's"
+
+
+@dataclass(frozen=True)
+class Changes:
+    """An island's changes of its parameters, as they travel.
+
+    Attributes:
+      examples: that it has learned from; negative for one that only listens.
+      parameters: with their numbers.
+      values: theirs, as they were when the changes were computed.
+      arrays: one for each parameter, as it travels.
+      lost: what rounding has lost of each, if that is kept.
+      early: True if steps follow before the islands meet: what the parameters learn in these is the island's own.
+    """
+
+    examples: int
+    parameters: Sequence[tuple[int, Variable]]
+    values: Sequence[HostArray]
+    arrays: Sequence[HostArray]
+    lost: Sequence[HostArray | None]
+    early: bool
+
+    @property
+    def message(self) -> list[HostArray]:
+        """The arrays to send."""
+        return [np.int64(self.examples)[None], *self.arrays]
+
+    @property
+    def mark(self) -> int:
+        """A number that is the same on islands that send changes of the same parameters."""
+        return zlib.crc32(np.asarray([number for number, _ in self.parameters], np.int64).tobytes())
+
+    def of(self, living: HostArray) -> Changes:
+        """The changes of those parameters that all islands still have."""
+        keep = [place for place, (number, _) in enumerate(self.parameters) if living[number]]
+        names = "parameters", "values", "arrays", "lost"
+        return replace(self, **{name: [getattr(self, name)[place] for place in keep] for name in names})
 
 
 _KINDS = {
@@ -47,10 +89,13 @@ class Common:
       register: the island's variables.
       transform: the outer Optax transformation.
       wire: the type in which changes of parameters travel; None for their own.
+      feedback: True if what rounding has lost of a change is added to the next.
     """
 
-    def __init__(self, register: Register, transform: optax.GradientTransformation, wire: str | None) -> None:
-        self._register, self._transform = register, transform
+    def __init__(
+        self, register: Register, transform: optax.GradientTransformation, wire: str | None, feedback: bool = False
+    ) -> None:
+        self._register, self._transform, self._feeds_back = register, transform, feedback
         self._wire = None if wire in (None, "float32") else Wire(FORMATS[wire])
         # On the host, where sums arrive.
         self._host = OneDeviceStrategy("CPU:0")
@@ -63,8 +108,14 @@ class Common:
         """The parameters as of the last meeting, on the host, by the numbers of the variables."""
         self._counted: dict[int, HostArray] = {}
         """Values that the islands add to, as of the last meeting."""
-        self._meeting: list[tuple[int, Variable, Kind]] = []
-        """The variables of the message that was made last."""
+        self._given: dict[int, Any] = {}
+        """The parameters' arrays since the last meeting, until a step may change them."""
+        self._own: dict[int, HostArray] = {}
+        """Progress of parameters that was this island's own at the last meeting."""
+        self._lost: dict[int, HostArray] = {}
+        """What rounding has lost of this island's changes."""
+        self._rest: list[tuple[int, Variable, Kind]] = []
+        """The variables of the message of others than parameters that was made last."""
 
     def note(self, nest: Nest) -> None:
         """Takes note of the variables that an inner optimizer updates, in their nest."""
@@ -107,6 +158,7 @@ class Common:
         more = not current.keys() <= self._parameters.keys()
         if self._optimizer is None or (more and not self._used):
             self._parameters.clear()
+            self._given.clear()
             if not current:
                 raise VariableError("there is no parameter yet. HINT: make the model and its jd.Optimizer before.")
             rest = [variable for number, variable in current.items() if number not in self._inner]
@@ -144,76 +196,142 @@ class Common:
         kind = self.kind_of(variable)
         if kind is Kind.SUM:
             self._counted[number] = _read(variable)
-        elif number in self._parameters:
+        elif number in self._parameters and variable.stored is not self._given.pop(number, None):
+            now = _read(variable)
+            if np.array_equal(raw(now), raw(self._narrow(number, variable))):  # put back, as after an evaluation
+                return
+            if number in self._own:
+                raise VariableError(
+                    f"{variable.name} was assigned after a meeting in which islands kept what they had learned while "
+                    "their changes travelled, so that none has the common value. HINT: call strategy.synchronize() "
+                    "before, on all islands."
+                )
             with self._at_home():
-                self._parameters[number].assign(_wide(_read(variable)))
+                self._parameters[number].assign(_wide(now))
 
     # A meeting.
 
-    def message(self, examples: int, living: HostArray, *, silent: bool) -> list[HostArray]:
-        """Makes the message that this island sends.
+    def changes(self, examples: int, living: HostArray, *, silent: bool = False, early: bool = False) -> Changes:
+        """Computes how this island has changed the parameters.
 
         Args:
-          examples: the number of examples since the last meeting.
+          examples: the number of examples since this was done last.
           living: for each number of a variable whether all islands still have it: Python's collector may have taken
             what no program can reach from some of them.
           silent: True if it has taken no step since, and only listens.
+          early: True if it takes further steps before the islands meet.
         """
+        alive = self._register.alive().items()
+        found = [(number, v) for number, v in alive if living[number] and self.is_parameter(v)]
+        self._check_begun(found, self._parameters)
+        values: list[HostArray] = []
+        arrays: list[HostArray] = []
+        lost: list[HostArray | None] = []
+        for number, variable in found:
+            now = _wide(_read(variable))
+            array, loss = self._sent(number, np.asarray(self._parameters[number].stored) - now)
+            arrays.append(array)
+            lost.append(loss)
+            if early:
+                values.append(now)
+        return Changes(_SILENT if silent else examples, found, values, arrays, lost, early)
+
+    def _sent(self, number: int, change: HostArray) -> tuple[HostArray, HostArray | None]:
+        """A change as it travels, and what is lost of it if that is kept."""
+        wire = self._wire
+        if wire is None or not wire.takes(change):
+            return change, None
+        if not self._feeds_back:
+            return wire.sent(change), None
+        whole = change + self._lost.get(number, np.float32(0))
+        array = wire.sent(whole)
+        return array, whole - wire.received(array, whole.shape)
+
+    def rest(self, examples: int, living: HostArray, *, silent: bool) -> list[HostArray]:
+        """Makes the message of the other variables; arguments as for `changes`, examples since the last meeting."""
         arrays: list[HostArray] = [np.int64(_SILENT if silent else examples)[None]]
         alive = [(number, v) for number, v in self._register.alive().items() if living[number]]
-        self._meeting = [(number, v, kind) for number, v in alive if (kind := self.kind_of(v))]
-        for number, variable, kind in self._meeting:
-            if kind in (Kind.PARAMETER, Kind.SUM) and number not in self._parameters and number not in self._counted:
-                raise VariableError(
-                    f"{variable.name} was made after the islands had last met, and has no value that all of them began "
-                    "with. HINT: make variables before the first step, or after strategy.synchronize()."
-                )
+        kinds = ((number, v, self.kind_of(v)) for number, v in alive)
+        self._rest = [(number, v, kind) for number, v, kind in kinds if kind not in (None, Kind.PARAMETER)]
+        self._check_begun([(number, v) for number, v, kind in self._rest if kind is Kind.SUM], self._counted)
+        for number, variable, kind in self._rest:
             now = _read(variable)
-            if kind is Kind.PARAMETER:
-                change = np.asarray(self._parameters[number].stored) - _wide(now)
-                now = self._wire.sent(change) if self._wire is not None and self._wire.takes(change) else change
-            elif kind is Kind.SUM:
+            if kind is Kind.SUM:
                 now = np.zeros_like(now) if silent else now - self._counted[number]
             arrays.append(now)
         return arrays
 
-    def combined(self, parts: Parts) -> list[HostArray]:
-        """Combines the islands' messages, to the same bits on each: new values, and mean changes of parameters."""
+    @staticmethod
+    def _check_begun(variables: Sequence[tuple[int, Variable]], begun: Container[int]) -> None:
+        for number, variable in variables:
+            if number not in begun:
+                raise VariableError(
+                    f"{variable.name} was made after the islands had last met, and has no value that all of them began "
+                    "with. HINT: make variables before the first step, or after strategy.synchronize()."
+                )
+
+    def mean_changes(self, changes: Changes, parts: Parts) -> list[HostArray]:
+        """The number of examples, and the islands' mean changes of parameters: the same bits on each.
+
+        An island that only listens counts for nothing.
+        """
+        weights = [max(int(part[0][0]), 0) for part in parts]
+        means: list[HostArray] = [np.int64(sum(weights))[None]]
+        for place, (number, _) in enumerate(changes.parameters, 1):
+            each, like = [part[place] for part in parts], self._parameters[number].stored
+            if self._wire is not None and self._wire.takes(like):
+                each = [self._wire.received(array, like.shape) for array in each]
+            means.append(_mean(each, weights))
+        return means
+
+    def combined_rest(self, parts: Parts) -> list[HostArray]:
+        """What becomes of the other variables, of the islands' messages: the same bits on each."""
         told = [int(part[0][0]) for part in parts]
         weights = [max(examples, 0) for examples in told]
-        results: list[HostArray] = [np.int64(sum(weights))[None]]
         # Without any example to learn from, such as in an evaluation, those who have been there count alike.
         of_means = weights if any(weights) else [int(examples != _SILENT) for examples in told]
-        for place, (number, _, kind) in enumerate(self._meeting, 1):
+        results: list[HostArray] = []
+        for place, (_, _, kind) in enumerate(self._rest, 1):
             each = [part[place] for part in parts]
-            if kind is Kind.PARAMETER:
-                like = self._parameters[number].stored
-                if self._wire is not None and self._wire.takes(like):
-                    each = [self._wire.received(array, like.shape) for array in each]
             if kind is Kind.FIRST:
                 results.append(each[0])
-            elif kind is Kind.SUM:
-                results.append(_added(each))
             else:
-                results.append(_mean(each, weights if kind is Kind.PARAMETER else of_means))
+                results.append(_added(each) if kind is Kind.SUM else _mean(each, of_means))
         return results
 
-    def take(self, results: Sequence[HostArray]) -> None:
-        """Gives the variables the values that all islands have from now on."""
-        (examples,), *arrays = results
-        if examples:
-            self._update(arrays)
-        with updating:
-            for (number, variable, kind), array in zip(self._meeting, arrays, strict=True):
-                if kind is Kind.PARAMETER:
-                    array = np.asarray(self._parameters[number].stored)
-                elif kind is Kind.SUM:
-                    array = self._counted[number] + array
-                variable.bind(variable.policy.place(np.array(array, variable.dtype).reshape(variable.shape)))
+    def take(self, changes: Changes, means: Sequence[HostArray], rest: Sequence[HostArray]) -> None:
+        """Gives the variables the values that they have from now on.
 
-    def _update(self, arrays: Sequence[HostArray]) -> None:
-        changes = zip(self._meeting, arrays, strict=True)
-        of_copies = {id(self._parameters[n]): change for (n, _, kind), change in changes if kind is Kind.PARAMETER}
+        Args:
+          changes: this island's.
+          means: those of `mean_changes`.
+          rest: of the other variables.
+        """
+        (examples,), *arrays = means
+        if examples:
+            self._update(changes, arrays)
+        with updating:
+            for place, (number, variable) in enumerate(changes.parameters):
+                self._own.pop(number, None)
+                lost = changes.lost[place]
+                if lost is not None and changes.examples > 0:
+                    self._lost[number] = lost
+                if changes.early:
+                    self._own[number] = _wide(_read(variable)) - changes.values[place]
+                variable.bind(variable.policy.place(self._narrow(number, variable)))
+                self._given[number] = variable.stored
+            for (number, variable, kind), array in zip(self._rest, rest, strict=True):
+                now = self._counted[number] + array if kind is Kind.SUM else array
+                variable.bind(variable.policy.place(np.array(now, variable.dtype).reshape(variable.shape)))
+
+    def _narrow(self, number: int, variable: Variable) -> HostArray:
+        """A parameter's value: the common one, and what is this island's own, in the variable's type."""
+        value, own = np.asarray(self._parameters[number].stored), self._own.get(number)
+        return np.array(value if own is None else value + own, variable.dtype).reshape(variable.shape)
+
+    def _update(self, changes: Changes, means: Sequence[HostArray]) -> None:
+        pairs = zip(changes.parameters, means, strict=True)
+        of_copies = {id(self._parameters[number]): mean for (number, _), mean in pairs}
         optimizer, self._used = self.optimizer, True
         with self._at_home():
 
@@ -263,7 +381,7 @@ class Wire:
     @staticmethod
     def takes(array: Any) -> bool:
         """True for an array that is rounded."""
-        return array.dtype == np.float32 and array.size >= BLOCK
+        return array.dtype == np.float32 and array.size >= _LEAST
 
     def sent(self, array: HostArray) -> HostArray:
         """Rounds an array, to bytes that travel."""

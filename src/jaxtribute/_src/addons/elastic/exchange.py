@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from jaxtribute._src.addons.elastic.attempt import Attempt
+from jaxtribute._src.addons.elastic.courier import AHEAD, Ahead, Courier
 from jaxtribute._src.addons.elastic.exchanges import Exchanges
 from jaxtribute._src.addons.elastic.joining import ASKS, STATE, Newcomer, answer
 from jaxtribute._src.addons.elastic.journal import Journal
@@ -24,10 +25,12 @@ from jaxtribute._src.addons.elastic.links import Lane, Links
 from jaxtribute._src.addons.elastic.mail import Mail
 from jaxtribute._src.addons.elastic.membership import Island, Kind, Membership, Message, Send, State, View
 from jaxtribute._src.addons.elastic.messages import Status, decoded, encoded
+from jaxtribute._src.addons.elastic.packing import Parcel
 from jaxtribute._src.addons.elastic.presence import Presence
 from jaxtribute._src.addons.elastic.progress import Progress
 from jaxtribute._src.addons.elastic.traffic import Head
 from jaxtribute.errors import ClusterError, DeadlineError, JaxtributeError
+from jaxtribute.typing import HostArray
 
 R = TypeVar("R")
 
@@ -78,6 +81,7 @@ class Islands(Exchanges):
         self._told: View | None = None
         """The view of the last step, of which a line has told if it is not the first."""
         self._presence = Presence()
+        self._courier = Courier(self._mail.traffic)
         self._sends: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closed = False
         self._links.begin()
@@ -123,6 +127,7 @@ class Islands(Exchanges):
         """Leaves the others, who take this process for dead."""
         with self.lock:
             self._closed = True
+            self._courier.end()
             self._notify()
         self._sends.put(None)
         self._links.close()
@@ -136,6 +141,7 @@ class Islands(Exchanges):
           ClusterError: this island was left out, or too few are left.
           DeadlineError: living islands did not come in time; it names them.
         """
+        self._courier.stop()
         while True:
             attempt = self._begin()
             self._feed(attempt)
@@ -152,6 +158,17 @@ class Islands(Exchanges):
                     self.close()
                 raise
             self.again += 1
+
+    def send_ahead(self, arrays: Sequence[HostArray], what: str) -> Ahead:
+        """Begins to give arrays to all before the step in which they are asked for: `collect` there.
+
+        They travel while the program goes on. Who is in another view by then, or at another step, has to send anew.
+        """
+        view, parcel = self.view, Parcel(arrays, what)
+        head = (view.number, self._committed, AHEAD)
+        self._mail.post(dict.fromkeys([member for member in view.members if member != self.me], parcel), head)
+        self._courier.start()
+        return Ahead(head, parcel)
 
     def _begin(self) -> Attempt:
         with self.lock:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jaxtribute._src.addons.elastic.attempt import Attempt
+from jaxtribute._src.addons.elastic.courier import Ahead
 from jaxtribute._src.addons.elastic.mail import Mail
 from jaxtribute._src.addons.elastic.membership import Island, View
 from jaxtribute._src.addons.elastic.packing import Parcel
@@ -81,12 +82,18 @@ class Exchanges(ABC):
         """
         parcel = Parcel(arrays, what)
         head = self._tried(lambda attempt: self._posted(attempt, dict.fromkeys(attempt.view.members, parcel)))
+        return lambda: self._parts(parcel, head) or [list(arrays)] * islands
 
+    def collect(self, ahead: Ahead) -> list[list[HostArray]] | None:
+        """All islands' arrays of what was sent before this step; None if the step has failed."""
+        return self._parts(ahead.parcel, ahead.head)
+
+    def _parts(self, parcel: Parcel, head: Head | None) -> list[list[HostArray]] | None:
         def parts(attempt: Attempt) -> list[list[HostArray]] | None:
             got = self._collected(attempt, head)
             return None if got is None else parcel.parts(attempt.view.members, self.me, got)
 
-        return lambda: self._tried(parts) or [list(arrays)] * islands
+        return self._tried(parts)
 
     def sum_in_order(self, replicas: Sequence[Sequence[HostArray]], count: int, what: str) -> list[HostArray]:
         """The sums over replicas of which islands have several: the same bits whoever has which.

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute import Variable
-from jaxtribute._src.addons.elastic.common import Common, Kind
+from jaxtribute._src.addons.elastic.common import Changes, Common, Kind
+from jaxtribute._src.addons.elastic.courier import Ahead
 from jaxtribute._src.addons.elastic.exchange import Islands
 from jaxtribute._src.addons.elastic.journal import CannotKeep, Entry, described, packed, rebuilt, unpacked
 from jaxtribute._src.addons.elastic.membership import View
@@ -27,6 +28,8 @@ from jaxtribute.extending import Capture, EagerStep, Program, Programs, Update
 from jaxtribute.typing import Device, HostArray, Nest
 
 R = TypeVar("R")
+Outcome = tuple[Changes, Sequence[HostArray], Sequence[HostArray]]
+"""Changes of parameters that this island has sent, their means, and what becomes of other variables."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -37,16 +40,21 @@ class LocalMesh(IslandMesh):
       devices: one for each replica of this island.
       islands: this island among the others.
       every: steps between two meetings.
+      overlap: how many of these the changes of parameters have to travel.
     """
 
-    def __init__(self, devices: Sequence[Device], islands: Islands, every: int) -> None:
+    def __init__(self, devices: Sequence[Device], islands: Islands, every: int, overlap: int = 0) -> None:
         super().__init__(devices, islands)
         self.program = None  # functions without the island's variables are no concern of the others
         self.register.written = self._written_outside
         islands.state, islands.bind = self._state, self._take_state
         self.rows = Rows()
         self.common: Common
-        self._every, self._window = every, Window()
+        self._every, self._departs, self._window = every, every - overlap, Window()
+        self._examples = 0
+        """Number of examples since changes of parameters were last computed."""
+        self._departed: tuple[Changes, Ahead] | None = None
+        """Changes that travel already."""
         self._running = self._silent = False
         self._after = b""
         """The variables' values after the meeting in which this island has joined, until its program has come there."""
@@ -107,9 +115,14 @@ class LocalMesh(IslandMesh):
             return (run(), counts()) if rows != 0 else self._undone(run, counts, written)
 
         result, counted = self._within(counting)
-        self._window.note(result, (1 if rows is None else rows) if counted else None)
-        if self._window.steps == self._every:
-            self._meet()
+        learned = (1 if rows is None else rows) if counted else None
+        self._window.note(result, learned)
+        if learned is not None:
+            self._examples += learned
+            if self._window.steps == self._departs < self._every:
+                self._depart()
+            if self._window.steps == self._every:
+                self._meet()
         return result
 
     def _within(self, call: Callable[[], R]) -> R:
@@ -145,10 +158,23 @@ class LocalMesh(IslandMesh):
         if self._window.ahead is None:
             if self.islands.newcomer is None:
                 self._prepare()
+                self._stay()
             self._meet()
         if self._window.ahead:
             raise self._astray("meets the others")
         self._go_on()
+
+    def _depart(self) -> None:
+        """Sends what has changed, and the island goes on meanwhile."""
+        changes = self.common.changes(self._examples, self.register.living(), early=True)
+        self._departed = changes, self.islands.send_ahead(changes.message, "changes of parameters")
+        self._examples = 0
+
+    def _stay(self) -> None:
+        """Takes back what has departed: all that the islands have learned until now is to be common."""
+        if self._departed is not None:
+            self._examples += self._departed[0].examples
+            self._departed = None
 
     def _meet(self) -> None:
         ahead = self.islands.newcomer is not None
@@ -184,25 +210,50 @@ class LocalMesh(IslandMesh):
 
     # Meetings.
 
-    def _met(self, view: View) -> tuple[list[tuple[int, int]], list[HostArray], list[Any]]:
+    def _met(self, view: View) -> tuple[list[tuple[int, int]], Outcome, list[Any]]:
         told = self._window.told() if self._window.ahead is None else [list(call) for call in self._window.ahead]
-        replicas, living = self._introduced(view)
-        message = self.common.message(self._window.examples, living, silent=self._silent)
-        parts = self.islands.gather(message, "what has changed on the islands")
-        return replicas, self.common.combined(parts), told
+        replicas, living, here = self._introduced(view)
+        rest = self.common.rest(self._window.examples, living, silent=self._silent)
+        if self._departed is None:
+            changes, ahead = self.common.changes(self._examples, living, silent=self._silent), None
+        else:
+            changes, ahead = self._departed
+        if ahead is not None and here:
+            parts = self.islands.collect(ahead) or [changes.message]
+            rests = self.islands.gather(rest, "what else has changed on the islands")
+        else:
+            changes = changes.of(living) if changes.early else changes
+            both = self.islands.gather([*changes.message, *rest], "what has changed on the islands")
+            end = len(changes.message)
+            parts, rests = [each[:end] for each in both], [each[end:] for each in both]
+        outcome = changes, self.common.mean_changes(changes, parts), self.common.combined_rest(rests)
+        return replicas, outcome, told
 
-    def _introduced(self, view: View) -> tuple[list[tuple[int, int]], HostArray]:
-        """The islands' numbers of replicas; and for each variable's number whether all islands still have it."""
-        own = [np.int64(self.size)[None], self.register.living()]
+    def _introduced(self, view: View) -> tuple[list[tuple[int, int]], HostArray, bool]:
+        """Who meets.
+
+        Returns: the islands' numbers of replicas; for each variable's number whether all islands still have it; and
+        whether what each of them has sent ahead was for this step, in this view, and of the same parameters.
+        """
+        mark = np.full(3, -1, np.int64)
+        if self._departed is not None:
+            changes, ahead = self._departed
+            mark[:] = *ahead.head[:2], changes.mark
+        own = [np.int64(self.size)[None], self.register.living(), mark]
         parts = self.islands.gather(own, "who meets, and which variables they have")
         ranks = [member.rank for member in view.members]
         replicas = [(rank, int(part[0][0])) for rank, part in zip(ranks, parts, strict=False)]
-        return replicas, np.min([part[1] for part in parts], axis=0, initial=1)
+        expected = view.number, self.islands.committed, mark[2]
+        here = all(np.array_equal(part[2], expected) for part in parts)
+        return replicas, np.min([part[1] for part in parts], axis=0, initial=1), here
 
-    def take(self, replicas: list[tuple[int, int]], results: Sequence[HostArray]) -> None:
+    def take(self, replicas: list[tuple[int, int]], outcome: Outcome) -> None:
         """Goes on with what the islands have come to."""
-        self.common.take(results)
+        self.common.take(*outcome)
         self._replicas, self._silent = replicas, False
+        if not outcome[0].early:
+            self._examples = 0
+        self._departed = None
 
     def go_ahead(self, replicas: list[tuple[int, int]], calls: list[Any]) -> None:
         """Takes note of what another island's calls gave, for this one's."""
@@ -285,8 +336,8 @@ class _Meeting(Step[Any]):
         return [replicas, told]
 
     def finished(self, result: Any, view: View) -> None:
-        replicas, results, _ = result
-        self._mesh.take(replicas, results)
+        replicas, outcome, _ = result
+        self._mesh.take(replicas, outcome)
 
     def replayed(self, kept: Any, view: View) -> None:
         self._mesh.go_ahead(*kept)

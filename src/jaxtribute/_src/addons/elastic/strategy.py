@@ -246,12 +246,16 @@ class ElasticStrategy(Strategy):
         and a step has the same bits on any number of islands. Where islands have several replicas, steps are
         `jd.function`s, and what they return and write is the same for all replicas.
       sync_every: steps between two meetings; None for islands that take each step together.
+      overlap_steps: with `sync_every`, how many of the steps before a meeting the changes of parameters have to travel.
+        They are those until then; what an island learns while they travel stays its own until the next meeting.
       outer_optimizer: with `sync_every`, the Optax transformation that updates the parameters at a meeting, by the mean
         change (before - after) as their gradient. By default `optax.sgd(0.7, momentum=0.9, nesterov=True)`.
-      communication_options: with `sync_every`, `wire` names the type in which changes of parameters travel.
+      communication_options: with `sync_every`, `wire` names the type in which changes of parameters travel, and with
+        `error_feedback` what rounding has lost of a change is added to the island's next one.
 
     Raises:
-      ArgumentError: more islands than virtual replicas; addresses that other machines can reach, without certificates.
+      ArgumentError: more islands than virtual replicas; `overlap_steps` not below `sync_every`; addresses that other
+        machines can reach, without certificates.
       ArgumentTypeError: an inner strategy of another kind.
       DeadlineError: islands did not come in time; it names them.
 
@@ -280,6 +284,7 @@ class ElasticStrategy(Strategy):
         incarnation: int | None = None,
         virtual_replicas: int | None = None,
         sync_every: int | None = None,
+        overlap_steps: int = 0,
         outer_optimizer: optax.GradientTransformation | None = None,
         communication_options: CommunicationOptions | None = None,
     ) -> None:
@@ -288,7 +293,7 @@ class ElasticStrategy(Strategy):
         for name, seconds in (("silent_s", silent_s), ("timeout_s", timeout_s)):
             if not (math.isfinite(seconds) and seconds > 0):
                 raise ArgumentError(f"{name} is {seconds!r}. HINT: pass a number of seconds above 0.")
-        local = LocalSettings.checked(sync_every, outer_optimizer, communication_options)
+        local = LocalSettings.checked(sync_every, overlap_steps, outer_optimizer, communication_options)
         resolver = cluster_resolver if cluster_resolver is not None else TFConfigClusterResolver()
         addresses, rank = places(resolver)
         self._virtual = checked_virtual(virtual_replicas, len(addresses), sync_every)

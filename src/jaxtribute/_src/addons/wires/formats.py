@@ -10,12 +10,8 @@ from jax import lax
 
 from jaxtribute.typing import Array
 
-BLOCK = 256
-"""Elements that share a scale where integers travel."""
 SMALLEST = float(jnp.finfo(jnp.float32).tiny)
 """Smallest scale; blocks that would have a smaller one are zero."""
-LARGEST = 127
-"""Largest integer that travels: as far from zero as the smallest."""
 
 
 class Format(ABC):
@@ -60,36 +56,53 @@ class Floats(Format):
 
 
 class Integers(Format):
-    """Integers of 8 bits with a scale for each block of elements, a bfloat16 that travels behind them.
+    """Integers of 8 or 4 bits with a scale for each block of elements, a bfloat16 that travels behind them.
 
-    An integer has 7 bits and a scale 8, so that their product is exact in float32: whatever a compiler makes of it and
-    what it is added to, the bits are the same. A block with an element that is not finite comes out as NaN.
+    An integer has up to 7 bits and a scale 8, so that their product is exact in float32: whatever a compiler makes of
+    it and what it is added to, the bits are the same. A block with an element that is not finite comes out as NaN.
+
+    Args:
+      bits: of an integer. Two of 4 share a byte.
+      block: number of elements that share a scale.
     """
 
-    block = BLOCK
-    bytes_per_element = 1 + 2 / BLOCK
+    def __init__(self, bits: int, block: int) -> None:
+        self._each, self.block = 8 // bits, block
+        self._largest = 2 ** (bits - 1) - 1
+        """Largest integer that travels: as far from zero as the smallest."""
+        self._sent = block // self._each + 2
+        """Bytes of a block."""
+        self.bytes_per_element = self._sent / block
 
     def encode(self, values: Array) -> Array:
-        """Rounds each block to integers of up to 127 times its scale."""
-        blocks = values.reshape(*values.shape[:-1], -1, BLOCK)
+        """Rounds each block to integers of up to 127, or 7, times its scale."""
+        largest = self._largest
+        blocks = values.reshape(*values.shape[:-1], -1, self.block)
         peak = jnp.max(jnp.abs(blocks), axis=-1)
         finite = jnp.all(jnp.isfinite(blocks), axis=-1)
-        wanted = peak * jnp.float32(1 / LARGEST)
+        wanted = peak * jnp.float32(1 / largest)
         # Below the smallest normal number nothing can be divided by, and some processors take what is there for zero.
         scale = jnp.where(wanted < SMALLEST, 0, jnp.where(finite, wanted, jnp.nan)).astype(jnp.bfloat16)
         # Rounded to the nearest, a scale may be a little small: the largest element is then cut off, by less than the
         # others are rounded. Multiplied by the inverse, as compilers do with some quotients and not with others.
         steps = jnp.round(blocks * _inverse(scale)[..., None])
-        integers = jnp.clip(steps, -LARGEST, LARGEST).astype(jnp.int8).reshape(values.shape)
+        integers = jnp.clip(steps, -largest, largest).astype(jnp.int8)
+        if self._each == 2:  # the second half of a block in the upper bits
+            half = self.block // 2
+            integers = (integers[..., :half] & jnp.int8(15)) | (integers[..., half:] << jnp.int8(4))
         bits = lax.bitcast_convert_type(scale, jnp.int8).reshape(*values.shape[:-1], -1)
-        return jnp.concatenate([integers, bits], -1)
+        return jnp.concatenate([integers.reshape(*values.shape[:-1], -1), bits], -1)
 
     def decode(self, sent: Array) -> Array:
-        blocks = sent.shape[-1] // (BLOCK + 2)
-        integers = sent[..., : blocks * BLOCK].reshape(*sent.shape[:-1], blocks, BLOCK)
-        bits = sent[..., blocks * BLOCK :].reshape(*sent.shape[:-1], blocks, 2)
+        blocks = sent.shape[-1] // self._sent
+        of_integers, rest = blocks * (self._sent - 2), sent.shape[:-1]
+        integers = sent[..., :of_integers].reshape(*rest, blocks, -1)
+        if self._each == 2:  # shifted back, so that the sign is that of the upper bit
+            four = jnp.int8(4)
+            integers = jnp.concatenate([(integers << four) >> four, integers >> four], -1)
+        bits = sent[..., of_integers:].reshape(*rest, blocks, 2)
         scale = lax.bitcast_convert_type(bits, jnp.bfloat16).astype(jnp.float32)
-        return (integers.astype(jnp.float32) * scale[..., None]).reshape(*sent.shape[:-1], -1)
+        return (integers.astype(jnp.float32) * scale[..., None]).reshape(*rest, -1)
 
 
 def _inverse(scale: Array) -> Array:
@@ -101,6 +114,7 @@ def _inverse(scale: Array) -> Array:
 FORMATS: dict[str, Format] = {
     "bfloat16": Floats(jnp.bfloat16),
     "float16": Floats(jnp.float16),
-    "int8": Integers(),
+    "int8": Integers(8, 256),
+    "int4": Integers(4, 64),
 }
 """By the names that `CommunicationOptions` takes."""

@@ -285,12 +285,18 @@ def hinted_sum(ops: CrossDeviceOps, mesh: ReplicaMesh, options: CommunicationOpt
     """The sum of cross-device operations, in which large arrays travel in the type that the hints name.
 
     Raises:
-      ArgumentError: the hints name a type, and replicas have several devices or `ops` adds up in a way of its own.
+      ArgumentError: the hints name a type, and replicas have several devices, `ops` adds up in a way of its own, or
+        what is lost is to be sent later.
     """
     summation = ops.summation(mesh, options)
     wire = None if options is None else options.wire
     if wire is None or wire == "float32" or mesh.size == 1:
         return summation
+    if options is not None and options.error_feedback:
+        raise ArgumentError(
+            "error_feedback is True for sums within steps, which keep nothing from one to the next. HINT: leave it "
+            "out, or train on islands: jd.experimental.ElasticStrategy(sync_every=...)."
+        )
     if mesh.group:
         raise ArgumentError(
             f"wire is {wire!r} for replicas of {mesh.group_size} devices, whose arrays lie in parts. "

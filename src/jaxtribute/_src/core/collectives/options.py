@@ -8,7 +8,7 @@ from enum import Enum
 from jaxtribute._src.core import settings
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
-WIRES = ("float32", "bfloat16", "float16", "int8")
+WIRES = ("float32", "bfloat16", "float16", "int8", "int4")
 """The types in which large float32 arrays may travel when they are summed."""
 
 
@@ -36,12 +36,13 @@ class CommunicationOptions:
         one machine nothing is waited for and it has no effect.
       implementation: see `CommunicationImplementation`.
       wire: the type in which float32 arrays of 4,096 elements or more travel between replicas where they are summed:
-        "bfloat16", "float16" or "int8". What travels is rounded, what is added is float32, and every replica gets the
-        same bits. "float32" sums exactly whatever the strategy's hints say. None leaves it to the strategy, whose
-        own None sums exactly.
+        "bfloat16", "float16", "int8" or "int4". What travels is rounded, what is added is float32, and every replica
+        gets the same bits. "float32" sums exactly whatever the strategy's hints say. None leaves it to the strategy,
+        whose own None sums exactly.
+      error_feedback: True adds what rounding has lost to what is sent next; for islands that train alone.
 
     Raises:
-      ArgumentError: a negative size or time, an unknown implementation, or an unknown type.
+      ArgumentError: a negative size or time, an unknown implementation or type, or feedback of what is not rounded.
 
     Source: `tf.distribute.experimental.CommunicationOptions`.
     """
@@ -53,6 +54,7 @@ class CommunicationOptions:
         implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
         *,
         wire: str | None = None,
+        error_feedback: bool = False,
     ) -> None:
         self.bytes_per_pack: int = settings.whole("bytes_per_pack", bytes_per_pack)
         self.timeout_seconds: float | None = settings.amount("timeout_seconds", timeout_seconds, optional=True)
@@ -60,13 +62,17 @@ class CommunicationOptions:
             "implementation", implementation, CommunicationImplementation
         )
         self.wire: str | None = settings.text("wire", wire, optional=True)
+        self.error_feedback: bool = settings.flag("error_feedback", error_feedback)
         if wire is not None and wire not in WIRES:
             raise ArgumentError(f"wire is {wire!r}. HINT: pass None or one of {', '.join(map(repr, WIRES))}.")
+        if error_feedback and wire in (None, "float32"):
+            raise ArgumentError(f"error_feedback is True, and wire {wire!r} rounds nothing. HINT: pass wire='int4'.")
 
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(bytes_per_pack={self.bytes_per_pack}, timeout_seconds={self.timeout_seconds}, "
-            f"implementation={self.implementation}, wire={self.wire!r})"
+            f"implementation={self.implementation}, wire={self.wire!r}, "
+            f"error_feedback={self.error_feedback})"
         )
 
     def within(self, outer: CommunicationOptions | None) -> CommunicationOptions:
@@ -74,7 +80,7 @@ class CommunicationOptions:
         if outer is None or outer.wire is None or self.wire is not None:
             return self
         hints = copy.copy(self)
-        hints.wire = outer.wire
+        hints.wire, hints.error_feedback = outer.wire, outer.error_feedback
         return hints
 
 
