@@ -114,27 +114,35 @@ class Simulated:
         self.outer, self.replicas, self.overlap = outer, replicas, overlap
         self.inner = optax.sgd(RATE, momentum=0.9)
         self.common: Any = {"a": jnp.ones(4), "b": jnp.float32(0.5)}
-        self.outer_state = outer.init(self.common)
+        self.outer_states = {name: outer.init(value) for name, value in self.common.items()}
         self.slots = {rank: self.inner.init(self.common) for rank, _ in replicas}
         self.losses: dict[int, list[float]] = {rank: [] for rank, _ in replicas}
         self.own = {rank: self.common for rank, _ in replicas}
-        self.examples = {rank: 0 for rank, _ in replicas}
-        """Those since changes were last sent."""
+        self.examples = {rank: dict.fromkeys(self.common, 0) for rank, _ in replicas}
+        """Those since changes of each parameter were last sent."""
 
-    def window(self, data: Sequence[Any], dead: dict[int, int] | None = None, whole: bool = False) -> None:
-        """Steps of all islands, and a meeting, which is of `whole` windows without an overlap.
+    def window(
+        self,
+        data: Sequence[Any],
+        dead: dict[int, int] | None = None,
+        whole: bool = False,
+        names: Sequence[str] = ("a", "b"),
+    ) -> None:
+        """Steps of all islands, and a meeting about the parameters of these names.
 
-        Of `dead` islands so many steps are taken, which nobody hears of.
+        Of `dead` islands so many steps are taken, which nobody hears of. That of a `whole` window overlaps no steps.
         """
-        changes: Any = jax.tree.map(jnp.zeros_like, self.common)
-        total = 0
         departs = len(data) - (0 if whole else self.overlap)
         sent: dict[int, Any] = {}
+        weights: dict[int, dict[str, int]] = {}
         for rank, _ in self.replicas:
             own, examples = self.own[rank], self.examples[rank]
-            for number, (x, y) in enumerate(data):
+            for number, (x, y) in enumerate([*data, data[-1]]):
                 if number == departs:
-                    sent[rank], self.examples[rank], examples = own, examples, 0
+                    sent[rank], weights[rank] = self.own[rank], dict(examples)
+                    examples.update(dict.fromkeys(names, 0))
+                if number == len(data):
+                    break
                 start, stop = bounds(len(x), list(self.replicas), rank)
                 if start == stop or number >= (dead or {}).get(rank, len(data)):
                     self.losses[rank].append(np.nan)
@@ -145,22 +153,20 @@ class Simulated:
                 updates, self.slots[rank] = self.inner.update(grads, self.slots[rank], own)
                 own = optax.apply_updates(own, updates)
                 self.losses[rank].append(float(loss))
-                examples += stop - start
-            if departs == len(data):
-                sent[rank], self.examples[rank], examples = own, examples, 0
-            self.own[rank] = own
-            if rank not in (dead or {}):
-                n = self.examples[rank]
-                total += n
-                changes = jax.tree.map(lambda c, a, b, n=n: c + n * (a - b), changes, self.common, sent[rank])
-            self.examples[rank] = examples
-        changes = jax.tree.map(lambda change: change / total, changes)
-        updates, self.outer_state = self.outer.update(changes, self.outer_state, self.common)
-        self.common = optax.apply_updates(self.common, updates)
-        self.own = {
-            rank: jax.tree.map(lambda c, own, then: c + (own - then), self.common, self.own[rank], sent[rank])
-            for rank, _ in self.replicas
-        }
+                self.own[rank] = own
+                for name in examples:
+                    examples[name] += stop - start
+        living = [rank for rank, _ in self.replicas if rank not in (dead or {})]
+        for name in names:
+            total = sum(weights[rank][name] for rank in living)
+            if total:
+                changes = [weights[rank][name] / total * (self.common[name] - sent[rank][name]) for rank in living]
+                update, state = self.outer.update(sum(changes), self.outer_states[name], self.common[name])
+                self.outer_states[name] = state
+                self.common = self.common | {name: self.common[name] + update}
+            for rank in living:
+                own = self.common[name] + (self.own[rank][name] - sent[rank][name])
+                self.own[rank] = self.own[rank] | {name: own}
         self.replicas = [(rank, count) for rank, count in self.replicas if rank not in (dead or {})]
 
     def check(self, trained: Trained, rank: int) -> None:

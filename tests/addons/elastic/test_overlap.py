@@ -14,11 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.addons.elastic.test_local import DEADLINE_S, OUTER, LocalJob, Simulated, Trained, same_bits
 from tests.addons.elastic.test_strategy import Killed, batches
 
 import jaxtribute as jd
 from jaxtribute._src.addons.elastic.exchange import Islands
+from jaxtribute._src.addons.elastic.fragments import in_turn, split
 from jaxtribute.errors import ArgumentError, VariableError
 
 EVERY = 4
@@ -45,6 +48,15 @@ def until(ready: Callable[[], object]) -> None:
     while not ready():
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+def swapped(trained: Trained) -> None:
+    """Puts other values in place of the parameters, as for an evaluation, and these back."""
+    before = trained.weights
+    for variable in trained.w.values():
+        variable.assign(np.zeros(variable.shape, np.float32))
+    for name, variable in trained.w.items():
+        variable.assign(before[name])
 
 
 def windows(simulated: Simulated, data: Sequence[Any]) -> None:
@@ -81,6 +93,72 @@ def test_training_is_the_algorithm(devices: list[int], overlap: int, compiled: b
         simulated.check(trained, rank)
         assert counted == (sum(SIZES[:stops]), stops)
         assert SENT_ANEW not in names
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("devices", [[1], [1, 2], [1, 1, 1]], ids=["1", "1 and 2", "1, 1 and 1"])
+def test_fragments_meet_in_turn(devices: list[int], overlap: int, compiled: bool) -> None:
+    """A fragment for each of the two parameters; an evaluation with others; a meeting of all, and then some more."""
+    data = batches(SIZES)
+    parts = [data[:2], data[2:4], data[4:6], data[6:7], data[7:9]]  # the fourth ends by a meeting of all
+
+    def body(strategy: Any) -> Any:
+        trained = Trained(strategy, compiled=compiled)
+        states: list[Any] = []
+        for number, part in enumerate(parts):
+            trained.run(part)
+            if number == 1:
+                swapped(trained)
+            if number == 3:
+                strategy.synchronize()
+            states.append(trained.weights)
+        return states, trained.losses, int(trained.seen)
+
+    settings = {"sync_every": 4, "fragments": 2, "overlap_steps": overlap, "outer_optimizer": OUTER}
+    results = LocalJob(devices, **settings).run(body)
+    simulated = Simulated(OUTER, list(enumerate(devices)), overlap)
+    for number, (part, names) in enumerate(zip(parts, ("a", "b", "a", "ab", "b"), strict=True)):
+        simulated.window(part, whole=number == 3, names=names)
+        for rank, (states, _, _) in enumerate(results):
+            for name, own in simulated.own[rank].items():
+                np.testing.assert_allclose(states[number][name], own, rtol=1e-5, atol=1e-6, err_msg=f"{number} {name}")
+    for rank, (states, losses, seen) in enumerate(results):
+        jax.tree.map(np.testing.assert_array_equal, states[3], results[0][0][3])
+        np.testing.assert_allclose(losses, simulated.losses[rank], rtol=1e-4, atol=1e-5)
+        assert seen == sum(SIZES[:9])
+
+
+@given(st.lists(st.integers(0, 1000), max_size=30), st.integers(1, 12))
+def test_fragments_are_of_about_the_same_size(sizes: list[int], count: int) -> None:
+    found = split(sizes, count)
+    assert found == sorted(found)
+    for part in range(count):
+        own = sum(size for size, of in zip(sizes, found, strict=True) if of == part)
+        assert own <= sum(sizes) / count + max(sizes, default=0)
+
+
+@pytest.mark.parametrize("outer", [OUTER, optax.adam(0.1), optax.adamw(0.1, mask={"a": True, "b": False})])
+def test_a_fragment_that_has_not_its_turn_stays_as_it_is(outer: Any) -> None:
+    """As if each fragment had an optimizer of its own."""
+    values: Any = {"a": jnp.arange(6.0), "b": jnp.ones(5)}
+    transform = in_turn(outer, 2)
+    state: Any = transform.init(values)
+    params: Any = values
+    own = {name: {name: value} for name, value in values.items()}
+    masked = {name: jax.tree.map(lambda _: optax.MaskedNode(), values) for name in values}
+    states = {name: outer.init(masked[name] | own[name]) for name in values}
+    for number, turn in enumerate(["a", "b", "ab", "b"]):
+        grads = {name: (number + 1) * value for name, value in values.items()}
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = transform.update(grads, state, params, turn=jnp.asarray(["a" in turn, "b" in turn]))
+            params = optax.apply_updates(params, updates)
+            for name in turn:
+                given, nest = masked[name] | {name: grads[name]}, masked[name] | own[name]
+                changes, states[name] = outer.update(given, states[name], nest)
+                own[name] = {name: own[name][name] + changes[name]}
+        for name in values:
+            np.testing.assert_allclose(params[name], own[name][name], rtol=1e-6)
 
 
 @pytest.mark.parametrize("wire", ["bfloat16", "int8", "int4"])
@@ -168,10 +246,12 @@ def test_changes_of_a_dead_island_are_lost(moment: int, gathered: list[str]) -> 
         assert SENT_ANEW in gathered
 
 
+@pytest.mark.parametrize("fragments", [1, 2])
 @pytest.mark.parametrize("mortal", [0, 1])
-def test_an_island_that_comes_back_gets_what_is_common(mortal: int) -> None:
+def test_an_island_that_comes_back_gets_what_is_common(mortal: int, fragments: int) -> None:
     data = batches(SIZES)
-    job = LocalJob([1, 1], sync_every=EVERY, overlap_steps=2, outer_optimizer=OUTER)
+    settings = {"sync_every": fragments * EVERY, "overlap_steps": 2, "fragments": fragments}
+    job = LocalJob([1, 1], outer_optimizer=OUTER, **settings)
     left = threading.Event()
 
     def stays() -> Trained:
@@ -233,10 +313,8 @@ def test_a_parameter_that_is_assigned_while_no_island_has_the_common_value_is_re
     def trained(evaluates: bool) -> dict[str, Any]:
         with contextlib.closing(LocalJob([1], **settings).strategy(0)) as strategy:
             trained = Trained(strategy).run(data)
-            if evaluates:  # with other weights, and puts its own back
-                before = np.asarray(trained.w["a"])
-                trained.w["a"].assign(np.zeros(4, np.float32))
-                trained.w["a"].assign(before)
+            if evaluates:
+                swapped(trained)
             return trained.run(data).weights
 
     jax.tree.map(np.testing.assert_array_equal, trained(evaluates=True), trained(evaluates=False))
@@ -254,8 +332,14 @@ def test_a_parameter_that_is_assigned_while_no_island_has_the_common_value_is_re
 
 def test_an_overlap_as_long_as_a_window_is_refused() -> None:
     elastic = jd.experimental.ElasticStrategy
-    with pytest.raises(ArgumentError, match=r"overlap_steps is 2, and sync_every 2: .* HINT: pass 1 or fewer"):
+    with pytest.raises(ArgumentError, match=r"overlap_steps is 2, and islands meet after 2: .* HINT: pass 1 or fewer"):
         elastic(sync_every=2, overlap_steps=2)
+    with pytest.raises(ArgumentError, match=r"fragments is 3, and sync_every 4: .* HINT: pass a number that divides"):
+        elastic(sync_every=4, fragments=3)
+    with pytest.raises(ArgumentError, match=r"overlap_steps is 2, and islands meet after 2"):
+        elastic(sync_every=4, fragments=2, overlap_steps=2)
+    with pytest.raises(ArgumentError, match="fragments is 2, and sync_every is None"):
+        elastic(fragments=2)
     with pytest.raises(ArgumentError, match="overlap_steps is 1, and sync_every is None"):
         elastic(overlap_steps=1)
     with pytest.raises(ArgumentError, match="overlap_steps"):

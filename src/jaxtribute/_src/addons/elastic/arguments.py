@@ -21,10 +21,11 @@ _INCARNATION = "JAXTRIBUTE_INCARNATION"
 
 
 class LocalSettings(NamedTuple):
-    """The settings of islands that train alone, checked."""
+    """The settings of islands that train alone, checked; `every` is from one meeting to the next."""
 
     every: int
     overlap: int
+    fragments: int
     outer: optax.GradientTransformation
     wire: str | None
     feedback: bool
@@ -34,17 +35,20 @@ class LocalSettings(NamedTuple):
         cls,
         every: int | None,
         overlap: int,
+        fragments: int,
         outer: optax.GradientTransformation | None,
         options: CommunicationOptions | None,
     ) -> LocalSettings | None:
         """The settings; None for islands that take each step together.
 
         Raises:
-          ArgumentError: settings that need `sync_every`, or a number of steps below 1; an overlap as long as those.
+          ArgumentError: settings that need `sync_every`, or a number of steps below 1; an overlap that is as long as
+            from one meeting to the next; fragments that do not divide the steps.
           ArgumentTypeError: an outer optimizer that is no Optax transformation.
         """
         if every is None:
             given = {"outer_optimizer": outer, "communication_options": options, "overlap_steps": overlap or None}
+            given["fragments"] = None if fragments == 1 else fragments
             for name, value in given.items():
                 if value is not None:
                     raise ArgumentError(
@@ -58,14 +62,20 @@ class LocalSettings(NamedTuple):
                 f"outer_optimizer is {outer!r} of type {type(outer).__name__}. HINT: pass an Optax transformation, "
                 "such as optax.sgd(0.7, momentum=0.9, nesterov=True)."
             )
-        every = settings.whole("sync_every", every, 1)
+        every, fragments = settings.whole("sync_every", every, 1), settings.whole("fragments", fragments, 1)
+        if every % fragments:
+            raise ArgumentError(
+                f"fragments is {fragments}, and sync_every {every}: each has its turn after as many steps. HINT: pass "
+                "a number that divides sync_every."
+            )
+        every //= fragments
         if settings.whole("overlap_steps", overlap, 0) >= every:
             raise ArgumentError(
-                f"overlap_steps is {overlap}, and sync_every {every}: changes must be there before the next ones are "
-                f"sent. HINT: pass {every - 1} or fewer."
+                f"overlap_steps is {overlap}, and islands meet after {every}: changes must be there before the next "
+                f"ones are sent. HINT: pass {every - 1} or fewer."
             )
         wire, feedback = (None, False) if options is None else (options.wire, options.error_feedback)
-        return cls(every, overlap, outer, wire, feedback)
+        return cls(every, overlap, fragments, outer, wire, feedback)
 
 
 def checked_virtual(count: int | None, islands: int, sync_every: int | None) -> int | None:

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 from jaxtribute import OneDeviceStrategy, Optimizer, Variable, VariableAggregation
+from jaxtribute._src.addons.elastic.fragments import in_turn, split
 from jaxtribute._src.addons.elastic.packing import raw
 from jaxtribute._src.addons.elastic.variables import Register, Registered
 from jaxtribute._src.addons.wires.formats import FORMATS, Format
@@ -43,7 +44,8 @@ class Changes:
     """An island's changes of its parameters, as they travel.
 
     Attributes:
-      examples: that it has learned from; negative for one that only listens.
+      examples: that it has learned from since it last sent the changes of each fragment; negative if it only listens.
+      turn: True for the fragments whose changes these are.
       parameters: with their numbers.
       values: theirs, as they were when the changes were computed.
       arrays: one for each parameter, as it travels.
@@ -51,7 +53,8 @@ class Changes:
       early: True if steps follow before the islands meet: what the parameters learn in these is the island's own.
     """
 
-    examples: int
+    examples: Sequence[int]
+    turn: Sequence[bool]
     parameters: Sequence[tuple[int, Variable]]
     values: Sequence[HostArray]
     arrays: Sequence[HostArray]
@@ -61,7 +64,7 @@ class Changes:
     @property
     def message(self) -> list[HostArray]:
         """The arrays to send."""
-        return [np.int64(self.examples)[None], *self.arrays]
+        return [np.asarray(self.examples, np.int64), *self.arrays]
 
     @property
     def mark(self) -> int:
@@ -90,12 +93,19 @@ class Common:
       transform: the outer Optax transformation.
       wire: the type in which changes of parameters travel; None for their own.
       feedback: True if what rounding has lost of a change is added to the next.
+      fragments: number of parts of the model, of which a meeting is about one.
     """
 
     def __init__(
-        self, register: Register, transform: optax.GradientTransformation, wire: str | None, feedback: bool = False
+        self,
+        register: Register,
+        transform: optax.GradientTransformation,
+        wire: str | None,
+        feedback: bool = False,
+        fragments: int = 1,
     ) -> None:
-        self._register, self._transform, self._feeds_back = register, transform, feedback
+        self._register, self._feeds_back, self._count = register, feedback, fragments
+        self._transform = transform if fragments == 1 else in_turn(transform, fragments)
         self._wire = None if wire in (None, "float32") else Wire(FORMATS[wire])
         # On the host, where sums arrive.
         self._host = OneDeviceStrategy("CPU:0")
@@ -109,9 +119,13 @@ class Common:
         self._counted: dict[int, HostArray] = {}
         """Values that the islands add to, as of the last meeting."""
         self._given: dict[int, Any] = {}
-        """The parameters' arrays since the last meeting, until a step may change them."""
-        self._own: dict[int, HostArray] = {}
-        """Progress of parameters that was this island's own at the last meeting."""
+        """The parameters' arrays after the last meeting, until `begun`."""
+        self._apart: set[int] = set()
+        """The parameters that did not have the common value after the last meeting."""
+        self._fragments: dict[int, int] = {}
+        """The fragment of each parameter."""
+        self._turn = 0
+        """The fragment whose changes are sent next."""
         self._lost: dict[int, HostArray] = {}
         """What rounding has lost of this island's changes."""
         self._rest: list[tuple[int, Variable, Kind]] = []
@@ -159,6 +173,7 @@ class Common:
         if self._optimizer is None or (more and not self._used):
             self._parameters.clear()
             self._given.clear()
+            self._apart.clear()
             if not current:
                 raise VariableError("there is no parameter yet. HINT: make the model and its jd.Optimizer before.")
             rest = [variable for number, variable in current.items() if number not in self._inner]
@@ -166,6 +181,10 @@ class Common:
             with self._at_home():
                 copies = jax.tree.map(self._copied, nests[0] if len(nests) == 1 else nests, is_leaf=_is_variable)
                 self._optimizer = Optimizer(self._transform, copies)
+            numbers = {id(copy): number for number, copy in self._parameters.items()}
+            leaves = jax.tree.leaves(copies, is_leaf=_is_variable)
+            fragments = split([leaf.size for leaf in leaves], self._count)
+            self._fragments = {numbers[id(leaf)]: part for leaf, part in zip(leaves, fragments, strict=True)}
         elif more:
             names = [v.name for number, v in current.items() if number not in self._parameters]
             raise VariableError(
@@ -190,40 +209,57 @@ class Common:
         for variable in self._register.alive().values():
             self.renew(variable)
 
+    def begun(self) -> None:
+        """Takes note that a step has been taken since: nobody asks any more for what the parameters were before."""
+        self._given.clear()
+
     def renew(self, variable: Variable) -> None:
         """Takes a variable as it is for what all islands have."""
         number = self._register.number(variable)
         kind = self.kind_of(variable)
         if kind is Kind.SUM:
             self._counted[number] = _read(variable)
-        elif number in self._parameters and variable.stored is not self._given.pop(number, None):
-            now = _read(variable)
-            if np.array_equal(raw(now), raw(self._narrow(number, variable))):  # put back, as after an evaluation
+        elif number in self._parameters:
+            given = self._given.get(number)
+            if variable.stored is given:
                 return
-            if number in self._own:
+            now = _read(variable)
+            if given is not None and np.array_equal(raw(now), raw(np.array(given))):  # put back, as after an evaluation
+                return
+            if number in self._apart:
                 raise VariableError(
-                    f"{variable.name} was assigned after a meeting in which islands kept what they had learned while "
-                    "their changes travelled, so that none has the common value. HINT: call strategy.synchronize() "
-                    "before, on all islands."
+                    f"{variable.name} was assigned after a meeting from which islands went on with values of their "
+                    "own, as with overlap_steps or fragments. HINT: call strategy.synchronize() before, on all islands."
                 )
             with self._at_home():
                 self._parameters[number].assign(_wide(now))
 
     # A meeting.
 
-    def changes(self, examples: int, living: HostArray, *, silent: bool = False, early: bool = False) -> Changes:
+    def changes(
+        self,
+        examples: Sequence[int],
+        living: HostArray,
+        *,
+        whole: bool = False,
+        silent: bool = False,
+        early: bool = False,
+    ) -> Changes:
         """Computes how this island has changed the parameters.
 
         Args:
-          examples: the number of examples since this was done last.
+          examples: the number of examples since this was done last for each fragment.
           living: for each number of a variable whether all islands still have it: Python's collector may have taken
             what no program can reach from some of them.
+          whole: True for those of all fragments, and not of the next one alone.
           silent: True if it has taken no step since, and only listens.
           early: True if it takes further steps before the islands meet.
         """
         alive = self._register.alive().items()
         found = [(number, v) for number, v in alive if living[number] and self.is_parameter(v)]
         self._check_begun(found, self._parameters)
+        turn = [whole or part == self._turn for part in range(self._count)]
+        found = [(number, v) for number, v in found if turn[self._fragments[number]]]
         values: list[HostArray] = []
         arrays: list[HostArray] = []
         lost: list[HostArray | None] = []
@@ -234,7 +270,7 @@ class Common:
             lost.append(loss)
             if early:
                 values.append(now)
-        return Changes(_SILENT if silent else examples, found, values, arrays, lost, early)
+        return Changes([_SILENT if silent else each for each in examples], turn, found, values, arrays, lost, early)
 
     def _sent(self, number: int, change: HostArray) -> tuple[HostArray, HostArray | None]:
         """A change as it travels, and what is lost of it if that is kept."""
@@ -271,14 +307,15 @@ class Common:
                 )
 
     def mean_changes(self, changes: Changes, parts: Parts) -> list[HostArray]:
-        """The number of examples, and the islands' mean changes of parameters: the same bits on each.
+        """Numbers of examples, and the islands' mean changes of parameters: the same bits on each.
 
         An island that only listens counts for nothing.
         """
-        weights = [max(int(part[0][0]), 0) for part in parts]
-        means: list[HostArray] = [np.int64(sum(weights))[None]]
+        told = np.maximum([part[0] for part in parts], 0)
+        means: list[HostArray] = [told.sum(0)]
         for place, (number, _) in enumerate(changes.parameters, 1):
             each, like = [part[place] for part in parts], self._parameters[number].stored
+            weights = [int(count) for count in told[:, self._fragments[number]]]
             if self._wire is not None and self._wire.takes(like):
                 each = [self._wire.received(array, like.shape) for array in each]
             means.append(_mean(each, weights))
@@ -307,29 +344,30 @@ class Common:
           means: those of `mean_changes`.
           rest: of the other variables.
         """
-        (examples,), *arrays = means
-        if examples:
-            self._update(changes, arrays)
+        examples, *arrays = means
+        turn = np.asarray(changes.turn) & (examples > 0)
+        if turn.any():
+            self._update(changes, arrays, turn)
+        common = set[int]()
         with updating:
             for place, (number, variable) in enumerate(changes.parameters):
-                self._own.pop(number, None)
                 lost = changes.lost[place]
-                if lost is not None and changes.examples > 0:
+                if lost is not None and changes.examples[self._fragments[number]] > 0:
                     self._lost[number] = lost
+                value = np.asarray(self._parameters[number].stored)
                 if changes.early:
-                    self._own[number] = _wide(_read(variable)) - changes.values[place]
-                variable.bind(variable.policy.place(self._narrow(number, variable)))
-                self._given[number] = variable.stored
+                    value = value + (_wide(_read(variable)) - changes.values[place])
+                else:
+                    common.add(number)
+                _give(variable, value)
             for (number, variable, kind), array in zip(self._rest, rest, strict=True):
-                now = self._counted[number] + array if kind is Kind.SUM else array
-                variable.bind(variable.policy.place(np.array(now, variable.dtype).reshape(variable.shape)))
+                _give(variable, self._counted[number] + array if kind is Kind.SUM else array)
+        self._given = {self._register.number(variable): variable.stored for variable in self.parameters}
+        self._apart = self._given.keys() - common
+        if not all(changes.turn):
+            self._turn = (self._turn + 1) % self._count
 
-    def _narrow(self, number: int, variable: Variable) -> HostArray:
-        """A parameter's value: the common one, and what is this island's own, in the variable's type."""
-        value, own = np.asarray(self._parameters[number].stored), self._own.get(number)
-        return np.array(value if own is None else value + own, variable.dtype).reshape(variable.shape)
-
-    def _update(self, changes: Changes, means: Sequence[HostArray]) -> None:
+    def _update(self, changes: Changes, means: Sequence[HostArray], turn: HostArray) -> None:
         pairs = zip(changes.parameters, means, strict=True)
         of_copies = {id(self._parameters[number]): mean for (number, _), mean in pairs}
         optimizer, self._used = self.optimizer, True
@@ -340,7 +378,8 @@ class Common:
                 return jnp.zeros_like(copy.stored) if change is None else jnp.asarray(change)
 
             grads = jax.tree.map(change_of, optimizer.nest, is_leaf=_is_variable)
-            optimizer.apply_gradients(grads, reduce_op=None)
+            more = {} if self._count == 1 else {"turn": jnp.asarray(turn)}
+            optimizer.apply_gradients(grads, reduce_op=None, **more)
 
     # For an island that joins.
 
@@ -352,19 +391,23 @@ class Common:
     def state(self) -> list[HostArray]:
         """Returns all that islands have in common besides the values of variables."""
         outer = self._outer
-        head = np.asarray([self._used, self._optimizer is not None, *self._counted], np.int64)
+        head = np.asarray([self._used, self._optimizer is not None, self._turn, *self._counted], np.int64)
         return [head, *(np.asarray(variable.stored) for variable in outer), *self._counted.values()]
 
     def restore(self, state: Sequence[HostArray]) -> None:
-        """The inverse of `state`, on an island that has the same variables."""
-        (used, begun, *numbers), *arrays = state
+        """The inverse of `state`, on an island that has the same variables: parameters get their common values."""
+        (used, begun, turn, *numbers), *arrays = state
         if begun:
             self.begin()
-        outer, self._used = self._outer, bool(used)
+        outer, self._used, self._turn = self._outer, bool(used), int(turn)
         with self._at_home():
             for variable, array in zip(outer, arrays, strict=False):
                 variable.assign(array)
         self._counted = dict(zip(map(int, numbers), arrays[len(outer) :], strict=True))
+        with updating:
+            for number, variable in self._register.alive().items():
+                if number in self._parameters:
+                    _give(variable, np.asarray(self._parameters[number].stored))
 
 
 class Wire:
@@ -397,6 +440,10 @@ class Wire:
     def _on_host(call: Callable[[Any], Any], array: HostArray) -> HostArray:
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             return np.asarray(call(array))
+
+
+def _give(variable: Variable, value: HostArray) -> None:
+    variable.bind(variable.policy.place(np.array(value, variable.dtype).reshape(variable.shape)))
 
 
 def _is_variable(leaf: Any) -> bool:

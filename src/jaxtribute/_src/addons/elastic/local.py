@@ -41,9 +41,12 @@ class LocalMesh(IslandMesh):
       islands: this island among the others.
       every: steps between two meetings.
       overlap: how many of these the changes of parameters have to travel.
+      fragments: number of parts of the model, of which a meeting is about one.
     """
 
-    def __init__(self, devices: Sequence[Device], islands: Islands, every: int, overlap: int = 0) -> None:
+    def __init__(
+        self, devices: Sequence[Device], islands: Islands, every: int, overlap: int = 0, fragments: int = 1
+    ) -> None:
         super().__init__(devices, islands)
         self.program = None  # functions without the island's variables are no concern of the others
         self.register.written = self._written_outside
@@ -51,8 +54,10 @@ class LocalMesh(IslandMesh):
         self.rows = Rows()
         self.common: Common
         self._every, self._departs, self._window = every, every - overlap, Window()
-        self._examples = 0
-        """Number of examples since changes of parameters were last computed."""
+        self._examples = [0] * fragments
+        """Numbers of examples since changes of each fragment were last computed."""
+        self._whole = False
+        """True for a meeting that is about all fragments."""
         self._departed: tuple[Changes, Ahead] | None = None
         """Changes that travel already."""
         self._running = self._silent = False
@@ -117,8 +122,9 @@ class LocalMesh(IslandMesh):
         result, counted = self._within(counting)
         learned = (1 if rows is None else rows) if counted else None
         self._window.note(result, learned)
+        self.common.begun()
         if learned is not None:
-            self._examples += learned
+            self._examples = [count + learned for count in self._examples]
             if self._window.steps == self._departs < self._every:
                 self._depart()
             if self._window.steps == self._every:
@@ -159,6 +165,7 @@ class LocalMesh(IslandMesh):
             if self.islands.newcomer is None:
                 self._prepare()
                 self._stay()
+            self._whole = True
             self._meet()
         if self._window.ahead:
             raise self._astray("meets the others")
@@ -168,13 +175,19 @@ class LocalMesh(IslandMesh):
         """Sends what has changed, and the island goes on meanwhile."""
         changes = self.common.changes(self._examples, self.register.living(), early=True)
         self._departed = changes, self.islands.send_ahead(changes.message, "changes of parameters")
-        self._examples = 0
+        self._forget(changes)
 
     def _stay(self) -> None:
         """Takes back what has departed: all that the islands have learned until now is to be common."""
         if self._departed is not None:
-            self._examples += self._departed[0].examples
+            changes, _ = self._departed
+            before = zip(changes.turn, changes.examples, self._examples, strict=True)
+            self._examples = [now + then if sent else now for sent, then, now in before]
             self._departed = None
+
+    def _forget(self, changes: Changes) -> None:
+        """Counts the examples of what was sent from here on."""
+        self._examples = [0 if sent else count for sent, count in zip(changes.turn, self._examples, strict=True)]
 
     def _meet(self) -> None:
         ahead = self.islands.newcomer is not None
@@ -212,10 +225,10 @@ class LocalMesh(IslandMesh):
 
     def _met(self, view: View) -> tuple[list[tuple[int, int]], Outcome, list[Any]]:
         told = self._window.told() if self._window.ahead is None else [list(call) for call in self._window.ahead]
-        replicas, living, here = self._introduced(view)
+        replicas, living, here, whole = self._introduced(view)
         rest = self.common.rest(self._window.examples, living, silent=self._silent)
         if self._departed is None:
-            changes, ahead = self.common.changes(self._examples, living, silent=self._silent), None
+            changes, ahead = self.common.changes(self._examples, living, whole=whole, silent=self._silent), None
         else:
             changes, ahead = self._departed
         if ahead is not None and here:
@@ -229,31 +242,33 @@ class LocalMesh(IslandMesh):
         outcome = changes, self.common.mean_changes(changes, parts), self.common.combined_rest(rests)
         return replicas, outcome, told
 
-    def _introduced(self, view: View) -> tuple[list[tuple[int, int]], HostArray, bool]:
+    def _introduced(self, view: View) -> tuple[list[tuple[int, int]], HostArray, bool, bool]:
         """Who meets.
 
-        Returns: the islands' numbers of replicas; for each variable's number whether all islands still have it; and
-        whether what each of them has sent ahead was for this step, in this view, and of the same parameters.
+        Returns: the islands' numbers of replicas; for each variable's number whether all islands still have it; whether
+        what each of them has sent ahead was for this step, in this view, and of the same parameters; and whether the
+        meeting is about all fragments, which one that joins does not know.
         """
         mark = np.full(3, -1, np.int64)
         if self._departed is not None:
             changes, ahead = self._departed
             mark[:] = *ahead.head[:2], changes.mark
-        own = [np.int64(self.size)[None], self.register.living(), mark]
+        own = [np.asarray([self.size, self._whole], np.int64), self.register.living(), mark]
         parts = self.islands.gather(own, "who meets, and which variables they have")
         ranks = [member.rank for member in view.members]
         replicas = [(rank, int(part[0][0])) for rank, part in zip(ranks, parts, strict=False)]
         expected = view.number, self.islands.committed, mark[2]
         here = all(np.array_equal(part[2], expected) for part in parts)
-        return replicas, np.min([part[1] for part in parts], axis=0, initial=1), here
+        whole = any(part[0][1] for part in parts)
+        return replicas, np.min([part[1] for part in parts], axis=0, initial=1), here, whole
 
     def take(self, replicas: list[tuple[int, int]], outcome: Outcome) -> None:
         """Goes on with what the islands have come to."""
         self.common.take(*outcome)
         self._replicas, self._silent = replicas, False
         if not outcome[0].early:
-            self._examples = 0
-        self._departed = None
+            self._forget(outcome[0])
+        self._departed, self._whole = None, False
 
     def go_ahead(self, replicas: list[tuple[int, int]], calls: list[Any]) -> None:
         """Takes note of what another island's calls gave, for this one's."""

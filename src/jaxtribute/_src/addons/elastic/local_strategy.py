@@ -75,8 +75,8 @@ class LocalElasticStrategy(ElasticStrategy):
 
     def _plug(self, inner: Strategy | None, devices: list[Device], local: LocalSettings | None) -> StrategyExtended:
         assert local is not None
-        self._local = self._mesh = mesh = LocalMesh(devices, self._islands, local.every, local.overlap)
-        mesh.common = Common(mesh.register, local.outer, local.wire, local.feedback)
+        self._local = self._mesh = mesh = LocalMesh(devices, self._islands, local.every, local.overlap, local.fragments)
+        mesh.common = Common(mesh.register, local.outer, local.wire, local.feedback, local.fragments)
         mesh.introduce()
         return LocalExtended(mesh, inner)
 

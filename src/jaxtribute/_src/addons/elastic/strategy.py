@@ -248,6 +248,8 @@ class ElasticStrategy(Strategy):
       sync_every: steps between two meetings; None for islands that take each step together.
       overlap_steps: with `sync_every`, how many of the steps before a meeting the changes of parameters have to travel.
         They are those until then; what an island learns while they travel stays its own until the next meeting.
+      fragments: with `sync_every`, the number of parts of about the same size that the parameters are divided into.
+        The islands meet as many times in `sync_every` steps, and exchange the changes of one part after the other.
       outer_optimizer: with `sync_every`, the Optax transformation that updates the parameters at a meeting, by the mean
         change (before - after) as their gradient. By default `optax.sgd(0.7, momentum=0.9, nesterov=True)`.
       communication_options: with `sync_every`, `wire` names the type in which changes of parameters travel, and with
@@ -285,6 +287,7 @@ class ElasticStrategy(Strategy):
         virtual_replicas: int | None = None,
         sync_every: int | None = None,
         overlap_steps: int = 0,
+        fragments: int = 1,
         outer_optimizer: optax.GradientTransformation | None = None,
         communication_options: CommunicationOptions | None = None,
     ) -> None:
@@ -293,7 +296,7 @@ class ElasticStrategy(Strategy):
         for name, seconds in (("silent_s", silent_s), ("timeout_s", timeout_s)):
             if not (math.isfinite(seconds) and seconds > 0):
                 raise ArgumentError(f"{name} is {seconds!r}. HINT: pass a number of seconds above 0.")
-        local = LocalSettings.checked(sync_every, overlap_steps, outer_optimizer, communication_options)
+        local = LocalSettings.checked(sync_every, overlap_steps, fragments, outer_optimizer, communication_options)
         resolver = cluster_resolver if cluster_resolver is not None else TFConfigClusterResolver()
         addresses, rank = places(resolver)
         self._virtual = checked_virtual(virtual_replicas, len(addresses), sync_every)
