@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -17,15 +17,14 @@ from jaxtribute import OneDeviceStrategy, Optimizer, Variable, VariableAggregati
 from jaxtribute._src.addons.elastic.fragments import in_turn, split
 from jaxtribute._src.addons.elastic.packing import raw
 from jaxtribute._src.addons.elastic.variables import Register, Registered
-from jaxtribute._src.addons.wires.formats import FORMATS, Format
+from jaxtribute._src.addons.elastic.wire import Wire
+from jaxtribute._src.addons.wires.formats import FORMATS
 from jaxtribute.errors import VariableError
-from jaxtribute.extending import Context, Eager, updating
+from jaxtribute.extending import Context, Eager, Function, updating
 from jaxtribute.typing import HostArray, Nest
 
 _SILENT = -1
 """In place of the number of examples, from an island that has only been told what the others did."""
-_LEAST = 256
-"""Elements of the smallest array that is rounded."""
 Parts = Sequence[Sequence[HostArray]]
 """The arrays of all islands, in the order of their ranks."""
 
@@ -106,13 +105,14 @@ class Common:
     ) -> None:
         self._register, self._feeds_back, self._count = register, feedback, fragments
         self._transform = transform if fragments == 1 else in_turn(transform, fragments)
-        self._wire = None if wire in (None, "float32") else Wire(FORMATS[wire])
+        self._wire = Wire(None if wire in (None, "float32") else FORMATS[wire])
         # On the host, where sums arrive.
         self._host = OneDeviceStrategy("CPU:0")
         self._nests: list[Any] = []
         self._inner: set[int] = set()
         """The numbers of the variables that inner optimizers update."""
         self._optimizer: Optimizer | None = None
+        self._apply: Function[..., None]
         self._used = False
         self._parameters: dict[int, Variable] = {}
         """The parameters as of the last meeting, on the host, by the numbers of the variables."""
@@ -180,7 +180,8 @@ class Common:
             nests = [*self._nests, rest] if rest else self._nests
             with self._at_home():
                 copies = jax.tree.map(self._copied, nests[0] if len(nests) == 1 else nests, is_leaf=_is_variable)
-                self._optimizer = Optimizer(self._transform, copies)
+                self._optimizer = optimizer = Optimizer(self._transform, copies)
+            self._apply = Function(lambda grads, more: optimizer.apply_gradients(grads, reduce_op=None, **more))
             numbers = {id(copy): number for number, copy in self._parameters.items()}
             leaves = jax.tree.leaves(copies, is_leaf=_is_variable)
             fragments = split([leaf.size for leaf in leaves], self._count)
@@ -260,28 +261,18 @@ class Common:
         self._check_begun(found, self._parameters)
         turn = [whole or part == self._turn for part in range(self._count)]
         found = [(number, v) for number, v in found if turn[self._fragments[number]]]
-        values: list[HostArray] = []
-        arrays: list[HostArray] = []
-        lost: list[HostArray | None] = []
-        for number, variable in found:
-            now = _wide(_read(variable))
-            array, loss = self._sent(number, np.asarray(self._parameters[number].stored) - now)
-            arrays.append(array)
-            lost.append(loss)
-            if early:
-                values.append(now)
-        return Changes([_SILENT if silent else each for each in examples], turn, found, values, arrays, lost, early)
-
-    def _sent(self, number: int, change: HostArray) -> tuple[HostArray, HostArray | None]:
-        """A change as it travels, and what is lost of it if that is kept."""
-        wire = self._wire
-        if wire is None or not wire.takes(change):
-            return change, None
-        if not self._feeds_back:
-            return wire.sent(change), None
-        whole = change + self._lost.get(number, np.float32(0))
-        array = wire.sent(whole)
-        return array, whole - wire.received(array, whole.shape)
+        values = [_wide(_read(variable)) for _, variable in found]
+        starts = [np.asarray(self._parameters[number].stored) for number, _ in found]
+        arrays = [start - now for start, now in zip(starts, values, strict=True)]
+        lost: list[HostArray | None] = [None] * len(arrays)
+        if self._feeds_back:
+            arrays = [array + self._lost.get(number, 0) for (number, _), array in zip(found, arrays, strict=True)]
+        sent = self._wire.sent(arrays)
+        if self._feeds_back:
+            arrived = self._wire.received(sent, starts)
+            lost = [array - there for array, there in zip(arrays, arrived, strict=True)]
+        told = [_SILENT if silent else each for each in examples]
+        return Changes(told, turn, found, values if early else [], sent, lost, early)
 
     def rest(self, examples: int, living: HostArray, *, silent: bool) -> list[HostArray]:
         """Makes the message of the other variables; arguments as for `changes`, examples since the last meeting."""
@@ -313,12 +304,11 @@ class Common:
         """
         told = np.maximum([part[0] for part in parts], 0)
         means: list[HostArray] = [told.sum(0)]
-        for place, (number, _) in enumerate(changes.parameters, 1):
-            each, like = [part[place] for part in parts], self._parameters[number].stored
+        like = [self._parameters[number].stored for number, _ in changes.parameters]
+        arrived = [self._wire.received(part[1:], like) for part in parts]
+        for place, (number, _) in enumerate(changes.parameters):
             weights = [int(count) for count in told[:, self._fragments[number]]]
-            if self._wire is not None and self._wire.takes(like):
-                each = [self._wire.received(array, like.shape) for array in each]
-            means.append(_mean(each, weights))
+            means.append(_mean([each[place] for each in arrived], weights))
         return means
 
     def combined_rest(self, parts: Parts) -> list[HostArray]:
@@ -378,8 +368,7 @@ class Common:
                 return jnp.zeros_like(copy.stored) if change is None else jnp.asarray(change)
 
             grads = jax.tree.map(change_of, optimizer.nest, is_leaf=_is_variable)
-            more = {} if self._count == 1 else {"turn": jnp.asarray(turn)}
-            optimizer.apply_gradients(grads, reduce_op=None, **more)
+            self._apply(grads, {} if self._count == 1 else {"turn": jnp.asarray(turn)})
 
     # For an island that joins.
 
@@ -408,38 +397,6 @@ class Common:
             for number, variable in self._register.alive().items():
                 if number in self._parameters:
                     _give(variable, np.asarray(self._parameters[number].stored))
-
-
-class Wire:
-    """A type in which changes travel between islands; large float32 arrays alone are rounded.
-
-    Args:
-      wire: how elements travel.
-    """
-
-    def __init__(self, wire: Format) -> None:
-        self._block = wire.block
-        self._encode, self._decode = jax.jit(wire.encode), jax.jit(wire.decode)
-
-    @staticmethod
-    def takes(array: Any) -> bool:
-        """True for an array that is rounded."""
-        return array.dtype == np.float32 and array.size >= _LEAST
-
-    def sent(self, array: HostArray) -> HostArray:
-        """Rounds an array, to bytes that travel."""
-        flat = np.pad(array.reshape(-1), (0, -array.size % self._block))
-        return self._on_host(self._encode, flat)
-
-    def received(self, array: HostArray, shape: tuple[int, ...]) -> HostArray:
-        """The array that another island has sent."""
-        size = int(np.prod(shape))
-        return self._on_host(self._decode, np.ascontiguousarray(array))[:size].reshape(shape)
-
-    @staticmethod
-    def _on_host(call: Callable[[Any], Any], array: HostArray) -> HostArray:
-        with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            return np.asarray(call(array))
 
 
 def _give(variable: Variable, value: HostArray) -> None:
