@@ -1,10 +1,10 @@
 """Local SGD between islands: the loss after so many examples, beside synchronous training; and a run with kills.
 
-    python -m benchmarks.outer_steps [--quick] [--seeds 3] [--problem gpt] [--kills 20] [--json FILE]
+    python -m benchmarks.outer_steps [--quick] [--seeds 3] [--problem gpt] [--kills 20] [--json FILE] [-- --overlap=10]
 
 Islands take as many steps as synchronous training, each on its rows of the same batches, meet after 20, and go on with
 the mean of their parameters, or a little beyond it. The learning rate falls to zero; the loss is that of examples which
-were not trained on.
+were not trained on. What follows `--` is for the islands' program: see `benchmarks/peers/outer_steps.py`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def launched(islands: int, restarts: int, arguments: list[str], output: Any) -> 
     return subprocess.Popen([*command, *arguments], cwd=ROOT, env=inherited(), stdout=output, stderr=subprocess.STDOUT)
 
 
-def loss_of(problem: str, settings: Settings, rate: float, seed: int, islands: int) -> float:
+def loss_of(problem: str, settings: Settings, rate: float, seed: int, islands: int, more: Sequence[str] = ()) -> float:
     """The loss at the end of training; of synchronous training for no islands."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -90,7 +90,7 @@ def loss_of(problem: str, settings: Settings, rate: float, seed: int, islands: i
             subprocess.run([sys.executable, *command], cwd=ROOT, env=inherited(), check=True, timeout=DEADLINE_S)
         else:
             with (folder / "output").open("wb") as output:
-                job = launched(islands, 0, [*command, f"--every={EVERY}"], output)
+                job = launched(islands, 0, [*command, f"--every={EVERY}", *more], output)
                 ended = job.wait(DEADLINE_S)
             if ended:
                 raise RuntimeError((folder / "output").read_text())
@@ -130,12 +130,15 @@ def killed(settings: Settings, kills: int, islands: int) -> tuple[float, float]:
         return float((folder / "loss").read_text()), max(waits)
 
 
-def compared(problem: str, settings: Settings, counts: Sequence[int], seeds: Sequence[int]) -> dict[str, Any]:
+def compared(
+    problem: str, settings: Settings, counts: Sequence[int], seeds: Sequence[int], more: Sequence[str]
+) -> dict[str, Any]:
     """The mean losses of a problem at each rate and number of islands, 0 for synchronous training, and the best."""
     losses = dict[float, dict[int, float]]()
     for rate in settings.rates:
         losses[rate] = {
-            count: statistics.mean(loss_of(problem, settings, rate, seed, count) for seed in seeds) for count in counts
+            count: statistics.mean(loss_of(problem, settings, rate, seed, count, more) for seed in seeds)
+            for count in counts
         }
         print(problem, rate, losses[rate], file=sys.stderr, flush=True)
     best = {count: min(each[count] for each in losses.values()) for count in counts}
@@ -165,6 +168,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, help="the only one to try")
     parser.add_argument("--kills", type=int, default=20, help="in one more run of 3 islands on the digits; 0 for none")
     parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("more", nargs="*", help="arguments of the islands' program")
     options = parser.parse_args()
     seeds, counts = range(1 if options.quick else options.seeds), (0, *ISLANDS[: 1 if options.quick else None])
     problems = [problem for problem in options.problem or SETTINGS if problem != "none"]
@@ -175,7 +179,7 @@ def main() -> int:
             settings = replace(settings, steps=2 * EVERY, rates=settings.rates[:1], warm=0)
         if options.rate:
             settings = replace(settings, rates=(options.rate,))
-        results.append(compared(problem, settings, counts, seeds))
+        results.append(compared(problem, settings, counts, seeds, options.more))
     console = Console(width=110)
     if results:
         console.print(shown(results, counts))

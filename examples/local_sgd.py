@@ -2,11 +2,11 @@
 
     python examples/local_sgd.py                                             one island
     jaxtribute launch --elastic --workers 2 examples/local_sgd.py            two, with the bytes that a step has sent
-    jaxtribute launch --elastic --workers 2 examples/local_sgd.py --wire int8
+    jaxtribute launch --elastic --workers 2 examples/local_sgd.py --wire int4 --overlap 10
 
 Each process is an island, which trains alone on its rows of each batch. After `--every` steps the islands exchange the
-change of their parameters, and an outer optimizer updates the common ones. Any island may be killed: the others wait
-for it at most until they meet.
+change of their parameters, and an outer optimizer updates the common ones; with `--overlap` that travels while they go
+on. Any island may be killed: the others wait for it at most until they meet.
 """
 
 import argparse
@@ -28,12 +28,16 @@ def main() -> int:
     """Trains, and returns 0 if most of the other images are told."""
     parser = argparse.ArgumentParser(description="Training with few exchanges.")
     parser.add_argument("--every", type=int, default=20, metavar="STEPS", help="steps between two meetings")
-    parser.add_argument("--wire", choices=["bfloat16", "int8"], help="the type in which changes travel")
+    parser.add_argument("--overlap", type=int, default=0, metavar="STEPS", help="steps in which changes may travel")
+    parser.add_argument("--wire", choices=["bfloat16", "int8", "int4"], help="the type in which changes travel")
     options = parser.parse_args()
     strategy = jd.experimental.ElasticStrategy(
         sync_every=options.every,
         outer_optimizer=optax.sgd(0.7, momentum=0.9, nesterov=True),
-        communication_options=jd.experimental.CommunicationOptions(wire=options.wire),
+        overlap_steps=options.overlap,
+        communication_options=jd.experimental.CommunicationOptions(
+            wire=options.wire, error_feedback=options.wire == "int4"
+        ),
     )
     found: Any = load_digits()
     images, labels = (found.data / 16).astype(np.float32), found.target.astype(np.int32)

@@ -101,7 +101,14 @@ def strategy_of(options: argparse.Namespace) -> jd.Strategy:
         return jd.OneDeviceStrategy("CPU:0")
     rate, momentum = options.outer
     outer = optax.sgd(rate, momentum=momentum, nesterov=True) if momentum else optax.sgd(rate)
-    return jd.experimental.ElasticStrategy(sync_every=options.every, outer_optimizer=outer)
+    hints = jd.experimental.CommunicationOptions(wire=options.wire, error_feedback=options.feedback)
+    return jd.experimental.ElasticStrategy(
+        sync_every=options.every,
+        overlap_steps=options.overlap,
+        fragments=options.fragments,
+        outer_optimizer=outer,
+        communication_options=hints,
+    )
 
 
 def rule_of(options: argparse.Namespace) -> optax.GradientTransformation:
@@ -165,6 +172,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="of all; the rate falls to zero meanwhile")
     parser.add_argument("--warm", type=int, default=0, help="steps before islands part")
     parser.add_argument("--every", type=int, default=0)
+    parser.add_argument("--overlap", type=int, default=0, help="steps that changes travel")
+    parser.add_argument("--fragments", type=int, default=1)
+    parser.add_argument("--wire", help="the type in which changes travel")
+    parser.add_argument("--feedback", action="store_true", help="sends later what rounding has lost")
     parser.add_argument("--outer", type=lambda text: tuple(map(float, text.split(","))), default=(1.0, 0.0))
     parser.add_argument("--inner", choices=("adamw", "muon"), default="adamw")
     parser.add_argument("--rate", type=float, default=0.002)

@@ -13,7 +13,7 @@ LAUNCH = f"""
 import sys
 from jaxtribute._src.addons.cli.main import main
 islands = ["--elastic", "--workers", "2", "--devices-per-worker", "1"]
-sys.exit(main(["launch", *islands, {str(SCRIPT)!r}, "--wire", "int8"]))
+sys.exit(main(["launch", *islands, {str(SCRIPT)!r}, "--wire", "int4", "--overlap", "10"]))
 """
 
 
