@@ -97,12 +97,14 @@ def loss_of(problem: str, settings: Settings, rate: float, seed: int, islands: i
         return float((folder / "loss").read_text())
 
 
-def killed(settings: Settings, kills: int, islands: int) -> tuple[float, float]:
+def killed(settings: Settings, kills: int, islands: int, more: Sequence[str]) -> tuple[float, float]:
     """The loss of a run with kills, and the longest wait for a step of an island that lived on."""
     chance = random.Random(0)
     with tempfile.TemporaryDirectory() as name, (Path(name) / "output").open("wb") as output:
         folder = Path(name)
-        command = command_of(folder, "digits", settings, settings.rates[0], 0, f"--every={EVERY}", f"--pace={PACE_S}")
+        command = command_of(
+            folder, "digits", settings, settings.rates[0], 0, f"--every={EVERY}", f"--pace={PACE_S}", *more
+        )
         job = launched(islands, 3 * kills, command, output)
         tails = [Tail(folder / f"island-{rank}") for rank in range(islands)]
         try:
@@ -185,8 +187,8 @@ def main() -> int:
         console.print(shown(results, counts))
     if options.kills and not options.quick:
         settings = replace(KILLED, steps=KILLED.steps + STEPS_A_KILL * options.kills)
-        loss, wait = killed(settings, options.kills, 3)
-        calm = loss_of("digits", settings, settings.rates[0], 0, 3)
+        loss, wait = killed(settings, options.kills, 3, options.more)
+        calm = loss_of("digits", settings, settings.rates[0], 0, 3, options.more)
         console.print(
             f"{options.kills} kills in {settings.steps} steps: loss {loss:.5f}, without {calm:.5f}; longest wait "
             f"{wait:.1f} s, beside {EVERY * PACE_S:g} s from one meeting to the next"

@@ -24,7 +24,8 @@ import jax
 _LOG = logging.getLogger(__name__)
 
 _MANY = 16
-"""Number of repeated traces after which a warning says why."""
+"""Number of repeated traces, because of one variable, after which a warning says why."""
+_AGAIN = "_traced_again"
 
 _CONTEXT = -1
 """Stands among the ids of variables for the strategy and the replica in force."""
@@ -37,7 +38,7 @@ class TracedReads:
         self._views = jax.make_user_context(None)
         self._generations = jax.make_user_context(0)
         self._numbers = itertools.count(1)
-        self._again = 0
+        self._told = False
         self.uncompiled = False  # True once a compiled step runs so, of which a warning has told
         self.active = False
         """True once a kept function has read anything: compiled programs then run in `steady`."""
@@ -100,8 +101,11 @@ class TracedReads:
 
     def repeated(self, variable: object) -> None:
         """Says once what it costs that eager code is compiled again and again."""
-        self._again += 1
-        if self._again == _MANY:
+        # By variables: a program that makes one model after the other changes those of each once.
+        counts = vars(self if variable is None else variable)
+        counts[_AGAIN] = counts.get(_AGAIN, 0) + 1
+        if counts[_AGAIN] >= _MANY and not self._told:
+            self._told = True
             settled = "give all replicas as many rows in the jd.function that runs uncompiled"
             remedy = settled if self.uncompiled else "call the step as a jd.function, which is compiled once"
             _LOG.warning(
