@@ -18,6 +18,7 @@ def offer_all() -> None:
         (points.OLDER_METHODS, ("addons.compat.legacy",)),
         (points.LAYOUTS, ("addons.layouts.automatic",)),
         (points.BUDGETS, ("addons.memory.budgeting",)),
+        (points.TAPES, ("addons.compat.unconnected",)),
         (points.WIRES, ("addons.wires.summing",)),
         (points.UNEVEN, ("addons.training.uneven_means",)),
         (points.RUNS, ("addons.training.replaced_arrays",)),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jaxtribute._src.core.libraries import Library
     from jaxtribute._src.core.strategies.groups import ProgramLayout
     from jaxtribute._src.core.types import Function, Nest
+    from jaxtribute._src.core.values.variable import Variable
 
 T = TypeVar("T")
 
@@ -121,6 +122,8 @@ LAYOUTS: Point[Callable[[], ProgramLayout]] = Point("to choose a layout of varia
 """Makers of the layout that `layout="auto"` asks for."""
 BUDGETS: Point[Budgeting] = Point("to keep a backward pass within a budget of memory")
 """The choice of what a backward pass keeps, for `jd.value_and_grad(..., memory=...)`."""
+TAPES: Point[Callable[..., tuple[list[Variable], Function]]] = Point("to differentiate as TensorFlow's tapes")
+"""Functions that choose variables that may have a gradient, and differentiate with None where losses depend on none."""
 WIRES: Point[Callable[[Summation, str], Summation]] = Point("to sum arrays that travel in a smaller type")
 """Makers of sums of which large float32 arrays travel in the type that the hints name, and the rest by another sum."""
 TOGETHER: Point[Callable[[], Together | None]] = Point("to save once for several processes")

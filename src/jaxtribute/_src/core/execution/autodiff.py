@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxtribute._src.core import context as contexts
-from jaxtribute._src.core import settings
+from jaxtribute._src.core import points, settings
 from jaxtribute._src.core.callers import caller, warn
 from jaxtribute._src.core.context import Context, entered
 from jaxtribute._src.core.execution.budgets import Budget, asked_for, checked, within_budget
@@ -45,9 +45,11 @@ def value_and_grad(
 ) -> Callable[P, tuple[R, dict[K, jax.Array]]]: ...
 @overload
 def value_and_grad(
-    fn: Callable[P, R], variables: Any, *, has_aux: bool = False, memory: Budget = None
+    fn: Callable[P, R], variables: Any, *, has_aux: bool = False, memory: Budget = None, unconnected_gradients: str = ""
 ) -> Callable[P, tuple[R, Any]]: ...
-def value_and_grad(fn: Function, variables: Any, *, has_aux: bool = False, memory: Budget = None) -> Function:
+def value_and_grad(
+    fn: Function, variables: Any, *, has_aux: bool = False, memory: Budget = None, unconnected_gradients: str = "zero"
+) -> Function:
     """Returns a function that gives `fn`'s value and its gradient with respect to variables.
 
     In a replica function both are the replica's own: reduce the gradient with `ctx.all_reduce` or leave it to
@@ -63,6 +65,9 @@ def value_and_grad(fn: Function, variables: Any, *, has_aux: bool = False, memor
         `jd.config.set_memory_budget`, or all. In compiled functions, what goes beyond it is computed again, at the
         least time; nothing that meets other replicas or has effects is. The gradient is that of `jax.checkpoint`
         around the same operations. Code that runs eagerly keeps all.
+      unconnected_gradients: "zero", as JAX has it, or "none", as TensorFlow's tape: None for a variable that is not
+        trainable, is of integers, or that the loss does not depend on (eagerly: that `fn` does not read). Optimizers of
+        Keras leave it alone then.
 
     Returns:
       A function of `fn`'s arguments that returns `(value, gradients)`, or `((value, aux), gradients)`;
@@ -80,7 +85,7 @@ def value_and_grad(fn: Function, variables: Any, *, has_aux: bool = False, memor
 
     Source: `tf.GradientTape`, as `jax.value_and_grad`.
     """
-    both = _differentiated(fn, variables, has_aux, memory=memory)
+    both = _differentiated(fn, variables, has_aux, memory=memory, unconnected=unconnected_gradients)
 
     def value_and_gradients(*args: Nest, **kwargs: Nest) -> Any:
         value, grads = both(*args, **kwargs)
@@ -91,7 +96,7 @@ def value_and_grad(fn: Function, variables: Any, *, has_aux: bool = False, memor
 
 
 def value_and_grads(
-    fn: Callable[P, Any], variables: Sequence[Any], *, has_aux: bool = False
+    fn: Callable[P, Any], variables: Sequence[Any], *, has_aux: bool = False, unconnected_gradients: str = "zero"
 ) -> Callable[P, tuple[Any, Any]]:
     """Returns a function that gives several losses of one computation, and the gradient of each.
 
@@ -102,6 +107,7 @@ def value_and_grads(
       fn: a function of any arguments that returns a tuple of losses, or `(losses, aux)` with `has_aux`.
       variables: for each loss a variable or a nest of them.
       has_aux: whether `fn` returns auxiliary data besides.
+      unconnected_gradients: as for `value_and_grad`.
 
     Returns:
       A function of `fn`'s arguments that returns `(losses, gradients)`, or `((losses, aux), gradients)`; `gradients`
@@ -123,7 +129,7 @@ def value_and_grads(
         raise ArgumentTypeError(
             f"variables is a {type(variables).__name__}. HINT: pass a tuple with a nest of variables for each loss."
         )
-    both = _differentiated(fn, tuple(variables), has_aux, several=True)
+    both = _differentiated(fn, tuple(variables), has_aux, several=True, unconnected=unconnected_gradients)
 
     def values_and_gradients(*args: Nest, **kwargs: Nest) -> Any:
         value, grads = both(*args, **kwargs)
@@ -135,36 +141,33 @@ def value_and_grads(
 
 
 def _differentiated(
-    fn: Function, variables: Any, has_aux: bool, *, several: bool = False, memory: Budget = None
+    fn: Function, variables: Any, has_aux: bool, several: bool = False, memory: Budget = None, unconnected: str = "zero"
 ) -> Function:
     nests = [_checked(nest) for nest in (variables if several else (variables,))]
-    # A variable may be in several nests, or several times in one.
-    leaves = list(dict.fromkeys(itertools.chain.from_iterable(map(itemgetter(0), nests))))
-    if not leaves:
-        raise ArgumentError(f"variables is {variables!r}: no losses. HINT: pass a nest of variables for each loss.")
     settings.function("fn", fn)
     settings.flag("has_aux", has_aux)
     memory = checked(memory)
-    differentiate = partial(_of_each, len(nests)) if several else _of_one
+    leaves, differentiate, of_traced = _chosen(nests, several, unconnected)
 
     def differentiated(*args: Nest, **kwargs: Nest) -> Any:
         context = contexts.current()
         executor = context.executor
         seen, as_replica = executor.standpoint, context.replica is not None
         derivable = {leaf: seen.derivable(executor, leaf, as_replica) for leaf in leaves}
-        values, makes = zip(*derivable.values(), strict=True)
+        makes = [make for _, make in derivable.values()]
         by_rows = any(map(attrgetter("policy.by_rows"), leaves))
+        as_tape = of_traced is not differentiate
         regathers = executor.local and executor.traced and any(map(attrgetter("policy.regathers"), leaves))
         # What runs as Python gives up its values one by one, as it always does.
         asked = asked_for(memory) if executor.traced else None
         as_arrays = regathers or asked is not None
-        written: list[Variable] = []
-        outline: list[Any] = []
+        written, unread, outline = list[Variable](), set[Variable](), list[Any]()
 
         def loss(values: Sequence[Any]) -> Any:
             made = {leaf: make(value) for leaf, make, value in zip(leaves, makes, values, strict=True)}
             result = under(overlay := Overlay(executor, made))
-            if not overlay.is_read:
+            unread.update(overlay.unread)
+            if len(unread) == len(leaves) and not as_tape:
                 told = "reads none of its variables: gradients of zero. HINT: read them in it, as model.value"
                 warn(f"{caller()}: a loss {told}; what was read before is a constant.")
             return result
@@ -178,16 +181,16 @@ def _differentiated(
                 aux, outline[:] = _arrays(aux)
             return value, (aux, list(overlay.written.values()))
 
-        gradients = differentiate
+        gradients = of_traced if executor.traced else differentiate
         if regathers:
             from jaxtribute._src.core.execution.regathering import regathering  # most programs never need it
 
-            gradients = partial(regathering, differentiate)
+            gradients = partial(regathering, gradients)
         within = (lambda loss: loss) if asked is None else partial(within_budget, memory=asked, gathers=regathers)
         try:
             if by_rows:
                 raise RowsNeeded
-            (value, (aux, writes)), grads = gradients(within(loss), list(values))
+            (value, (aux, writes)), grads = gradients(within(loss), [value for value, _ in derivable.values()])
         except RowsNeeded:
             from jaxtribute._src.core.execution.row_gradients import differentiate_by_rows
 
@@ -198,12 +201,28 @@ def _differentiated(
             executor.set(variable, new)
         results: list[Any] = []
         for (own, tree), gradient in zip(nests, grads, strict=True):
-            by_leaf = dict(zip(leaves, gradient, strict=True))
-            results.append(tree.unflatten([seen.gradient(by_leaf[leaf], leaf) for leaf in own]))
+            known = (pair for pair in zip(leaves, gradient, strict=True) if pair[1] is not None)
+            of = {leaf: seen.gradient(found, leaf) for leaf, found in known if not (as_tape and leaf in unread)}
+            results.append(tree.unflatten(list(map(of.get, own))))
         aux = _filled(aux, outline) if as_arrays else aux
         return ((value, aux) if has_aux else value), tuple(results) if several else results[0]
 
     return differentiated
+
+
+def _chosen(
+    nests: Sequence[tuple[Sequence[Variable], Any]], several: bool, unconnected: str
+) -> tuple[list[Variable], Function, Function]:
+    """The variables to differentiate by, and how in eager and in traced code."""
+    # A variable may be in several nests, or several times in one.
+    leaves = list(dict.fromkeys(itertools.chain.from_iterable(map(itemgetter(0), nests))))
+    if not leaves:
+        raise ArgumentError("variables is an empty tuple: no losses. HINT: pass a nest of variables for each loss.")
+    differentiate = partial(_of_each, len(nests)) if several else _of_one
+    if unconnected == "zero":
+        return leaves, differentiate, differentiate
+    watched, of_traced = points.TAPES.last()(unconnected, leaves, len(nests) if several else None)
+    return watched, differentiate, of_traced
 
 
 @overload

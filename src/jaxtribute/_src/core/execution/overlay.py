@@ -50,8 +50,8 @@ class Overlay(InTrace):
         self.below = below
         self._values: dict[Variable, Any] = {}
         self.written: dict[Variable, Any] = {}
-        self.is_read = False
-        """True once the function has read one of the values."""
+        self.unread = set(values)
+        """The variables whose value the function has not read."""
         seen: list[Variable] = []
         for variable, pair in values.items():
             self._values[variable] = pair[0]
@@ -76,7 +76,7 @@ class Overlay(InTrace):
         self.noted(variable)
         if variable not in self._values:
             return self.below.get(variable)
-        self.is_read = True
+        self.unread.discard(variable)
         return self._values[variable]
 
     def overlays(self, variable: Variable) -> bool:
@@ -96,7 +96,7 @@ class Overlay(InTrace):
         """`make` of the overlaid value, or what the executor below makes of its own."""
         if variable not in self._values:
             return self.below.derive(variable, make)
-        self.is_read = True
+        self.unread.discard(variable)
         self.noted(variable)
         return self.once(variable, self._values[variable], make)
 

@@ -1,0 +1,87 @@
+"""Gradients of variables that a loss does not depend on: None, as TensorFlow's tape gives them; registered at a point.
+
+JAX gives zeros, with which a momentum goes on moving a variable. Here it is looked at what a gradient is computed from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, Literal, jaxpr_as_fun
+
+from jaxtribute import Variable
+from jaxtribute.errors import ArgumentError
+from jaxtribute.extending import points
+from jaxtribute.typing import Function
+
+
+def of_tape(unconnected: str, variables: Sequence[Variable], count: int | None) -> tuple[list[Variable], Function]:
+    """The variables that a tape watches, and the function that differentiates `count` losses by them.
+
+    Raises:
+      ArgumentError: `unconnected`, the gradient of others, is not "none".
+    """
+    if unconnected != "none":
+        raise ArgumentError(f"unconnected_gradients is {unconnected!r}. HINT: pass 'zero' or 'none'.")
+    watched = [each for each in variables if each.trainable and jnp.issubdtype(each.dtype, jnp.inexact)]
+    return watched, partial(differentiate, count)
+
+
+def differentiate(count: int | None, loss: Function, values: Any) -> Any:
+    """A loss, or a tuple of `count` of them, what else its function gives, and the gradients of each.
+
+    Args:
+      count: of losses; None for one that is not in a tuple.
+      loss: gives losses and something else.
+      values: a list of arrays, or a pair of lists: gradients by the first are None where a loss does not depend on it.
+    """
+    found, pull, aux = jax.vjp(loss, values, has_aux=True)
+    losses = (found,) if count is None else found
+    ones, tree = jax.tree.flatten(jax.tree.map(jnp.ones_like, losses))
+    of_loss = [place for place, each in enumerate(losses) for _ in jax.tree.leaves(each)]
+    program = jax.make_jaxpr(lambda *ends: pull(tree.unflatten(ends)[0] if count is None else tree.unflatten(ends)))(
+        *ones
+    )
+    run = jaxpr_as_fun(program)
+    grads: list[Any] = []
+    for place in range(len(losses)):
+        asked = [of == place for of in of_loss]
+        ends = [one if own else jnp.zeros_like(one) for own, one in zip(asked, ones, strict=True)]
+        by = jax.tree.unflatten(jax.tree.structure(values), run(*ends))
+        first, *rest = by if isinstance(by, tuple) else (by,)
+        # The first gradients are those by the first list.
+        reached = _reached(program.jaxpr, asked)[: len(first)]
+        told = [gradient if known else None for gradient, known in zip(first, reached, strict=True)]
+        grads.append((told, *rest) if isinstance(by, tuple) else told)
+    return (found, aux), grads
+
+
+def _reached(jaxpr: Jaxpr, inputs: Sequence[bool]) -> list[bool]:
+    """For each result whether it is computed from one of those inputs. What is not known counts as if it were."""
+    known = {var for var, own in zip(jaxpr.invars, inputs, strict=True) if own}
+
+    def of(atoms: Sequence[Any]) -> list[bool]:
+        return [not isinstance(atom, Literal) and atom in known for atom in atoms]
+
+    for eqn in jaxpr.eqns:
+        given = of(eqn.invars)
+        if any(given):
+            inner = _inner(eqn)
+            results = [True] * len(eqn.outvars) if inner is None else _reached(inner, given)
+            known.update(var for var, own in zip(eqn.outvars, results, strict=True) if own)
+    return of(jaxpr.outvars)
+
+
+def _inner(eqn: Any) -> Jaxpr | None:
+    """The program that an operation runs once, as a compiled function or a checkpoint does; None for others."""
+    inner = eqn.params.get("jaxpr")
+    program = getattr(inner, "jaxpr", inner)
+    alike = isinstance(program, Jaxpr) and len(program.invars) == len(eqn.invars)
+    return program if alike and len(program.outvars) == len(eqn.outvars) and "length" not in eqn.params else None
+
+
+points.TAPES.register(of_tape)
