@@ -40,7 +40,7 @@ class TestMechanical:
                 def compute_loss():
                     loss = f(x)
                     return loss
-                loss, grads = jd.value_and_grad(compute_loss, variables)()
+                loss, grads = jd.value_and_grad(compute_loss, variables, unconnected_gradients="none")()
                 return grads
             """
         ) in rewritten(PLAIN)
@@ -62,7 +62,10 @@ class TestMechanical:
         assert ("# kept" in after) == ("# kept" in head)
 
     def test_the_advice_is_the_code_to_write(self) -> None:
-        assert "loss, grads = jd.value_and_grad(compute_loss, variables)()" in tape(PLAIN).advice
+        assert (
+            'loss, grads = jd.value_and_grad(compute_loss, variables, unconnected_gradients="none")()'
+            in tape(PLAIN).advice
+        )
 
     def test_what_is_used_afterwards_is_returned_as_well(self) -> None:
         code = """
@@ -73,7 +76,10 @@ class TestMechanical:
         grads = tape.gradient(loss, [v])
         print(y, loss)
         """
-        assert "(loss, (y,)), grads = jd.value_and_grad(compute_loss, [v], has_aux=True)()" in rewritten(code)
+        assert (
+            '(loss, (y,)), grads = jd.value_and_grad(compute_loss, [v], has_aux=True, unconnected_gradients="none")()'
+            in rewritten(code)
+        )
 
     def test_several_results_are_in_order(self) -> None:
         code = """
@@ -135,7 +141,10 @@ class TestOtherForms:
             """
         )
         assert "    return (first, second)\n" in after
-        assert "(first, second), (da, db) = jd.value_and_grads(compute_loss, (v, w))()" in after
+        assert (
+            '(first, second), (da, db) = jd.value_and_grads(compute_loss, (v, w), unconnected_gradients="none")()'
+            in after
+        )
         assert "tape" not in after
 
     def test_a_persistent_tape_of_one_loss_is_one_call(self) -> None:
@@ -144,7 +153,10 @@ class TestOtherForms:
                 "    return grads", "    more = tape.gradient(loss, w)\n    del tape\n    return grads"
             )
         )
-        assert "loss, (grads, more) = jd.value_and_grad(compute_loss, (variables, w))()" in after
+        assert (
+            'loss, (grads, more) = jd.value_and_grad(compute_loss, (variables, w), unconnected_gradients="none")()'
+            in after
+        )
         assert "tape" not in after
 
     @pytest.mark.parametrize(
@@ -156,7 +168,9 @@ class TestOtherForms:
     )
     def test_a_gradient_within_a_statement_gets_a_name(self, line: str, expected: str) -> None:
         after = rewritten(f"with tf.GradientTape() as tape:\n    loss = f(x)\n{line}\n")
-        assert "loss, gradients = jd.value_and_grad(compute_loss, w)()\n" + expected in after
+        assert (
+            'loss, gradients = jd.value_and_grad(compute_loss, w, unconnected_gradients="none")()\n' + expected in after
+        )
 
     def test_variables_that_are_named_after_the_block_are_named_before_the_call(self) -> None:
         after = rewritten(PLAIN.replace("    grads =", "    variables = net.variables\n    grads ="))
@@ -380,6 +394,17 @@ RUNS: dict[str, tuple[str, dict[str, float]]] = {
         """,
         {"g": 6.0, "h": 3.0},
     ),
+    "variables without a gradient": (
+        """
+        frozen = tf.Variable(1.0, trainable=False)
+        count = tf.Variable(2)
+        with tf.GradientTape() as tape:
+            y = w * w * frozen * tf.cast(count, tf.float32) if x > 0 else other
+        g, *others = tape.gradient(y, [w, other, frozen, count])
+        n = sum(one is None for one in others)
+        """,
+        {"g": 12.0, "n": 3.0},
+    ),
     "a loop that is left within": (
         """
         with tf.GradientTape() as tape:
@@ -410,7 +435,56 @@ def test_rewritten_tapes_give_the_gradients_of_tensorflow(name: str) -> None:
 
 def test_minimize_of_a_tape_becomes_gradients() -> None:
     after = rewritten(BLOCK + "opt.minimize(loss, w, tape=tape)\n")
-    assert "loss, gradients = jd.value_and_grad(compute_loss, w)()\nopt.apply_gradients(zip(gradients, w))" in after
+    assert "loss, gradients = jd.value_and_grad(compute_loss, w, " in after
+    assert "\nopt.apply_gradients(zip(gradients, w))" in after
+
+
+CONNECTED: dict[str, tuple[str, bool]] = {
+    "one model": ("loss = f(model(x))\n    tape.gradient(loss, model.trainable_variables)", True),
+    "two models": ("loss = f(m(x))\n    tape.gradient(loss, m.trainable_variables + n.trainable_weights)", True),
+    "variables that are read": ("loss = v * x\n    tape.gradient(loss, [v])", True),
+    "by another name": ("loss = v * x\n    theirs = [v]\n    tape.gradient(loss, theirs)", True),
+    "zeros are asked for": ("loss = x\n    tape.gradient(loss, [q], unconnected_gradients='zero')", True),
+    "zeros by their member": (
+        "loss = x\n    tape.gradient(loss, [q], unconnected_gradients=tf.UnconnectedGradients.ZERO)",
+        True,
+    ),
+    "what is watched": ("tape.watch(frozen)\n        loss = frozen\n    tape.gradient(loss, frozen)", True),
+    "a variable that is not read": ("loss = v * x\n    tape.gradient(loss, [v, u])", False),
+    "one that is not trainable": ("loss = v * frozen\n    tape.gradient(loss, [v, frozen])", False),
+    "integers": ("loss = v * count\n    tape.gradient(loss, [v, count])", False),
+    "all variables of a model": ("loss = f(model(x))\n    tape.gradient(loss, model.variables)", False),
+    "of unknown make": ("loss = v * x\n    tape.gradient(loss, given)", False),
+    "a condition": ("loss = v if x else u\n    tape.gradient(loss, [v, u])", False),
+    "an output of several": ("loss = model(x)[0]\n    tape.gradient(loss, model.trainable_variables)", False),
+    "an output by name": (
+        "y = model(x)\n        loss = y['a']\n    tape.gradient(loss, model.trainable_variables)",
+        False,
+    ),
+    "outputs that are named": (
+        "y, _ = model(x)\n        loss = f(y)\n    tape.gradient(loss, model.trainable_variables)",
+        False,
+    ),
+    "data by number": ("loss = f(model(x[0]))\n    tape.gradient(loss, model.trainable_variables)", True),
+    "a condition in a function": ("loss = chooses(model)\n    tape.gradient(loss, model.trainable_variables)", False),
+    "a condition in what is called": ("loss = net(x)\n    tape.gradient(loss, net.trainable_variables)", False),
+}
+
+
+@pytest.mark.parametrize(("code", "connected"), CONNECTED.values(), ids=CONNECTED)
+def test_a_gradient_that_may_be_none_is_asked_for_so(code: str, connected: bool) -> None:
+    first, *lines = code.split("\n")
+    made = ["v = tf.Variable(1.0)", "u = tf.Variable(2.0)", "frozen = tf.Variable(1.0, trainable=False)"]
+    made += ["count = tf.Variable(0)", "def chooses(m):\n    if m:\n        return m(1)"]
+    if "net(x)" in code:
+        made.append(
+            "class Net(tf.Module):\n    def __call__(self, x):\n        return x if self.a else -x\nnet = Net()"
+        )
+    body = "\n".join(["    with tf.GradientTape() as tape:", f"        {first}", *lines])
+    body = body.replace("    tape.gradient(", "    grads = tape.gradient(")
+    after = rewritten("\n".join(made) + f"\ndef step(x, f, m, n, q, model, given):\n{body}\n    return grads\n")
+    assert "jd.value_and_grad(" in after
+    assert ('unconnected_gradients="none"' in after) != connected
 
 
 def test_a_block_whose_tape_another_block_may_have_is_left() -> None:

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from jaxtribute._src.addons.compat.migrate.between import movable, written
 from jaxtribute._src.addons.compat.migrate.blocks import loaded, problem, read_before_stored, stored
+from jaxtribute._src.addons.compat.migrate.connected import all_connected
 from jaxtribute._src.addons.compat.migrate.findings import Edit, Source, assigned, keyword, nodes
 from jaxtribute._src.addons.compat.migrate.naming import Names
 
@@ -290,7 +291,6 @@ def _gradient(source: Source, call: ast.Call, statement: ast.stmt) -> _Gradient:
     given |= {one.arg or "**": one.value for one in call.keywords}
     for other, name in (("loss", "target"), ("var_list", "sources")):
         given.update({name: given.pop(other)} if other in given else {})
-    # Where nothing depends on a variable its gradient is zeros here, whatever the program asks for.
     if len(call.args) > 2 or given.keys() - {"unconnected_gradients", "tape"} != {"target", "sources"}:
         raise ValueError(f"`{source.of(call)}` asks for more than a gradient")
     if not isinstance(given["target"], ast.Name):
@@ -430,10 +430,23 @@ def _variables_call(
         function_of, given = "jd.value_and_grads", [_tuple(losses, always=True)]
         variables, targets = [_tuple(variables, always=True)], [_tuple(targets, always=True)]
     others = _tuple(aux, always=True)
-    call = f"{function_of}({function}, {variables[0]}{', has_aux=True' if aux else ''})()"
+    options = ", has_aux=True" if aux else ""
+    options += ', unconnected_gradients="none"' if _may_be_none(source, tapes, gradients) else ""
+    call = f"{function_of}({function}, {variables[0]}{options})()"
     if not aux:
         return given[0], f"{given[0]}, {targets[0]} = {call}"
     return f"{given[0]}, {others}", f"({given[0]}, {others}), {targets[0]} = {call}"
+
+
+def _may_be_none(source: Source, tapes: Tapes, gradients: Sequence[_Gradient]) -> bool:
+    """True if a gradient that the program asks for may be None, and it has not asked for zeros in its place."""
+    zeros = ("zero", "tf.UnconnectedGradients.ZERO")
+    asked = [keyword(one.call, "unconnected_gradients") for one in gradients]
+    if all(value is not None and source.of(value).strip("\"'") in zeros for value in asked):
+        return False
+    # What a tape is told to watch has a gradient, trainable or not.
+    watches = any(getattr(one.func, "attr", "") == "watch" for one in nodes(tapes.block, ast.Call))
+    return not watches and not all_connected(source, tapes.block, [one.variables for one in gradients])
 
 
 def _tuple(parts: Sequence[str], *, always: bool = False) -> str:
