@@ -25,6 +25,8 @@ BYTES_BAR = {"": 1.05 / EVERY, "-int8": 0.28 / EVERY}
 """Of the bytes of synchronous steps, by the wire."""
 ALONE_BAR = 1.05
 """Of the same steps without any exchange."""
+OVERLAP = 48
+"""Steps that changes have to travel."""
 
 
 def suite(quick: bool) -> list[Comparison]:
@@ -35,11 +37,13 @@ def suite(quick: bool) -> list[Comparison]:
         for machine in machines:
             machine.limit(RATE)
         # A synchronous step of the large model takes a second, and one of DDP ten.
-        for problem, batch, rounds, most in ((DIGITS, 256, 5, EVERY), (LARGE, 128, 2, 2)):
+        for problem, batch, rounds, most, wire in ((DIGITS, 256, 5, EVERY, "int8"), (LARGE, 128, 2, 2, "int4")):
             arguments = ["--problem", problem, "--batch", str(batch), "--devices", "1"]
             name = f"{problem}, batch {batch}, 2 islands that meet after {EVERY} steps, {RATE}"
             found.append(seconds(name, arguments, kind, machines, 1 if quick else rounds, most))
             found.append(sent(f"{name}: bytes a step", arguments, kind, machines))
+            name = f"{name}; changes travel for {OVERLAP} of them"
+            found.append(overlapped(name, arguments, kind, machines, 1 if quick else rounds + 2, wire))
     return found
 
 
@@ -56,6 +60,20 @@ def seconds(
     ]
     return compare(
         name, arguments, contenders, steps=EVERY, rounds=rounds, workers=2, machines=machines, check_steps=EVERY
+    )
+
+
+def overlapped(
+    name: str, arguments: Sequence[str], kind: Kind, machines: Sequence[Machine], rounds: int, wire: str
+) -> Comparison:
+    """Seconds a step where changes travel in a small type while islands go on, beside steps without any exchange."""
+    contenders = [
+        Contender(f"{LOCAL}{EVERY}-{wire}-overlap{OVERLAP}", kind, same=False),
+        Contender(f"{LOCAL}{NEVER}", kind, ALONE_BAR, same=False),
+        Contender(f"{LOCAL}{EVERY}-{wire}", kind, same=False),
+    ]
+    return compare(
+        name, arguments, contenders, steps=2 * EVERY, rounds=rounds, workers=2, machines=machines, check_steps=EVERY
     )
 
 

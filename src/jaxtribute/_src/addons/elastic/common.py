@@ -363,9 +363,9 @@ class Common:
         optimizer, self._used = self.optimizer, True
         with self._at_home():
 
-            def change_of(copy: Variable) -> jax.Array:
+            def change_of(copy: Variable) -> HostArray:
                 change = of_copies.get(id(copy))
-                return jnp.zeros_like(copy.stored) if change is None else jnp.asarray(change)
+                return np.zeros(copy.shape, copy.dtype) if change is None else change
 
             grads = jax.tree.map(change_of, optimizer.nest, is_leaf=_is_variable)
             self._apply(grads, {} if self._count == 1 else {"turn": jnp.asarray(turn)})
