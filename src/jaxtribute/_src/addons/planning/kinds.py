@@ -17,7 +17,10 @@ from typing import TypeVar
 
 from jaxtribute.errors import ArgumentError
 
-_LINK = re.compile(r"(?P<rate>[\d.]+)\s*GB/s(?:,\s*(?P<latency>[\d.]+)\s*us)?(?P<shared>/host)?")
+_LINK = re.compile(
+    r"(?P<rate>[\d.]+)\s*(?P<unit>[GM](?:B|bit))/s(?:,\s*(?P<latency>[\d.]+)\s*(?P<time>[um])s)?(?P<shared>/host)?"
+)
+_UNITS = {"GB": 1e9, "MB": 1e6, "Gbit": 1.25e8, "Mbit": 1.25e5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ LINKS = _by_name(
     Link("infiniband-ndr", 50e9, 8e-6),
     Link("infiniband-hdr", 25e9, 8e-6),
     # One port of a host, which all of its devices share.
+    Link("ethernet-1g", 0.125e9, 50e-6, shared=True),
     Link("ethernet-10g", 1.25e9, 30e-6, shared=True),
     Link("ethernet-25g", 3.125e9, 30e-6, shared=True),
     Link("ethernet-100g", 12.5e9, 20e-6, shared=True),
@@ -118,7 +122,7 @@ def device_named(name: str) -> Device:
 
 
 def link_named(text: str) -> Link:
-    """The link of that name, or one described as `50GB/s,5us` (for each device) or `12.5GB/s,20us/host`.
+    """The link of that name, or one described as `50GB/s,5us` (for each device) or `20Mbit/s,10ms/host`.
 
     Raises:
       ArgumentError: the text is neither.
@@ -129,6 +133,7 @@ def link_named(text: str) -> Link:
     if match is None or not float(match["rate"]):
         raise ArgumentError(
             f"no link is called {text!r}. HINT: choose one of {', '.join(LINKS)}, or write 50GB/s,5us (what one device "
-            "can send), or 12.5GB/s,20us/host (what all devices of a host share)."
+            "can send), or 20Mbit/s,10ms/host (what all devices of a host share)."
         )
-    return Link(text.strip(), float(match["rate"]) * 1e9, float(match["latency"] or 10) * 1e-6, bool(match["shared"]))
+    rate, latency = float(match["rate"]) * _UNITS[match["unit"]], float(match["latency"] or 10)
+    return Link(text.strip(), rate, latency * (1e-3 if match["time"] == "m" else 1e-6), bool(match["shared"]))

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from jaxtribute._src.addons.planning.cost import StepCost
 from jaxtribute._src.addons.planning.prediction import Cluster, Epoch, Prediction
+from jaxtribute._src.addons.planning.ways import Way
 from jaxtribute._src.addons.tools import tables
 from jaxtribute._src.addons.tools.tables import bytes_text, seconds_text
 from jaxtribute.errors import ArgumentError, MissingLibraryError
@@ -76,6 +77,17 @@ def table(cluster: Cluster, curve: Sequence[Prediction]) -> Table:
             ", ".join(notes),
             style="bold" if mine else "" if one.fits else "dim",
         )
+    return result
+
+
+def ways_table(cluster: Cluster, found: Sequence[Way]) -> Table:
+    """A line for each way to send less between the hosts."""
+    title = f"Ways to send less over {cluster.link.name}, on {cluster.size:,} devices: predicted, not run"
+    result = tables.table(title, ["way", "step", "examples/s", "a host sends a step", "link in use"])
+    result.columns[0].justify = "left"
+    for one in found:
+        sent = bytes_text(one.sent)
+        result.add_row(one.lines, seconds_text(one.step), f"{one.rate:,.0f}", sent, f"{one.busy:.0%}")
     return result
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -260,6 +261,7 @@ def _predict(
     from jaxtribute._src.addons.planning.calibration import interpolated, is_here
     from jaxtribute._src.addons.planning.kinds import device_named, link_named
     from jaxtribute._src.addons.planning.prediction import Cluster, Prediction, epoch, predict, sizes
+    from jaxtribute._src.addons.planning.ways import ways
     from jaxtribute.errors import ArgumentError
 
     device = device_named(arguments.device_kind)
@@ -278,6 +280,9 @@ def _predict(
     console.print("", report.table(cluster, curve))
     console.print(f"\n{report.summary_text(curve, cost.known_rows)}", highlight=False)
     answer |= {"prediction": report.as_dict(mine), "curve": list(map(report.as_dict, curve))}
+    if found := ways(cost, cluster, mine):
+        console.print("", report.ways_table(cluster, found))
+        answer["ways"] = list(map(asdict, found))
     if arguments.examples:
         whole = epoch(cost, cluster, mine, arguments.examples, measured)
         console.print(f"\n{report.epoch_text(whole, arguments.examples)}", highlight=False)
