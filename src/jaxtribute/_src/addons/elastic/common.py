@@ -127,7 +127,7 @@ class Common:
         self._turn = 0
         """The fragment whose changes are sent next."""
         self._lost: dict[int, HostArray] = {}
-        """What rounding has lost of this island's changes."""
+        """Parts of this island's changes that rounding has lost."""
         self._rest: list[tuple[int, Variable, Kind]] = []
         """The variables of the message of others than parameters that was made last."""
 
@@ -312,7 +312,7 @@ class Common:
         return means
 
     def combined_rest(self, parts: Parts) -> list[HostArray]:
-        """What becomes of the other variables, of the islands' messages: the same bits on each."""
+        """The values of other variables, of the islands' messages: the same bits on each."""
         told = [int(part[0][0]) for part in parts]
         weights = [max(examples, 0) for examples in told]
         # Without any example to learn from, such as in an evaluation, those who have been there count alike.

@@ -243,7 +243,7 @@ class LocalMesh(IslandMesh):
         return replicas, outcome, told
 
     def _introduced(self, view: View) -> tuple[list[tuple[int, int]], HostArray, bool, bool]:
-        """Who meets.
+        """Learns who meets.
 
         Returns: the islands' numbers of replicas; for each variable's number whether all islands still have it; whether
         what each of them has sent ahead was for this step, in this view, and of the same parameters; and whether the

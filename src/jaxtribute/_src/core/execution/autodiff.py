@@ -202,7 +202,7 @@ def _differentiated(
         results: list[Any] = []
         for (own, tree), gradient in zip(nests, grads, strict=True):
             known = (pair for pair in zip(leaves, gradient, strict=True) if pair[1] is not None)
-            of = {leaf: seen.gradient(found, leaf) for leaf, found in known if not (as_tape and leaf in unread)}
+            of = {leaf: seen.gradient(grad, leaf) for leaf, grad in known if not (as_tape and leaf in unread)}
             results.append(tree.unflatten(list(map(of.get, own))))
         aux = _filled(aux, outline) if as_arrays else aux
         return ((value, aux) if has_aux else value), tuple(results) if several else results[0]

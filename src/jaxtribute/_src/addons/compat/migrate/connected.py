@@ -1,4 +1,4 @@
-"""Whether a tape may give None: for a variable that the loss does not depend on, or that the tape does not watch."""
+"""Variables whose gradient a tape may give as None: the loss does not depend on them, or it does not watch them."""
 
 from __future__ import annotations
 
