@@ -104,7 +104,11 @@ def test_no_operator_in_place_gives_the_name_to_an_array(
 ) -> None:
     strategy = make()
     with strategy.scope():
-        variable = tf.Variable(2.0, synchronization=synchronization, aggregation="only_first_replica")
+        variable = tf.Variable(
+            2.0,
+            synchronization=tf.VariableSynchronization[synchronization],
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
 
     def step() -> Any:
         return in_place(variable, 3.0)
@@ -123,7 +127,7 @@ def test_no_operator_in_place_gives_the_name_to_an_array(
 @pytest.mark.parametrize("in_place", [operator.ifloordiv, operator.imod, operator.imatmul])
 def test_operators_in_place_that_tensorflow_has_are_those_without_it(in_place: Any) -> None:
     result = in_place(tf.Variable([[3.0]]), tf.constant([[2.0]]))
-    assert np.asarray(result) == in_place(np.float32([[3]]), np.float32([[2]]))
+    assert np.asarray(result) == in_place(np.full((1, 1), 3.0, np.float32), np.full((1, 1), 2.0, np.float32))
 
 
 def test_in_place_on_variables_of_the_library_and_on_arrays_is_as_before() -> None:
