@@ -100,15 +100,17 @@ def test_keras_clips_the_sum_and_by_hand_each_replicas(argument: str, clip: Any,
     """`each` is TensorFlow's result in both cases."""
 
     def trained(by_hand: bool) -> Any:
+        options: dict[str, Any] = {} if by_hand else {argument: 0.5}
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
         with strategy.scope():
             variable = tf.Variable([1.0, 2.0])
-            optimizer = keras.optimizers.SGD(0.1, **({} if by_hand else {argument: 0.5}))
+            optimizer = keras.optimizers.SGD(0.1, **options)
             optimizer.build([variable])
 
         def step() -> None:
-            number = tf.distribute.get_replica_context().replica_id_in_sync_group
-            gradient = tf.constant([1.0, -2.0]) * tf.cast(number + 1, tf.float32)
+            context = jd.get_replica_context()
+            assert context is not None
+            gradient = tf.constant([1.0, -2.0]) * tf.cast(context.replica_id_in_sync_group + 1, tf.float32)
             optimizer.apply_gradients([(clip(gradient, 0.5) if by_hand else gradient, variable)])
 
         strategy.run(step)

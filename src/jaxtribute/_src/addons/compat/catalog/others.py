@@ -177,7 +177,8 @@ REMARKS: dict[str, str] = {
     "tf.data.Dataset.with_options": "only the auto-shard policy has a meaning",
     "tf.data.Dataset.cache": "in memory only",
     "tf.config.get_visible_devices": "the devices that JAX finds, which only the environment makes fewer",
-    "tf.config.run_functions_eagerly": "of all `tf.function`s, and what they call; not of `jd.function` and Keras's `fit`",
+    "tf.config.run_functions_eagerly": "of all `tf.function`s and what they call, not of `jd.function` and "
+    "Keras's `fit`",
     "tf.config.experimental.set_memory_growth": "does nothing: write XLA_PYTHON_CLIENT_PREALLOCATE=false into the "
     "environment",
     "tf.config.experimental_connect_to_cluster": "does nothing: strategies join their cluster by themselves",
