@@ -86,3 +86,35 @@ def test_variables_are_updated_outside_of_compiled_functions() -> None:
     for step in range(4):
         optimizer.apply_gradients([(tf.constant([1.0, 1.0]), variable)])
         np.testing.assert_allclose(variable.numpy(), np.array([1.0, 2.0]) - 0.1 * ((step + 1) // 2), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("argument", "clip", "summed", "each"),
+    [
+        ("clipnorm", tf.clip_by_norm, [0.978, 2.045], [0.955, 2.089]),
+        ("clipvalue", lambda gradient, most: tf.clip_by_value(gradient, -most, most), [0.95, 2.05], [0.9, 2.1]),
+        ("global_clipnorm", tf.clip_by_norm, [0.978, 2.045], [0.955, 2.089]),
+    ],
+)
+def test_keras_clips_the_sum_and_by_hand_each_replicas(argument: str, clip: Any, summed: Any, each: Any) -> None:
+    """`each` is TensorFlow's result in both cases."""
+
+    def trained(by_hand: bool) -> Any:
+        options: dict[str, Any] = {} if by_hand else {argument: 0.5}
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        with strategy.scope():
+            variable = tf.Variable([1.0, 2.0])
+            optimizer = keras.optimizers.SGD(0.1, **options)
+            optimizer.build([variable])
+
+        def step() -> None:
+            context = jd.get_replica_context()
+            assert context is not None
+            gradient = tf.constant([1.0, -2.0]) * tf.cast(context.replica_id_in_sync_group + 1, tf.float32)
+            optimizer.apply_gradients([(clip(gradient, 0.5) if by_hand else gradient, variable)])
+
+        strategy.run(step)
+        return variable.numpy()
+
+    np.testing.assert_allclose(trained(by_hand=False), summed, atol=6e-4)
+    np.testing.assert_allclose(trained(by_hand=True), each, atol=6e-4)

@@ -56,8 +56,8 @@ def test_arguments_that_do_not_fit_are_errors(argument: Any, message: str) -> No
     ("sizes", "shown"),
     [
         (None, r"is a ArrayImpl of shape \(2,\) and dtype float32"),
-        ((2, 3), r"is a PerReplica with components of shapes \[\(2,\), \(3,\)\]"),
-        ((3, 3), r"is a PerReplica with components of shapes \[\(3,\), \(3,\)\]"),
+        ((2, 3), r"is a PerReplica with components float32\[2\], float32\[3\]"),
+        ((3, 3), r"is a PerReplica with components float32\[3\], float32\[3\]"),
     ],
 )
 def test_components_that_do_not_fit_are_errors(sizes: tuple[int, ...] | None, shown: str) -> None:
@@ -71,6 +71,33 @@ def test_components_that_do_not_fit_are_errors(sizes: tuple[int, ...] | None, sh
     with pytest.raises(ArgumentError, match=rf"(?s){shown}, where its input_signature has PerReplicaSpec.*HINT"):
         function(argument)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 3)], ids=["even", "uneven"])
+@pytest.mark.parametrize("dtypes", [("int32", "int32"), ("float32", "int32")], ids=["one dtype", "two"])
+def test_components_of_another_dtype_are_errors(sizes: tuple[int, ...], dtypes: tuple[str, ...]) -> None:
+    function = jd.function(lambda x: x, input_signature=[PerReplicaSpec((spec(None),))])
+    parts = [np.ones(size, dtype) for size, dtype in zip(sizes, dtypes, strict=True)]
+    with pytest.raises(
+        TypeError, match=rf"(?s){dtypes[1]}\[{sizes[1]}\], where its input_signature has.*float32.*HINT"
+    ):
+        function(per_replica(mirrored(2), parts))
+
+
+def test_a_dataset_of_another_dtype_does_not_fit_an_element_spec() -> None:
+    strategy = mirrored(2)
+    whole, floats = (strategy.experimental_distribute_dataset([np.ones(4, dtype)]) for dtype in ("int32", "float32"))
+    function = jd.function(lambda x: x, input_signature=[whole.element_spec])
+    function(next(iter(whole)))
+    with pytest.raises(TypeError, match="HINT"):
+        function(next(iter(floats)))
+
+
+def test_all_that_does_not_fit_is_a_type_error_as_in_tensorflow() -> None:
+    function = jd.function(lambda x: x, input_signature=[spec(None, 2)])
+    for arguments in [(np.ones((1, 2)),), (np.ones(2, np.float32),), ("a",), (), (1, 2), ([1, 2],)]:
+        with pytest.raises(TypeError, match="HINT"):
+            function(*arguments)
 
 
 def test_another_structure_is_an_error() -> None:

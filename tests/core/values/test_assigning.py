@@ -47,7 +47,8 @@ def test_another_librarys_variable_is_its_array(compiled: bool) -> None:
 @pytest.mark.parametrize("name", ["assign", "assign_add", "assign_sub"])
 def test_arguments_are_in_tensorflows_order(name: str) -> None:
     parameters = inspect.signature(getattr(jd.Variable, name)).parameters
-    assert list(parameters) == ["self", "value", "use_locking", "name", "read_value"]
+    first = "value" if name == "assign" else "delta"
+    assert list(parameters) == ["self", first, "use_locking", "name", "read_value"]
 
 
 def test_replicas_assign_with_them_too() -> None:

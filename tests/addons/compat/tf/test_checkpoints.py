@@ -9,7 +9,7 @@ import compat.checkpoint_workers as programs
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
 from jaxtribute._src.addons.testing.shared import SharedRunners
-from jaxtribute.errors import CheckpointDamagedError, CheckpointMismatchError
+from jaxtribute.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError
 
 
 class Model(tf.Module):
@@ -93,3 +93,23 @@ def test_workers_that_save_to_folders_of_their_own_write_one_checkpoint(
         assert value == 3.0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt", "workertemp_1"]
     assert list((tmp_path / "workertemp_1").iterdir()) == []
+
+
+@pytest.mark.parametrize("call", ["restore", "read"])
+@pytest.mark.parametrize("name", ["none", "below/none-1"])
+def test_a_path_with_nothing_there_is_tensorflows_not_found(tmp_path: Path, call: str, name: str) -> None:
+    model = Model(2.0)
+    checkpoint = tf.train.Checkpoint(model=model)
+    for error in (tf.errors.NotFoundError, tf.errors.OpError, CheckpointError, FileNotFoundError):
+        with pytest.raises(error, match=r"(?s)no such folder.*HINT"):
+            getattr(checkpoint, call)(str(tmp_path / name))
+    assert float(model.weight) == 2.0
+
+
+def test_a_damaged_checkpoint_is_there(tmp_path: Path) -> None:
+    checkpoint = tf.train.Checkpoint(step=tf.Variable(0))
+    path = Path(checkpoint.save(tmp_path / "ckpt"))
+    (path / "jaxtribute.json").write_text("{")
+    with pytest.raises(CheckpointDamagedError) as caught:
+        checkpoint.restore(path)
+    assert not isinstance(caught.value, tf.errors.NotFoundError)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -327,3 +328,71 @@ class TestDistributed:
         distributed = strategy.distribute_datasets_from_function(lambda _: rows)
         shapes = [[part.shape for part in strategy.experimental_local_results(element)] for element in distributed]
         assert shapes == [[(2,), (3,)], [(4,), (0,)]]
+
+    @pytest.mark.parametrize("replicas", [1, 2])
+    @pytest.mark.parametrize(
+        ("make", "wide"),
+        [
+            # As long as each other at first; nothing but all elements would tell.
+            (lambda: Dataset.range(8).map(lambda n: np.zeros(1 + int(n) // 4, "int32")).padded_batch(4), (None, None)),
+            (lambda: Dataset.range(1, 9).map(lambda n: tf.fill([int(n)], n)).padded_batch(4), (None, None)),
+            (lambda: streamed(8).map(lambda n: np.zeros(1 + int(n) // 4)).padded_batch(4), (None, None)),
+            (lambda: Dataset.range(10).batch(2).batch(3), (None, None)),
+            (lambda: Dataset.range(9).batch(2).batch(2).map(lambda x: x * 2), (None, None)),
+            (lambda: streamed(10).batch(4).batch(1), (None, None)),
+            (lambda: Dataset.range(10).batch(2, drop_remainder=True).batch(3), (None, 2)),
+            (lambda: Dataset.from_tensor_slices(np.zeros((5, 3), "float32")).padded_batch(2), (None, 3)),
+            (lambda: Dataset.range(8).map(lambda n: np.zeros(2)).padded_batch(4, padded_shapes=[3]), (None, 3)),
+        ],
+    )
+    def test_a_signature_of_the_element_spec_takes_all_batches(self, make: Any, wide: Any, replicas: int) -> None:
+        strategy = jd.MirroredStrategy([f"CPU:{number}" for number in range(replicas)])
+        distributed = strategy.experimental_distribute_dataset(make())
+        (spec,) = jax.tree.leaves(distributed.element_spec, is_leaf=lambda leaf: hasattr(leaf, "shape"))
+        assert spec.shape == wide == tuple(make().element_spec.shape)
+
+        @tf.function(input_signature=[distributed.element_spec])
+        def total(batch: Any) -> Any:
+            return strategy.reduce("SUM", strategy.run(lambda x: jnp.float32(jnp.sum(x)), (batch,)), axis=None)
+
+        expected = [float(np.sum(np.asarray(batch))) for batch in make()]
+        assert [float(total(batch)) for batch in distributed] == expected
+
+    def test_the_spec_of_what_a_function_makes_takes_all_its_elements(self) -> None:
+        strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+        rows = Dataset.range(8).map(lambda n: {"ids": tf.fill([1 + int(n)], n), "label": n})
+        distributed = strategy.distribute_datasets_from_function(lambda _: rows.padded_batch(2))
+        assert distributed.element_spec["ids"].shape == (None, None)
+        assert distributed.element_spec["label"].shape == (None,)
+        take = tf.function(lambda batch: batch["label"], input_signature=[distributed.element_spec])
+        assert len([take(batch) for batch in distributed]) == 2
+
+    @pytest.mark.parametrize(
+        "wrapped", [lambda dataset: dataset, lambda dataset: dataset.with_options(tf.data.Options())]
+    )
+    @pytest.mark.parametrize("replicas", [0, 1, 2])
+    @pytest.mark.parametrize(
+        ("make", "count"),
+        [
+            (lambda: Dataset.range(5).batch(2), 3),
+            (lambda: Dataset.range(5).batch(2).repeat(), tf.data.INFINITE_CARDINALITY),
+            (lambda: Dataset.range(5).filter(lambda n: n > 1).batch(2), tf.data.UNKNOWN_CARDINALITY),
+            (lambda: Dataset.range(1, 9).map(lambda n: tf.fill([int(n)], n)).padded_batch(4), 2),
+        ],
+    )
+    def test_cardinality(self, make: Any, count: int, replicas: int, wrapped: Any) -> None:
+        devices = [f"CPU:{number}" for number in range(replicas)]
+        strategy = jd.MirroredStrategy(devices) if devices else jd.get_strategy()
+        dataset = wrapped(make())
+        assert dataset.cardinality() == count
+        distributed: Any = strategy.experimental_distribute_dataset(dataset)
+        assert distributed.cardinality == count
+        distributed = strategy.distribute_datasets_from_function(lambda _: dataset)
+        assert distributed.cardinality == count
+
+    def test_cardinality_of_other_libraries_data(self) -> None:
+        strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+        distributed: Any = strategy.experimental_distribute_dataset([np.ones(2)] * 3)
+        assert distributed.cardinality == 3
+        distributed = strategy.experimental_distribute_dataset(np.ones(2) for _ in range(3))
+        assert distributed.cardinality == tf.data.UNKNOWN_CARDINALITY

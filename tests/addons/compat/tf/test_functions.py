@@ -11,7 +11,7 @@ import pytest
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
 from jaxtribute._src.core.devices import device_name
-from jaxtribute.errors import DeviceError
+from jaxtribute.errors import DeviceError, TraceError
 from parameter_servers.clusters import threads
 
 
@@ -254,6 +254,128 @@ class TestDatasetsAsArguments:
         data = strategy.experimental_distribute_dataset(tf.data.Dataset.range(12).map(np.float32).batch(4))
         assert [float(training.loop(data)) for _ in range(2)] == [66.0, 66.0]
         assert training.traced == 1
+
+
+class TestDatasetsAround:
+    """A function that loops over a distributed dataset of the code around it is as if it was passed."""
+
+    @pytest.mark.parametrize("replicas", [1, 2])
+    @pytest.mark.parametrize("form", ["for", "comprehension", "enumerate", "zip"])
+    def test_of_a_closure(self, replicas: int, form: str) -> None:
+        strategy = tf.distribute.MirroredStrategy([f"CPU:{number}" for number in range(replicas)])
+        data = strategy.experimental_distribute_dataset(
+            tf.data.Dataset.from_tensor_slices([5.0, 6.0, 7.0, 8.0]).batch(2)
+        )
+        traced: list[int] = []
+
+        def step(x: Any) -> Any:
+            traced.append(1)
+            return x
+
+        def reduced(x: Any) -> Any:
+            return strategy.reduce("SUM", strategy.run(step, (x,)), axis=0)
+
+        @tf.function
+        def by_for() -> Any:
+            total = tf.constant(0.0)
+            for x in data:
+                total += reduced(x)
+            return total
+
+        forms = {
+            "for": by_for,
+            "comprehension": tf.function(lambda: sum(reduced(x) for x in data)),
+            "enumerate": tf.function(lambda: sum(reduced(x) for _, x in enumerate(data))),
+            "zip": tf.function(lambda: sum(reduced(x) for _, x in zip(range(9), data, strict=False))),
+        }
+        assert [float(forms[form]()) for _ in range(2)] == [26.0, 26.0]
+        assert len(traced) == 1
+
+    def test_of_a_module(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(globals(), "_data", None)
+        with pytest.raises(TypeError, match="NoneType"):
+            _loop_over_global()
+        data = tf.distribute.get_strategy().experimental_distribute_dataset(tf.data.Dataset.range(5).batch(2))
+        monkeypatch.setitem(globals(), "_data", data)
+        assert int(_loop_over_global()) == 10
+
+    def test_of_which_it_asks_something_else_is_compiled(self) -> None:
+        data = tf.distribute.get_strategy().experimental_distribute_dataset(tf.data.Dataset.range(5).batch(2))
+        traced: list[Any] = []
+        ask = tf.function(lambda x: traced.append(data.element_spec) or x)
+        assert [int(ask(tf.constant(number))) for number in (1, 2)] == [1, 2]
+        assert len(traced) == 1
+
+    def test_in_a_function_within_the_hint_fits(self) -> None:
+        data = tf.distribute.get_strategy().experimental_distribute_dataset(tf.data.Dataset.range(5).batch(2))
+
+        def within() -> Any:
+            return sum(tf.reduce_sum(x) for x in data)
+
+        with pytest.raises(TraceError, match=r"(?s)of a dataset.*HINT: loop outside, and pass batches"):
+            tf.function(lambda: within() + 0)()
+
+
+_data: Any = None
+
+
+@tf.function
+def _loop_over_global() -> Any:
+    total = 0
+    for x in _data:
+        total += tf.reduce_sum(x)
+    return total
+
+
+class TestEagerly:
+    @pytest.fixture(autouse=True)
+    def compiled_again(self) -> Any:
+        yield
+        tf.config.run_functions_eagerly(False)
+
+    @pytest.mark.parametrize("replicas", [1, 2])
+    def test_functions_run_as_python_while_it_is_on(self, replicas: int) -> None:
+        strategy = tf.distribute.MirroredStrategy([f"CPU:{number}" for number in range(replicas)])
+        with strategy.scope():
+            total = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
+        eager: list[bool] = []
+
+        @tf.function
+        def within(x: Any) -> Any:
+            eager.append(tf.executing_eagerly())
+            return x + 1.0 if x > 0 else x  # no array decides in a compiled function
+
+        @tf.function
+        def step() -> Any:
+            return strategy.reduce("SUM", strategy.run(lambda: total.assign_add(within(2.0)).read_value()), axis=None)
+
+        assert not tf.config.functions_run_eagerly()
+        tf.config.run_functions_eagerly(True)
+        assert tf.config.functions_run_eagerly()
+        for turn in (1, 2):
+            step()
+            assert float(total) == 3.0 * replicas * turn
+        assert eager == [True] * 2 * replicas
+        tf.config.run_functions_eagerly(False)
+        for _ in range(2):
+            step()
+        assert eager[2 * replicas :] == [False]
+
+    def test_results_and_types_are_those_of_compiled_functions(self) -> None:
+        both: list[Any] = []
+        for on in (False, True):
+            tf.config.run_functions_eagerly(on)
+            both.append(tf.function(lambda x: (x * 2, 1, 2.0))(tf.constant([1.5])))
+        assert jax.tree.map(lambda leaf: (leaf.dtype, leaf.shape), both[0]) == jax.tree.map(
+            lambda leaf: (leaf.dtype, leaf.shape), both[1]
+        )
+
+    def test_a_program_that_is_being_traced_stays_one(self) -> None:
+        tf.config.run_functions_eagerly(True)
+        eager: list[bool] = []
+        within = tf.function(lambda: eager.append(tf.executing_eagerly()))
+        jd.function(lambda: (within(), 0))()
+        assert eager == [False]
 
 
 def test_a_function_on_workers_is_of_its_own_kind() -> None:

@@ -1,5 +1,7 @@
 """`tf.Variable` is a `jd.Variable` with TensorFlow's types and arguments."""
 
+import copy
+import operator
 from typing import Any
 
 import jax
@@ -74,3 +76,73 @@ def test_what_is_not_supported_is_an_error(options: dict[str, Any]) -> None:
 
 def test_the_right_shape_is_accepted() -> None:
     assert tf.Variable([1.0, 2.0], shape=[2]).shape == (2,)
+
+
+_STRATEGIES = {
+    "default": jd.get_strategy,
+    "one": lambda: tf.distribute.OneDeviceStrategy("CPU:0"),
+    "mirrored": lambda: tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
+    "central": lambda: tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0"),
+}
+
+
+@pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
+@pytest.mark.parametrize("place", ["cross-replica", "replica", "compiled"])
+@pytest.mark.parametrize("make", _STRATEGIES.values(), ids=_STRATEGIES.keys())
+@pytest.mark.parametrize(
+    ("in_place", "instead"),
+    [
+        (operator.iadd, r"variable\.assign_add\(x\)"),
+        (operator.isub, r"variable\.assign_sub\(x\)"),
+        (operator.imul, r"variable\.assign\(variable \* x\)"),
+        (operator.itruediv, r"variable\.assign\(variable / x\)"),
+        (operator.ipow, r"variable\.assign\(variable \*\* x\)"),
+    ],
+)
+def test_no_operator_in_place_gives_the_name_to_an_array(
+    in_place: Any, instead: str, make: Any, place: str, synchronization: str
+) -> None:
+    strategy = make()
+    with strategy.scope():
+        variable = tf.Variable(
+            2.0,
+            synchronization=tf.VariableSynchronization[synchronization],
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+
+    def step() -> Any:
+        return in_place(variable, 3.0)
+
+    run = {
+        "cross-replica": step,
+        "replica": lambda: strategy.run(step),
+        "compiled": tf.function(lambda: strategy.run(step)),
+    }[place]
+    with pytest.raises(RuntimeError, match=instead):
+        run()
+    with pytest.raises(RuntimeError, match="HINT"):
+        in_place(copy.deepcopy(variable), 3.0)
+
+
+@pytest.mark.parametrize("in_place", [operator.ifloordiv, operator.imod, operator.imatmul])
+def test_operators_in_place_that_tensorflow_has_are_those_without_it(in_place: Any) -> None:
+    result = in_place(tf.Variable([[3.0]]), tf.constant([[2.0]]))
+    assert np.asarray(result) == in_place(np.full((1, 1), 3.0, np.float32), np.full((1, 1), 2.0, np.float32))
+
+
+def test_in_place_on_variables_of_the_library_and_on_arrays_is_as_before() -> None:
+    variable = jd.Variable(2.0)
+    total = tf.constant(1.0)
+    total += tf.Variable(2.0)
+    assert float(operator.iadd(variable, 3.0)) == 5.0
+    assert float(operator.ipow(variable, 3.0)) == 8.0
+    assert float(total) == 3.0
+    with pytest.raises(TypeError):
+        operator.iadd(variable, object())
+
+
+def test_what_is_added_is_called_delta() -> None:
+    variable = tf.Variable(1.0)
+    assert float(variable.assign_add(delta=2.0)) == 3.0
+    assert float(variable.assign_sub(delta=1.0)) == 2.0
+    assert float(variable.assign(value=5.0)) == 5.0

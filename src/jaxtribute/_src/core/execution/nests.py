@@ -17,7 +17,7 @@ from jaxtribute._src.core.values.distributed import PerReplica, ReplicaValues
 from jaxtribute._src.core.values.operators import operand
 from jaxtribute._src.core.values.sparse import is_sparse, refuse_sparse
 from jaxtribute._src.core.values.variable import Variable
-from jaxtribute.errors import ArgumentError
+from jaxtribute.errors import ArgumentTypeError
 
 
 def is_distributed(value: Numeric) -> bool:
@@ -179,11 +179,11 @@ class InputSignature:
         """Returns the arguments in positional order, as arrays of the promised dtypes.
 
         Raises:
-          ArgumentError: their number, structure, a shape or a dtype is not as promised.
+          ArgumentTypeError: their number, structure, a shape or a dtype is not as promised.
         """
         bound = self._parameters.bind(*args, **kwargs).args if kwargs else tuple(args)
         if len(bound) != len(self._specs):
-            raise ArgumentError(
+            raise ArgumentTypeError(
                 f"{self._name} got {len(bound)} arguments, its input_signature has {len(self._specs)}. "
                 "HINT: give one spec for each argument."
             )
@@ -191,7 +191,7 @@ class InputSignature:
         try:
             values = tree.flatten_up_to(bound)
         except ValueError as error:
-            raise ArgumentError(
+            raise ArgumentTypeError(
                 f"the arguments of {self._name} are not structured as its input_signature: {error}. "
                 "HINT: pass what the signature describes, e.g. an element of the dataset whose element_spec it is."
             ) from None
@@ -206,7 +206,8 @@ class InputSignature:
             for replica, shape in enumerate(value.shapes or _shapes(value)):
                 # The last component stands for all further replicas: a spec of one component is for every replica.
                 promised = spec.components[min(replica, len(spec.components) - 1)]
-                if not _fits(shape, promised.shape):
+                held = value.values[replica] if value.is_tuple else value.data
+                if held.dtype != promised.dtype or not _fits(shape, promised.shape):
                     raise self._misfit(value, spec)
             return value
         if is_distributed(value) or not hasattr(spec, "shape"):
@@ -220,13 +221,13 @@ class InputSignature:
             raise self._misfit(array, spec)
         return array
 
-    def _misfit(self, value: Numeric, spec: Any) -> ArgumentError:
+    def _misfit(self, value: Numeric, spec: Any) -> ArgumentTypeError:
         shown = type(value).__name__
         if isinstance(value, (jax.Array, np.ndarray)):
             shown += f" of shape {value.shape} and dtype {value.dtype}"
         elif isinstance(value, PerReplica):
-            shown += f" with components of shapes {_shapes(value)}"
-        return ArgumentError(
+            shown += f" with components {', '.join(f'{part.dtype}{list(part.shape)}' for part in value.values)}"
+        return ArgumentTypeError(
             f"an argument of {self._name} is a {shown}, where its input_signature has {spec}. "
             "HINT: pass arrays of that form; None in a spec's shape stands for any size."
         )

@@ -149,9 +149,7 @@ def copied(tree: Nest) -> Nest:
 def array_spec(array: Leaf) -> ArraySpec:
     """Shape and dtype of an array as JAX would hold it; strings and objects keep their NumPy dtype."""
     dtype = np.dtype(array.dtype)
-    if dtype.kind not in "OSU":
-        dtype = jax.dtypes.canonicalize_dtype(array.dtype)
-    return ArraySpec(tuple(array.shape), dtype)
+    return ArraySpec(tuple(array.shape), dtype if dtype.kind in "OSU" else jax.dtypes.canonicalize_dtype(dtype))
 
 
 def tree_spec(tree: Nest, *, static: bool) -> Nest:
@@ -159,9 +157,7 @@ def tree_spec(tree: Nest, *, static: bool) -> Nest:
 
     def spec(leaf: Leaf) -> ArraySpec:
         single = array_spec(leaf)
-        if static or not single.shape:
-            return single
-        return ArraySpec((None, *single.shape[1:]), single.dtype)
+        return single if static or not single.shape else ArraySpec((None, *single.shape[1:]), single.dtype)
 
     return jax.tree.map(spec, tree)
 
@@ -183,10 +179,9 @@ def replica_spec(spec: Nest, shard: Shard, *, split: bool) -> Nest:
     def cut(leaf: ArraySpec) -> PerReplicaSpec:
         shape = leaf.shape
         if split and shape:
-            size: int | None = shape[0]
-            even = size is not None and size % shard.replicas == 0
+            size, rest = (None, 0) if shape[0] is None else divmod(shape[0], shard.replicas)
             # Where the cut is even all replicas have one shape, which can be told ahead.
-            shape = (size // shard.replicas if size is not None and even else None, *shape[1:])
+            shape = (None if rest else size, *shape[1:])
         return PerReplicaSpec((ArraySpec(shape, leaf.dtype),) * shard.local)
 
     return jax.tree.map(cut, spec)

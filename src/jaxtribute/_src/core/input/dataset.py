@@ -194,7 +194,7 @@ class _Rebatched(DistributedDataset[Any]):
         return spec
 
     def _element_spec(self) -> Nest:
-        return replica_spec(self._spec_of_source, self._shard, split=True)
+        return replica_spec(self.source.general(self._spec_of_source), self._shard, split=True)
 
     def explanation(self) -> Explanation:
         how = self._sharding
@@ -246,7 +246,7 @@ class _FromFunction(DistributedDataset[Any]):
         )
 
     def _element_spec(self) -> Nest:
-        return replica_spec(self._spec_of_source, self._shard, split=False)
+        return replica_spec(self.source.general(self._spec_of_source), self._shard, split=False)
 
     def explanation(self) -> Explanation:
         """Raises an error: what a function makes is known to it alone."""

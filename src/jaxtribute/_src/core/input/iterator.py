@@ -69,8 +69,8 @@ class DistributedIterator(Feed, Generic[E]):
     def __next__(self) -> E:
         if contexts.current().executor.traced:
             raise TraceError(
-                f"next(iterator) at step {self._step()} in a jd.function to which the iterator was not passed: its "
-                "batch would become a constant of the program. HINT: pass the iterator as an argument of jd.function."
+                f"step {self._step()} of a dataset, in a jd.function to which its iterator was not passed: the batch "
+                "would be a constant of the program. HINT: loop outside, and pass batches, or iter(dataset), to it."
             )
         return cast("E", self._advance())
 

@@ -38,16 +38,16 @@ class AssignMethods:
         return self._update(value, Update.ASSIGN)
 
     def assign_add(
-        self, value: Numeric, use_locking: bool = False, name: str | None = None, read_value: bool = True
+        self, delta: Numeric, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Self:
-        """Adds `value` to the value; otherwise as `assign`. Source: `tf.Variable.assign_add`."""
-        return self._update(value, Update.ADD)
+        """Adds `delta` to the value; otherwise as `assign`. Source: `tf.Variable.assign_add`."""
+        return self._update(delta, Update.ADD)
 
     def assign_sub(
-        self, value: Numeric, use_locking: bool = False, name: str | None = None, read_value: bool = True
+        self, delta: Numeric, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Self:
-        """Subtracts `value` from the value; otherwise as `assign`. Source: `tf.Variable.assign_sub`."""
-        return self._update(value, Update.SUB)
+        """Subtracts `delta` from the value; otherwise as `assign`. Source: `tf.Variable.assign_sub`."""
+        return self._update(delta, Update.SUB)
 
     def value(self) -> jax.Array:
         """Reads like `Variable.read_value`. Source: `tf.Variable.value`."""

@@ -99,18 +99,6 @@ def set_logical_device_configuration(
     config.set_logical_cpu_devices(len(logical_devices))
 
 
-def run_functions_eagerly(run_eagerly: bool) -> None:
-    """Does nothing for False, which is how programs begin here.
-
-    Raises:
-      ArgumentError: True.
-
-    Source: `tf.config.run_functions_eagerly`.
-    """
-    if run_eagerly:
-        raise ArgumentError(f"{run_eagerly=} is not supported. HINT: leave the decorator tf.function out.")
-
-
 def experimental_connect_to_cluster(cluster_spec_or_resolver: object, *args: object, **kwargs: object) -> None:
     """Does nothing: the strategies join their cluster by themselves. TensorFlow's further arguments are accepted.
 

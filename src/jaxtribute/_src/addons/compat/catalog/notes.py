@@ -14,6 +14,8 @@ REMARKS: dict[str, str] = {
     "ClusterResolver.num_accelerators": "This process's, counted without starting JAX; other tasks have none.",
     "Client": "Over ZeroMQ. Without a limit a call has a minute. The result has the function's own structure; "
     "`output_specs` is not needed.",
+    "DistributedDataset": "It has a `len`. In `compat.tf` its `cardinality` is a number under the default strategy, "
+    "too: TensorFlow gives the dataset itself there, of which it is a method.",
     "DistributedIterator": "It can be checkpointed: `get_state`, `set_state`, and Orbax's protocol.",
     "DistributedValues": "One JAX array over all replicas, of one of two kinds: `jd.PerReplica`, or `jd.Mirrored` "
     "where the value is known to be the same on every replica. TensorFlow prints `PerReplica` for both.",

@@ -170,12 +170,15 @@ REMARKS: dict[str, str] = {
     "tf.data.Dataset.map": "the function runs as Python on NumPy arrays for each element; its order is kept",
     "tf.data.Dataset.from_generator": "an iterator's position is restored by reading from the start",
     "tf.data.Dataset.element_spec": "shapes are those of the first elements that functions give; without a signature "
-    "or shapes, axes of what a generator gives are of any length",
+    "or shapes, axes of what a generator gives are of any length, and those that padded_batch pads unless all rows are "
+    "known to be as long. Distributed datasets leave open what it leaves open",
     "tf.data.Dataset.sample_from_datasets": "the draws are not TensorFlow's; weights are a list",
     "tf.data.Dataset.unbatch": "its cardinality is known after sources and batches without a remainder",
     "tf.data.Dataset.with_options": "only the auto-shard policy has a meaning",
     "tf.data.Dataset.cache": "in memory only",
     "tf.config.get_visible_devices": "the devices that JAX finds, which only the environment makes fewer",
+    "tf.config.run_functions_eagerly": "of all `tf.function`s and what they call, not of `jd.function` and "
+    "Keras's `fit`",
     "tf.config.experimental.set_memory_growth": "does nothing: write XLA_PYTHON_CLIENT_PREALLOCATE=false into the "
     "environment",
     "tf.config.experimental_connect_to_cluster": "does nothing: strategies join their cluster by themselves",

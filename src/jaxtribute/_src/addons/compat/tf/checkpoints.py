@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import jaxtribute as jd
 from jaxtribute.checkpoint import RestoreStatus
+from jaxtribute.errors import CheckpointError
 from jaxtribute.extending import latest_of_any_name
 from jaxtribute.typing import Leaf
 
@@ -25,6 +28,22 @@ def latest_checkpoint(checkpoint_dir: str | PathLike[str], latest_filename: str 
     Source: `tf.train.latest_checkpoint`.
     """
     return latest_of_any_name(checkpoint_dir)
+
+
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+    """No checkpoint at a path; caught as `tf.errors.NotFoundError`, and as the `CheckpointError` that it is."""
+
+
+@contextmanager
+def _telling_not_found(save_path: str | PathLike[str] | None) -> Generator[None]:
+    """Raises `CheckpointNotFoundError` for the error of a path at which there is nothing."""
+    try:
+        yield
+    except CheckpointError as error:
+        # Subclasses tell of what is there.
+        if type(error) is not CheckpointError or save_path is None or Path(save_path).expanduser().exists():
+            raise
+        raise CheckpointNotFoundError(str(error)).with_traceback(error.__traceback__) from None
 
 
 class CheckpointOptions:
@@ -81,14 +100,22 @@ class Checkpoint(jd.Checkpoint):
     def restore(
         self, save_path: str | PathLike[str] | None, options: Leaf = None, *, strict: bool = False
     ) -> RestoreStatus:
-        """Restores like `jd.Checkpoint.restore`. Source: `tf.train.Checkpoint.restore`."""
-        return super().restore(save_path, strict=strict)
+        """Restores like `jd.Checkpoint.restore`; nothing at the path is a `tf.errors.NotFoundError`, too.
+
+        Source: `tf.train.Checkpoint.restore`.
+        """
+        with _telling_not_found(save_path):
+            return super().restore(save_path, strict=strict)
 
     def read(
         self, save_path: str | PathLike[str] | None, options: Leaf = None, *, strict: bool = False
     ) -> RestoreStatus:
-        """Reads like `jd.Checkpoint.read`. Source: `tf.train.Checkpoint.read`."""
-        return super().read(save_path, strict=strict)
+        """Reads like `jd.Checkpoint.read`; nothing at the path is a `tf.errors.NotFoundError`, too.
+
+        Source: `tf.train.Checkpoint.read`.
+        """
+        with _telling_not_found(save_path):
+            return super().read(save_path, strict=strict)
 
 
 class CheckpointManager(jd.CheckpointManager):

@@ -12,7 +12,7 @@ import grain
 import jax
 import numpy as np
 
-from jaxtribute import AutoShardPolicy
+from jaxtribute import AutoShardPolicy, DistributedDataset
 from jaxtribute._src.addons.compat.catalog.lookup import why_absent
 from jaxtribute._src.addons.compat.tf import cardinalities, element_specs, iterators
 from jaxtribute._src.addons.compat.tf.combining import Combining
@@ -292,6 +292,14 @@ class _IndexedSource(MapSource):
         """Batches and examples of one pass, if it ends."""
         return None if self._pipeline.endless else super().length()
 
+    def count(self) -> int:
+        """The number of elements, as `tf.data.Dataset.cardinality` tells it."""
+        return self._pipeline.count()
+
+    def general(self, spec: Nest) -> Nest:
+        """The spec of every element: later batches may be wider than the first."""
+        return element_specs.opened(spec, self._pipeline.element_spec())
+
     def policy(self) -> AutoShardPolicy | None:
         return self._policy
 
@@ -310,6 +318,14 @@ class _StreamedSource(IterableSource):
         later = replace(self._pipeline, open=lambda _: self._pipeline.open(epoch))
         return _StreamedSource(later, self._policy)
 
+    def count(self) -> int:
+        """The number of elements, as `tf.data.Dataset.cardinality` tells it."""
+        return self._pipeline.count()
+
+    def general(self, spec: Nest) -> Nest:
+        """The spec of every element: later batches may be wider than the first."""
+        return element_specs.opened(spec, self._pipeline.element_spec())
+
     def policy(self) -> AutoShardPolicy | None:
         return self._policy
 
@@ -323,3 +339,22 @@ def _source(dataset: Dataset) -> Source:
 
 # From here: the room of input lies below this one, and may not import it.
 register("tf.data.Dataset of jaxtribute.compat.tf", lambda dataset: isinstance(dataset, Dataset), _source)
+
+
+def _cardinality(dataset: DistributedDataset[Any]) -> int:
+    """The number of elements, -1 for infinitely many and -2 if it is not known.
+
+    Of `distribute_datasets_from_function` it is that of the function's dataset, of which a step takes an element for
+    each replica. Source: the `cardinality` of TensorFlow's distributed datasets.
+    """
+    source = dataset.source
+    if isinstance(source, (_IndexedSource, _StreamedSource)):
+        return source.count()
+    try:
+        return len(dataset)
+    except TypeError:
+        return cardinalities.UNKNOWN
+
+
+# Of the core's class, since strategies make it: `len(dataset)` is what programs without TensorFlow's names ask.
+DistributedDataset.cardinality = property(_cardinality)  # pyright: ignore[reportAttributeAccessIssue]

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxtribute import ArraySpec
 from jaxtribute._src.addons.compat.tf.specs import TensorShape, TensorSpec, string
 from jaxtribute.errors import InputError
 from jaxtribute.typing import Leaf, Nest
@@ -40,7 +41,35 @@ def _of_leaf(leaf: Leaf) -> Any:
 
 def of_any_lengths(element: Nest) -> Any:
     """The spec of elements of which one is known: the others may have axes of other lengths."""
-    return _each(lambda shape: [None] * len(shape), of_element(element))
+    return open_lengths(of_element(element))
+
+
+def open_lengths(spec: Nest) -> Any:
+    """The spec of elements with axes of any lengths."""
+    return _each(lambda shape: [None] * len(shape), spec)
+
+
+def opened(arrays: Nest, spec: Nest) -> Any:
+    """Specs of arrays of the first element, in which the axes have any length that have it in a spec of all elements.
+
+    Args:
+      arrays: `ArraySpec`s.
+      spec: what is known of all elements.
+    """
+    leaves, tree = jax.tree.flatten(arrays)
+    try:
+        return tree.unflatten(map(_opened, leaves, tree.flatten_up_to(spec)))
+    except ValueError:  # another structure, of which it tells nothing
+        return arrays
+
+
+def _opened(array: ArraySpec, spec: Any) -> ArraySpec:
+    if not isinstance(spec, TensorSpec):
+        return array
+    ranks_differ = spec.shape.rank != len(array.shape)
+    known: Sequence[Any] = [None] * len(array.shape) if ranks_differ else list(spec.shape)
+    lengths = (None if its is None else mine for mine, its in zip(array.shape, known, strict=True))
+    return ArraySpec(tuple(lengths), array.dtype)
 
 
 def of_rows(arrays: Nest) -> Any:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
+import itertools
 import logging
 import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any, TextIO
 
 import jax
@@ -43,7 +45,9 @@ def function(func: Callable[..., Any] | None = None, input_signature: Nest = Non
 
     Python's `if`, `for` and `while` run while it is traced, as with `autograph=False`: where they depend on an
     array's value use `tf.cond`, `tf.where`, `tf.while_loop` or a loop outside. Called with a dataset, to loop over it,
-    the function itself runs as Python, and each function that `strategy.run` calls in it is compiled.
+    the function itself runs as Python, and each function that `strategy.run` calls in it is compiled; also if it loops
+    over a distributed dataset of the code around it. After `tf.config.run_functions_eagerly(True)` all of it runs as
+    Python.
 
     Args:
       func: the function; without it a decorator is returned.
@@ -69,6 +73,31 @@ def function(func: Callable[..., Any] | None = None, input_signature: Nest = Non
     return _Function(converted, input_signature)
 
 
+class _Eagerly:
+    """Switch of `tf.config.run_functions_eagerly`, for all functions and threads."""
+
+    on = False
+
+
+def run_functions_eagerly(run_eagerly: bool) -> None:
+    """Lets all `tf.function`s run as Python, to look into them, or compiles them again.
+
+    Replica functions that they call run as Python too. What is compiled otherwise stays so: `jd.function`, and Keras's
+    `fit` without `compile(run_eagerly=True)`. A worker of a parameter server strategy has a switch of its own.
+
+    Args:
+      run_eagerly: True for Python.
+
+    Source: `tf.config.run_functions_eagerly`.
+    """
+    _Eagerly.on = bool(run_eagerly)
+
+
+def functions_run_eagerly() -> bool:
+    """Returns whether all `tf.function`s run as Python. Source: `tf.config.functions_run_eagerly`."""
+    return _Eagerly.on
+
+
 class _Function(Function[..., Any]):
     """A compiled function that may be called with datasets.
 
@@ -85,13 +114,18 @@ class _Function(Function[..., Any]):
         super().__init__(python_function, self._open, donate_argnums)
         # Compiled forms are found again at the next call, and go with the function or the object that they belong to.
         self._replicas: weakref.WeakKeyDictionary[Any, dict[Any, Callable[..., Any]]] = weakref.WeakKeyDictionary()
+        self._around = _Around(python_function)
 
     def __call__(self, *args: Nest, **kwargs: Nest) -> Any:
-        """Calls the compiled function; given a dataset, the Python function."""
+        """Calls the compiled function; if it loops over a dataset, the Python function."""
         context = Context.current()
-        given = (*args, *kwargs.values())
         # Within a program that is being traced the function is part of that one.
-        if context.executor.traced or not any(isinstance(value, (DistributedDataset, Dataset)) for value in given):
+        if _Eagerly.on and not context.executor.traced:
+            self.ran_as_python = True
+            return self.python_function(*args, **kwargs)
+        given = (*args, *kwargs.values())
+        loops = any(isinstance(value, (DistributedDataset, Dataset)) for value in given)
+        if context.executor.traced or not (loops or self._around.has_distributed()):
             if any(isinstance(spec, _OfAnyRank) for spec in jax.tree.leaves(self._open, is_leaf=_is_spec)):
                 bound = inspect.signature(self.python_function).bind(*args, **kwargs).args
                 fitted = [_fitted_nest(*pair) for pair in zip(self._open, bound, strict=False)]
@@ -124,6 +158,47 @@ class _Function(Function[..., Any]):
             replica.__name__ = getattr(run, "__name__", "replica")
             known[key] = jd.function(replica)
         return known[key]
+
+
+class _Around:
+    """Names of the code around a function over which it may loop: those that it uses as they are.
+
+    Args:
+      function: the function, or one that wraps it.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._cells: list[CellType] = []
+        self._names: set[str] = set()
+        self._globals: dict[str, Any] = {}
+        inner = inspect.unwrap(function)
+        inner = inner.__func__ if isinstance(inner, MethodType) else inner
+        if not isinstance(inner, FunctionType):
+            return
+        pairs = itertools.pairwise(dis.get_instructions(inner))
+        taken = {one.argval for one, then in pairs if one.opname in _FROM_AROUND and then.opname not in _ASKS_IT}
+        cells = dict(zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True))
+        self._cells = [cell for name, cell in cells.items() if name in taken]
+        self._names, self._globals = taken - cells.keys(), inner.__globals__
+
+    def has_distributed(self) -> bool:
+        """True if one of them is a distributed dataset now."""
+        return any(isinstance(self._globals.get(name), DistributedDataset) for name in self._names) or any(
+            isinstance(cell.cell_contents, DistributedDataset) for cell in self._cells if _is_set(cell)
+        )
+
+
+_FROM_AROUND = {"LOAD_DEREF", "LOAD_GLOBAL"}
+_ASKS_IT = {"LOAD_ATTR", "LOAD_METHOD"}
+"""Instructions behind the one that loads a name, which take something else: `dataset.element_spec`."""
+
+
+def _is_set(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:  # the code around has not come to it yet
+        return False
+    return True
 
 
 def _as_result(leaf: Leaf) -> Any:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxtribute._src.addons.compat.tf import element_specs
-from jaxtribute._src.addons.compat.tf.pipelines import Pipeline, Spec
+from jaxtribute._src.addons.compat.tf.pipelines import Indexed, Pipeline, Spec
 from jaxtribute.errors import ArgumentError
 from jaxtribute.typing import Nest
 
@@ -36,6 +36,9 @@ def padded_spec(pipeline: Pipeline, shapes: Nest, size: int | None) -> Spec:
 
     def spec() -> Any:
         own = pipeline.element_spec()
+        if not (isinstance(pipeline, Indexed) and pipeline.fixed):
+            # The first elements may happen to be as long as each other: nobody pads what always is.
+            own = element_specs.open_lengths(own)
         return element_specs.padded(own, shapes_of_parts(shapes, jax.tree.structure(own)), size)
 
     return spec

@@ -125,12 +125,41 @@ def _make(
         synchronization=synchronization,
         aggregation=aggregation,
     )
+    # In its dictionary, which `copy.deepcopy` copies: it is no other class, so that JAX and strategies know it.
+    vars(variable)[_MADE_HERE] = True
     if shape is not None and TensorShape(shape) != variable.shape:
         raise ArgumentError(
             f"{variable.name} has shape {variable.shape}, but shape={shape} was asked for. "
             "HINT: leave shape out; a variable keeps the shape of its initial value."
         )
     return variable
+
+
+_MADE_HERE = "_made_by_compat_tf"
+"""Attribute of variables that `tf.Variable` has made."""
+
+_IN_PLACE = {"add": ("+", "assign_add(x)"), "sub": ("-", "assign_sub(x)")} | {
+    name: (sign, f"assign(variable {sign} x)") for name, sign in (("mul", "*"), ("truediv", "/"), ("pow", "**"))
+}
+"""Operators whose form with `=` TensorFlow's variables refuse: their signs, and what to write for it."""
+
+
+def _refused(sign: str, instead: str) -> Callable[[JdVariable, Any], Any]:
+    """`variable += x`, which would give the name of a variable to an array, and leave the variable as it is."""
+
+    def in_place(self: JdVariable, other: Any) -> Any:
+        if _MADE_HERE not in vars(self):
+            return NotImplemented  # of `jd.Variable` Python goes on with the operator itself
+        raise RuntimeError(
+            f"`variable {sign}= x` does not change {self.name}, a tf.Variable: the name would stand for an array. "
+            f"HINT: write variable.{instead}; for a new value of that name write variable = variable {sign} x."
+        )
+
+    return in_place
+
+
+for _name, (_sign, _instead) in _IN_PLACE.items():
+    setattr(JdVariable, f"__i{_name}__", _refused(_sign, _instead))
 
 
 def _value(initial_value: TensorLike, dtype: DType) -> Any:

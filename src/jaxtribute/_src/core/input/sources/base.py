@@ -74,6 +74,10 @@ class Source(ABC):
         element = self.first()
         return None if element is None else tree_spec(element, static=self.static_rows())
 
+    def general(self, spec: Nest) -> Nest:
+        """The spec of every element, made of the first one's; an adapter may know of more axes that vary."""
+        return spec
+
     def length(self) -> tuple[int, int] | None:
         """Batches of one pass, and examples in them; None if unknown or infinite."""
         return None
