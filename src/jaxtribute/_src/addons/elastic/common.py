@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Container, Sequence
+from collections.abc import Container, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -20,7 +21,7 @@ from jaxtribute._src.addons.elastic.variables import Register, Registered
 from jaxtribute._src.addons.elastic.wire import Wire
 from jaxtribute._src.addons.wires.formats import FORMATS
 from jaxtribute.errors import VariableError
-from jaxtribute.extending import Context, Eager, Function, updating
+from jaxtribute.extending import Context, Eager, Function, Kinds, updating
 from jaxtribute.typing import HostArray, Nest
 
 _SILENT = -1
@@ -181,7 +182,11 @@ class Common:
             with self._at_home():
                 copies = jax.tree.map(self._copied, nests[0] if len(nests) == 1 else nests, is_leaf=_is_variable)
                 self._optimizer = optimizer = Optimizer(self._transform, copies)
-            self._apply = Function(lambda grads, more: optimizer.apply_gradients(grads, reduce_op=None, **more))
+
+            def outer_update(grads: Nest, more: dict[str, Any]) -> None:
+                optimizer.apply_gradients(grads, reduce_op=None, **more)
+
+            self._apply = Function(outer_update)
             numbers = {id(copy): number for number, copy in self._parameters.items()}
             leaves = jax.tree.leaves(copies, is_leaf=_is_variable)
             fragments = split([leaf.size for leaf in leaves], self._count)
@@ -368,7 +373,8 @@ class Common:
                 return np.zeros(copy.shape, copy.dtype) if change is None else change
 
             grads = jax.tree.map(change_of, optimizer.nest, is_leaf=_is_variable)
-            self._apply(grads, {} if self._count == 1 else {"turn": jnp.asarray(turn)})
+            with _unseen():
+                self._apply(grads, {} if self._count == 1 else {"turn": jnp.asarray(turn)})
 
     # For an island that joins.
 
@@ -397,6 +403,19 @@ class Common:
             for number, variable in self._register.alive().items():
                 if number in self._parameters:
                     _give(variable, np.asarray(self._parameters[number].stored))
+
+
+@contextmanager
+def _unseen() -> Generator[None]:
+    """Hides a compiled function from observers: it is no step of the user's."""
+    kinds = [kind for kind in (Kinds.STEP, Kinds.TRACE, Kinds.DISPATCH) if kind.due()]
+    for kind in kinds:
+        kind.mark(inside=True)
+    try:
+        yield
+    finally:
+        for kind in kinds:
+            kind.mark(inside=False)
 
 
 def _give(variable: Variable, value: HostArray) -> None:
