@@ -63,6 +63,14 @@ losses_module: Any = losses
 means_module: Any = reduction_metrics
 nn: Any = getattr(backend, "ops", backend).nn
 """The backend's functions of neural networks: `backend.nn`, and `backend.ops.nn` beside the trainer that scans."""
+LAYERS_OF_TENSORFLOW: tuple[Any, ...] = (
+    keras.layers.HashedCrossing,
+    keras.layers.Hashing,
+    keras.layers.IntegerLookup,
+    keras.layers.StringLookup,
+    keras.layers.TextVectorization,
+)
+"""Layers that compute by TensorFlow, whatever the backend, and raise an `ImportError` without it."""
 tracked_dicts = (TrackedDict, TrackedOrderedDict)
 tracked_lists: dict[type[Any], type[Any]] = {TrackedList: list, TrackedSet: set}
 """Containers that tell a layer of what is put in, and what they are besides."""
