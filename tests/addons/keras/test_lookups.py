@@ -1,8 +1,10 @@
 """Lookups of strings and integers, against what Keras's own give on TensorFlow 2.21, as `record_lookups` wrote it."""
 
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -11,7 +13,7 @@ import pytest
 
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
-from jaxtribute.errors import ArgumentError
+from jaxtribute.errors import ArgumentError, MissingLibraryError
 from jaxtribute.input import InputOptions
 from jaxtribute.integrations import keras as ours
 
@@ -213,3 +215,29 @@ def test_a_models_other_inputs_are_checked_as_ever() -> None:
     x = keras.Input((3,))
     with pytest.raises(ValueError, match=r"incompatible|shape"):
         keras.Model(x, keras.layers.Dense(1)(x))(np.ones((2, 4)))
+
+
+NEEDING_TENSORFLOW: dict[str, dict[str, Any]] = {
+    "IntegerLookup": {},
+    "StringLookup": {"vocabulary": ["a"]},
+    "TextVectorization": {"output_sequence_length": 4},
+    "Hashing": {"num_bins": 8},
+    "HashedCrossing": {"num_bins": 8},
+}
+
+
+@pytest.mark.parametrize("name", NEEDING_TENSORFLOW)
+def test_layers_of_keras_that_need_tensorflow_say_what_to_use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = getattr(keras.layers, name)
+    monkeypatch.setattr(inspect.getmodule(layer), "tf", SimpleNamespace(available=False))
+
+    class Own(layer):
+        """A layer of the user's that is made of one."""
+
+    lookup = name if hasattr(ours, name) else "StringLookup"
+    with jd.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        for kind in (layer, Own):
+            with pytest.raises(MissingLibraryError, match=rf"{name} needs TensorFlow.*integrations\.keras\.{lookup}"):
+                kind(**NEEDING_TENSORFLOW[name])
+    with pytest.raises(ImportError, match=f"Layer {name} requires TensorFlow"):
+        layer(**NEEDING_TENSORFLOW[name])  # plain Keras says what it says

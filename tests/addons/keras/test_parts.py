@@ -337,6 +337,92 @@ def test_parts_of_keras_that_compute_row_by_row_are_not(four: jd.Strategy, name:
     under(four, ROW_BY_ROW[name], lambda model: model).fit(TEN, labels, batch_size=4, verbose=0)
 
 
+class Drawing(keras.layers.Layer):
+    """A layer of the user's, which calls a function with its inputs and a generator of seeds."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function, self.seed = function, keras.random.SeedGenerator(1)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.function(x, self.seed) if training else x
+
+
+def order(x: Any, seed: Any) -> Any:
+    return keras.random.shuffle(ops.arange(ops.shape(x)[0]), seed=seed)
+
+
+IMAGES = np.random.default_rng(0).uniform(0, 255, (16, 4, 4, 3)).astype("float32")
+PAIRED = {
+    "MixUp": (keras.layers.MixUp, r"drawn \(.*mix_up\.py.*Draw pairs"),
+    "CutMix": (keras.layers.CutMix, r"uses rows in an order that is drawn \(.*cut_mix\.py"),
+    "Pipeline": (lambda: keras.layers.Pipeline([keras.layers.MixUp()]), r"drawn \(.*mix_up\.py"),
+    "Equalization": (lambda: Drawing(lambda x, _: keras.layers.Equalization(bins=4)(x)), "a number that all rows make"),
+    "taken": (lambda: Drawing(lambda x, seed: ops.take(x, order(x, seed), axis=0)), r"drawn \(.*test_parts\.py"),
+    "mixed": (lambda: Drawing(lambda x, seed: 0.5 * x + 0.5 * x[order(x, seed)]), r"drawn \(.*test_parts\.py"),
+    "shuffled": (lambda: Drawing(lambda x, seed: x * keras.random.shuffle(x[:, :1, :1, :1], seed=seed)), "drawn"),
+    "rolled": (lambda: Drawing(lambda x, _: ops.roll(x, 1, axis=0)), r"uses a row .*test_parts\.py"),
+    "reversed": (lambda: Drawing(lambda x, _: ops.flip(x, axis=0)), r"in reverse order .*test_parts\.py"),
+    "counted": (
+        lambda: Drawing(lambda x, _: ops.take(x, ops.arange(ops.shape(x)[0])[::-1], axis=0)),
+        "of their numbers",
+    ),
+}
+DRAWN_ALONE = {
+    "RandomFlip": keras.layers.RandomFlip,
+    "RandomErasing": keras.layers.RandomErasing,
+    "own noise": lambda: Drawing(
+        lambda x, seed: x + keras.random.uniform((), seed=seed) * keras.random.normal(ops.shape(x), seed=seed)
+    ),
+    "own mask": lambda: Drawing(
+        lambda x, seed: x * ops.cast(keras.random.uniform((ops.shape(x)[0], 1, 1, 1), seed=seed) > 0.5, x.dtype)
+    ),
+    "own flip": lambda: Drawing(
+        lambda x, seed: ops.where(keras.random.uniform((), seed=seed) > 0.5, ops.flip(x, axis=1), x)
+    ),
+    "own pixels": lambda: Drawing(
+        lambda x, seed: ops.take_along_axis(x, keras.random.randint(ops.shape(x), 0, 4, seed=seed), axis=1)
+    ),
+    "own patches": lambda: Drawing(lambda x, seed: ops.take(x, keras.random.shuffle(ops.arange(4), seed=seed), axis=1)),
+    "own columns": lambda: Drawing(
+        lambda x, seed: x[ops.arange(ops.shape(x)[0]), :, keras.random.randint((), 0, 4, seed=seed)][:, :, None]
+    ),
+}
+
+
+def pictures(build: Any) -> Any:
+    def made() -> Any:
+        layers = [keras.Input((4, 4, 3)), build(), keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(1)]
+        model = keras.Sequential(layers)
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        return model
+
+    return made
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64", "ignore:Layer 'pipeline")
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("name", PAIRED)
+def test_layers_that_pair_rows_are_told_in_training_alone(four: jd.Strategy, name: str) -> None:
+    build, told = PAIRED[name]
+    model = under(four, pictures(build), lambda model: model)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*uses")
+        model.evaluate(IMAGES, Y[:16], batch_size=8, verbose=0)
+        model.predict(IMAGES, batch_size=8, verbose=0)
+    with pytest.warns(UserWarning, match=told):
+        model.fit(IMAGES, Y[:16], batch_size=8, verbose=0)
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("name", DRAWN_ALONE)
+def test_layers_that_draw_for_each_row_alone_are_not(four: jd.Strategy, name: str) -> None:
+    model = under(four, pictures(DRAWN_ALONE[name]), lambda model: model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model.fit(IMAGES, Y[:16], batch_size=8, verbose=0)
+
+
 @pytest.mark.parametrize("weights", ["sample_weight", "class_weight"])
 def test_a_loss_of_one_number_with_weights_is_told(four: jd.Strategy, weights: str) -> None:
     model, labels = under(four, scores(absolute), lambda model: model), np.eye(4, dtype="float32")[np.arange(10) % 4]

@@ -200,6 +200,83 @@ MEETINGS: dict[str, Callable[[Any], Any]] = {
     "weights moved along a norm": lambda x: x @ (WEIGHTS + _slope(x) / jnp.sqrt(jnp.square(_slope(x)).sum())),
     "carried": lambda x: lax.scan(lambda total, row: (total + row, total), jnp.zeros(3), x)[1],
 }
+KEY = jax.random.key(0)
+
+
+def _dealt(x: Any, rows: int | None = None) -> Any:
+    return jax.random.permutation(KEY, rows or x.shape[0])
+
+
+def _own_key() -> Any:
+    return jax.random.fold_in(KEY, lax.axis_index(AXIS))
+
+
+REORDERED: dict[str, Callable[[Any], Any]] = {
+    "permuted": lambda x: jnp.take(x, _dealt(x), axis=0),
+    "permuted by each replica's key": lambda x: x[jax.random.permutation(_own_key(), x.shape[0])],
+    "mixed with permuted ones": lambda x: 0.7 * x + 0.3 * x[_dealt(x)],
+    "permuted in some columns": lambda x: x[_dealt(x)[:, None], jnp.arange(2)],
+    "permuted within a shape": lambda x: x.reshape(-1, 3, 1)[_dealt(x)],
+    "shuffled": lambda x: jax.random.permutation(KEY, x),
+    "each column shuffled": lambda x: jax.random.permutation(KEY, x, independent=True),
+    "a number of each shuffled": lambda x: jax.random.permutation(KEY, x[:, 0]),
+    "permuted by the order of draws": lambda x: x[jnp.argsort(jax.random.uniform(KEY, (x.shape[0],)))],
+    "drawn with repeats": lambda x: x[jax.random.randint(KEY, (x.shape[0],), 0, x.shape[0])],
+    "chosen": lambda x: jax.random.choice(KEY, x, (4,)),
+    "one that is drawn": lambda x: x[jax.random.randint(KEY, (), 0, 4)],
+    "the best of draws": lambda x: x[lax.top_k(jax.random.uniform(KEY, (x.shape[0],)), 3)[1]],
+    "rolled by a draw": lambda x: jnp.roll(x, jax.random.randint(KEY, (), 0, x.shape[0]), axis=0),
+    "numbers rolled by a draw": lambda x: x[
+        (jnp.arange(x.shape[0]) + jax.random.randint(KEY, (), 0, x.shape[0])) % x.shape[0]
+    ],
+    "numbers in reverse": lambda x: jnp.take(x, jnp.arange(x.shape[0])[::-1], axis=0),
+    "numbers rolled": lambda x: x[(jnp.arange(x.shape[0]) + 1) % x.shape[0]],
+    "numbers from the end": lambda x: x[x.shape[0] - 1 - jnp.arange(x.shape[0])],
+    "neighbours": lambda x: x[jnp.arange(x.shape[0]) ^ 1],
+    "every second number": lambda x: x[jnp.arange(0, x.shape[0], 2)],
+    "a constant order": lambda x: x[np.arange(x.shape[0])[::-1]],
+    "a long constant order": lambda x: jnp.concatenate([x, x])[np.arange(2 * x.shape[0])[::-1]],
+    "ends": lambda x: x[jnp.array([0, x.shape[0] - 1])],
+    "written in a drawn order": lambda x: jnp.zeros_like(x).at[_dealt(x)].set(x),
+    "written in reverse": lambda x: jnp.zeros_like(x).at[jnp.arange(x.shape[0])[::-1]].set(x),
+    "in a compiled function": jax.jit(lambda x: x[_dealt(x)]),
+}
+IN_ORDER: dict[str, Callable[[Any], Any]] = {
+    "by their numbers": lambda x: x[jnp.arange(x.shape[0])],
+    "by a constant": lambda x: x[np.arange(x.shape[0])],
+    "numbers and drawn columns": lambda x: x[jnp.arange(x.shape[0]), jax.random.randint(KEY, (x.shape[0],), 0, 3)],
+    "drawn columns": lambda x: jnp.take_along_axis(x, jax.random.randint(KEY, x.shape, 0, 3), axis=1),
+    "one drawn column": lambda x: x[:, jax.random.randint(KEY, (), 0, 3)],
+    "permuted columns": lambda x: x[:, _dealt(x, 3)],
+    "each row shuffled": lambda x: jax.random.permutation(KEY, x, axis=1, independent=True),
+    "drawn columns of a flat batch": lambda x: x.reshape(-1)[
+        3 * jnp.arange(x.shape[0]) + jax.random.randint(KEY, (x.shape[0],), 0, 3)
+    ],
+    "the first column of a flat batch": lambda x: x.reshape(-1)[3 * jnp.arange(x.shape[0])],
+    "a crop of each": lambda x: jax.vmap(lambda row, i: lax.dynamic_slice(row, (i,), (2,)))(
+        x, jax.random.randint(KEY, (x.shape[0],), 0, 2)
+    ),
+    "a crop of all": lambda x: lax.dynamic_slice(x, (0, jax.random.randint(KEY, (), 0, 2)), (x.shape[0], 2)),
+    "columns rolled by a draw": lambda x: jnp.roll(x, jax.random.randint(KEY, (), 0, 3), axis=1),
+    "repeated by numbers": lambda x: x[jnp.arange(2 * x.shape[0]) // 2],
+    "repeated": lambda x: jnp.repeat(x, 2, axis=0, total_repeat_length=2 * x.shape[0]),
+    "tiled by numbers": lambda x: x[jnp.arange(2 * x.shape[0]) % x.shape[0]],
+    "the second view": lambda x: jnp.concatenate([x, 2 * x])[jnp.arange(x.shape[0]) + x.shape[0]],
+    "looked up in a table": lambda x: NOISE[x[:, 0].astype(int)],
+    "rows of a table that are drawn": lambda x: x + NOISE[jax.random.randint(KEY, (x.shape[0],), 0, 90)],
+    "by their own number": lambda x: x[x[:, 0].astype(int)],
+    "noise in a drawn order": lambda x: x + jax.random.normal(KEY, x.shape)[_dealt(x)],
+    "masks of drawn columns": lambda x: (
+        x * jnp.ones_like(x).at[jnp.arange(x.shape[0]), jax.random.randint(KEY, (x.shape[0],), 0, 3)].set(0.0)
+    ),
+    "noise times a drawn number": lambda x: x + jax.random.normal(KEY, x.shape) * jax.random.uniform(_own_key()),
+    "written in order": lambda x: jnp.zeros_like(x).at[jnp.arange(x.shape[0])].set(x),
+    "those of all, permuted": lambda x: gathered(x)[_dealt(x, 2 * x.shape[0])],
+    "flipped by a draw": lambda x: jnp.where(jax.random.bernoulli(KEY, 0.5, (x.shape[0], 1)), x[:, ::-1], x),
+    "gradient of drawn columns": jax.grad(
+        lambda x: jnp.square(x[jnp.arange(x.shape[0]), jax.random.randint(KEY, (x.shape[0],), 0, 3)]).sum()
+    ),
+}
 APART: dict[str, Callable[[Any], Any]] = {
     "column": lambda x: x[:, 0],
     "columns": lambda x: x[:, 1:],
@@ -245,6 +322,16 @@ APART: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", MEETINGS)
 def test_rows_that_meet_or_are_chosen_by_their_places(name: str) -> None:
     assert analysed(MEETINGS[name], 24)[1].meetings
+
+
+@pytest.mark.parametrize("name", REORDERED)
+def test_rows_in_an_order_that_none_of_them_has(name: str) -> None:
+    assert analysed(REORDERED[name], 24)[1].meetings
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_places_within_rows(name: str) -> None:
+    assert not analysed(IN_ORDER[name], 24)[1].meetings
 
 
 def test_noise_of_each_replica_is_none_of_its_rows() -> None:

@@ -63,6 +63,14 @@ losses_module: Any = losses
 means_module: Any = reduction_metrics
 nn: Any = getattr(backend, "ops", backend).nn
 """The backend's functions of neural networks: `backend.nn`, and `backend.ops.nn` beside the trainer that scans."""
+LAYERS_OF_TENSORFLOW: tuple[Any, ...] = (
+    keras.layers.HashedCrossing,
+    keras.layers.Hashing,
+    keras.layers.IntegerLookup,
+    keras.layers.StringLookup,
+    keras.layers.TextVectorization,
+)
+"""Layers that compute by TensorFlow, whatever the backend, and raise an `ImportError` without it."""
 tracked_dicts = (TrackedDict, TrackedOrderedDict)
 tracked_lists: dict[type[Any], type[Any]] = {TrackedList: list, TrackedSet: set}
 """Containers that tell a layer of what is put in, and what they are besides."""
@@ -287,17 +295,21 @@ _ALONG_AXES = (
     "/keras/src/layers/merging/dot.py",
     "/keras/src/layers/normalization/layer_normalization.py",
     "/keras/src/layers/normalization/unit_normalization.py",
+    "/keras/src/layers/preprocessing/image_preprocessing/cut_mix.py",
+    "/keras/src/layers/preprocessing/image_preprocessing/equalization.py",
+    "/keras/src/layers/preprocessing/image_preprocessing/mix_up.py",
 )
-"""Files of Keras whose operations use several rows only if they are told to."""
+"""Files of Keras whose operations use several rows if they are told to, or by what they are."""
 
 
 def line_of_user(eqn: JaxprEqn) -> str | None:
     """The user's line that an operation comes from, as file:line; None for one of Keras's own layers and metrics.
 
     Functions of `keras.ops` do what the user calls them for, and so do those that a functional model is made of.
-    Losses, and layers that work along an axis, do it along the rows only where the user says so.
+    Losses, and layers that work along an axis, do it along the rows only where the user says so; few layers always do.
     """
-    line = Programs.user_line(eqn, "/jaxtribute/", "/keras/src/ops/", "/keras/src/backend/", "/keras/src/utils/")
+    inner = (f"/keras/src/{folder}/" for folder in ("ops", "random", "backend", "utils"))
+    line = Programs.user_line(eqn, "/jaxtribute/", *inner)
     if line is None or "/keras/src/" not in line:
         return line or "?"
     frames = list(Programs.user_frames(eqn))

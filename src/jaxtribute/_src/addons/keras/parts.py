@@ -7,6 +7,7 @@ all of it. Which of both it is says the step itself: it is traced for two number
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from jaxtribute import REPLICA_AXIS as AXIS
 from jaxtribute._src.addons.keras import internals, row_meetings
 from jaxtribute._src.addons.keras.internals import KerasModel
 from jaxtribute._src.addons.keras.meeting import entered
+from jaxtribute._src.addons.keras.row_places import DRAWN
 from jaxtribute._src.addons.keras.row_wise import is_plain
 from jaxtribute._src.addons.keras.rows import FACTOR, ROWS, Kind, Part, Rows, form_of
 from jaxtribute._src.addons.keras.share import EXACT, Share
@@ -275,7 +277,12 @@ class PartsOfSteps:
         self, share: Share, batch: Nest, added: frozenset[int], *, gradients: bool = False
     ) -> tuple[Rows, dict[Any, Part]]:
         """The analysis of the step, and the parts of what it computes by their names; see `_traced`."""
-        one, other = (self._traced(share, batch, ROWS * factor, added, gradients=gradients) for factor in (1, FACTOR))
+        # A layer such as AugMix draws what it computes where it is traced.
+        drawn = random.getstate()
+        one = self._traced(share, batch, ROWS, added, gradients=gradients)
+        random.setstate(drawn)
+        other = self._traced(share, batch, ROWS * FACTOR, added, gradients=gradients)
+        random.setstate(drawn)
         rows = Rows(AXIS)
         given = [Part(Kind.ROWS)] * len(jax.tree.leaves(batch))
         # What nobody uses, such as a row whose shape is looked at, says nothing.
@@ -295,13 +302,14 @@ class PartsOfSteps:
         if not told:
             return ""
         unless = ", unless it is of a mean over all parts" if row_meetings.PARTS in told.values() else ""
+        drawn = " Draw pairs, as MixUp does, of the whole batch before it is given." if DRAWN in told.values() else ""
         listed = ", ".join(f"{what} ({line})" for line, what in list(told.items())[:_TOLD])
         _say(
             f"the step of {self._model.name!r} uses {listed}: each replica does so with its own rows, where one device "
             f"would with those of the whole batch, so that the result is another one{unless}. HINT: let "
             "steps treat all rows alike; get_replica_context().all_gather(x, axis=0) has the rows of all replicas, and "
-            "all_reduce their sums. If the first axis is no batch, as in x[0] for anchors and x[1] for positives, give "
-            "a tuple of arrays, whose first axes are batches."
+            f"all_reduce their sums.{drawn} If the first axis is no batch, as in x[0] for anchors and x[1] for "
+            "positives, give a tuple of arrays, whose first axes are batches."
         )
         return listed
 

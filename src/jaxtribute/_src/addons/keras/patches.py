@@ -34,7 +34,13 @@ from jaxtribute._src.addons.keras.share import (
     whole_batch_moments,
 )
 from jaxtribute._src.addons.keras.stateful import values_of_part, weighted_loss
-from jaxtribute._src.addons.keras.strings import check_batch, check_strings, host_inputs, unchecked
+from jaxtribute._src.addons.keras.strings import (
+    check_batch,
+    check_strings,
+    host_inputs,
+    made_without_tensorflow,
+    unchecked,
+)
 from jaxtribute._src.addons.keras.variables import PlainValue, by_path, joined, new_variable, on_servers, rebuilt
 from jaxtribute.errors import ArgumentError, ConfigError
 from jaxtribute.extending import Context, copied
@@ -426,6 +432,10 @@ PATCHES = (
         internals.Functional, ("_assert_input_compatibility",), unchecked, "a model of strings takes single examples"
     ),
     Patch(internals.Functional, ("_standardize_inputs",), host_inputs, "JAX has no strings: they stay on the host"),
+    *(
+        Patch(layer, ("__init__",), made_without_tensorflow, "a scope says what to use where TensorFlow is missing")
+        for layer in internals.LAYERS_OF_TENSORFLOW
+    ),
     Patch(keras.layers.Normalization, ("adapt",), adapting.adapt_normalization, _ADAPTED),
     Patch(keras.layers.Discretization, ("adapt",), adapting.adapt_discretization, _ADAPTED),
     Patch(keras.optimizers.Optimizer, ("stateless_apply",), whole_batch_gradients, _GRADIENTS),

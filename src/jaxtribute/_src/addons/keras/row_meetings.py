@@ -107,6 +107,28 @@ def from_table(one: JaxprEqn, along: Sequence[Sequence[int]], out: Sequence[int]
     return bool(np.any(values != np.take(values, [0], axis)))
 
 
+def numbers_rows(one: np.ndarray, other: np.ndarray, rows: tuple[int, int]) -> bool:
+    """True if a constant has another number for each row of a batch; it may have several batches in a row."""
+    for axis, lengths in enumerate(zip(one.shape, other.shape, strict=False)):
+        if one.ndim != other.ndim or lengths[0] == lengths[1]:
+            continue
+        # What is no whole batch is looked at as a whole.
+        whole = rows if lengths[0] * rows[1] == lengths[1] * rows[0] and lengths[0] % rows[0] == 0 else lengths
+        first, second = (
+            np.moveaxis(value, axis, 0).reshape(-1, count, value.size // value.shape[axis])
+            for value, count in zip((one, other), whole, strict=True)
+        )
+        if (first == first[:, :1]).all():
+            continue
+        # Random numbers are others in the second program: neither the same at first, nor in order.
+        again = second[:, : first.shape[1], : first.shape[2]]
+        same = again.shape == first.shape and np.array_equal(again, first)
+        before, behind = first[:, :-1], first[:, 1:]
+        if same or (before <= behind).all() or (before >= behind).all():
+            return True
+    return False
+
+
 Range = tuple[int, int, int]
 
 

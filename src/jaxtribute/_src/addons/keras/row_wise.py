@@ -38,6 +38,8 @@ LAYERS = _MERGING | _named(
     "ZeroPadding2D ZeroPadding3D",
 )
 """Layers of which each row's output depends on that row alone, in training too."""
+COMBINING = _named(keras.layers, "CutMix Equalization MixUp")
+"""Layers that combine rows in training by what they are: pairs that are drawn, or counts over the whole batch."""
 INFERRING = LAYERS | {keras.layers.BatchNormalization}
 """The same outside of training."""
 LOSSES = frozenset(
@@ -89,10 +91,12 @@ def is_row_wise(model: KerasModel, kind: Kind) -> bool:
 
 
 def is_plain(model: KerasModel) -> bool:
-    """True if no code of the user's runs in a model's steps, and nothing of Keras's own is told to combine rows."""
+    """True if no code of the user's runs in a model's steps, and nothing of Keras's own combines rows."""
     if not internals.is_plain(model):
         return False
     for layer in internals.parts_of(model):
+        if type(layer) in COMBINING:
+            return False
         regularizer = getattr(layer, "activity_regularizer", None)
         if not _axes_within(layer) or (regularizer is not None and not internals.is_keras(type(regularizer))):
             return False

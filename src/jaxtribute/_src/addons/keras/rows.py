@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtribute._src.addons.keras import row_meetings
+from jaxtribute._src.addons.keras import row_meetings, row_places
+from jaxtribute._src.addons.keras.row_places import DRAWN, Place
 from jaxtribute.extending import JaxprEqn, Literal, Programs, Tracer
 from jaxtribute.typing import Nest
 
@@ -61,6 +62,7 @@ class Part:
       table: the value itself, if it is a constant or a variable, whose rows may differ.
       of_rows: True if it is known to be computed of rows, of values whose kind is not known.
       moved: the operation that has added to a variable what the rows make, of what is computed of that.
+      place: the same value as a place in the batch; None if the batch gives it.
     """
 
     kind: Kind
@@ -70,6 +72,7 @@ class Part:
     table: Any = field(default=None, compare=False)
     of_rows: bool = field(default=False, compare=False)
     moved: JaxprEqn | None = field(default=None, compare=False)
+    place: Place | None = field(default=None, compare=False)
 
 
 class Different(Exception):  # noqa: N818
@@ -155,19 +158,23 @@ class Rows:
             raise Different("they have different operations")
         known: dict[Any, Part] = dict(zip(a.invars, given, strict=True))
         values = zip(a.constvars, Programs.constants(one), Programs.constants(other), strict=True)
-        known.update({var: _of_numbers(first, second, self._counts) for var, first, second in values})
+        known.update({var: _constant(first, second, self._counts) for var, first, second in values})
 
         def read(atoms: tuple[Any, Any]) -> Part:
             first, second = atoms
             if isinstance(first, Literal) != isinstance(second, Literal):
                 raise Different("a constant takes the place of a value")
-            return _of_numbers(first.val, second.val) if isinstance(first, Literal) else known.get(first, OTHER)
+            return _constant(first.val, second.val) if isinstance(first, Literal) else known.get(first, OTHER)
 
         for first, second in zip(a.eqns, b.eqns, strict=True):
             if first.primitive is not second.primitive or len(first.invars) != len(second.invars):
                 raise Different(f"{first.primitive.name} in one is {second.primitive.name} in the other")
             parts = list(map(read, zip(first.invars, second.invars, strict=True)))
-            known.update(zip(first.outvars, self._results(first, second, parts), strict=True))
+            results = self._results(first, second, parts)
+            if Programs.called(first) is None:
+                places = [part.place for part in parts]
+                results = [replace(part, place=Place((first, second), i, places)) for i, part in enumerate(results)]
+            known.update(zip(first.outvars, results, strict=True))
         return list(map(read, zip(a.outvars, b.outvars, strict=True)))
 
     def _results(self, one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> list[Part]:
@@ -225,6 +232,8 @@ class Rows:
         """True if a result, whose axes `along` lie along the rows, has another number for each of them."""
         if one.primitive.name.startswith("random_"):
             return False  # keys of random numbers, one for each
+        if row_places.looks_up(one, [part.place for part in parts]):
+            return False
         if one.primitive.name == "iota":
             axis = one.params["dimension"]
             lengths = tuple(Programs.aval(eqn.outvars[0]).shape[axis] for eqn in (one, other))
@@ -254,7 +263,7 @@ class Rows:
         moved = next((part.moved for part in parts if part.moved is not None), None)
         if moved is not None:
             self.meetings.append(("rows with weights that the replica's own rows have moved", moved))
-        notes: list[str | None] = [row_meetings.ordered(one, along[0])]
+        notes: list[str | None] = self._reordered(one, other, parts, along[0])
         if parts[0].kind is Kind.ROWS and self._counts is not None:
             for axis in along[0]:
                 what, row = row_meetings.taken(one, other, axis, numbers, self._counts) or (None, 0)
@@ -268,9 +277,30 @@ class Rows:
         widest = max(len(_scaled(*pair)) for pair in zip(one.outvars, other.outvars, strict=True))
         if len(rows) > 1 and widest > max(map(len, rows)):
             notes.append("each row with every other one")
-        elif results[0].kind is Kind.ROWS and any(part.kind in (Kind.TOTAL, Kind.OTHER) for part in parts):
+        elif results[0].kind is Kind.ROWS and any(map(_is_of_all, parts)):
             notes.append("each row with a number that all rows make")
         self.meetings += [(what, self._caller or one) for what in notes if what is not None]
+
+    def _reordered(self, one: JaxprEqn, other: JaxprEqn, parts: list[Part], along: Sequence[int]) -> list[str | None]:
+        """Uses of the rows' order, in words, along axes of the first operand."""
+        places = [part.place for part in parts]
+        if all(place is not None and place.free for place in places):
+            return []  # what is drawn, or counted, is no row
+        found: list[str | None] = [row_meetings.ordered(one, along)]
+        if found[0] and one.primitive.name == "sort" and places[0] is not None and places[0].free:
+            return [DRAWN if places[0].drawn else found[0]]
+        for axis in along if self._counts is not None else ():
+            lengths = Programs.aval(one.invars[0]).shape[axis], Programs.aval(other.invars[0]).shape[axis]
+            if lengths not in self._gathered:
+                found.append(row_places.reordered(one, other, axis, places, self._counts))
+        return found
+
+
+def _is_of_all(part: Part) -> bool:
+    """True for a number that all rows make; what is drawn is none, whatever the replica draws."""
+    return part.kind in (Kind.TOTAL, Kind.OTHER) and not (
+        part.place is not None and part.place.free and part.place.drawn
+    )
 
 
 def _tells_numbers(eqn: JaxprEqn, parts: list[Part]) -> bool:
@@ -306,6 +336,11 @@ def _scaled(one: Any, other: Any) -> tuple[int, ...]:
     return tuple(axis for axis, pair in enumerate(zip(*shapes, strict=True)) if pair[0] != pair[1])
 
 
+def _constant(one: Any, other: Any, rows: tuple[int, int] | None = None) -> Part:
+    """The part that a constant of a program is."""
+    return replace(_of_numbers(one, other, rows), place=Place(constants=(one, other)))
+
+
 def _of_numbers(one: Any, other: Any, rows: tuple[int, int] | None = None) -> Part:
     """The part that a constant is."""
     alike, large = np.shape(one) == np.shape(other), max(np.size(one), np.size(other)) > _SMALL
@@ -315,7 +350,7 @@ def _of_numbers(one: Any, other: Any, rows: tuple[int, int] | None = None) -> Pa
         return Part(Kind.ALIKE, table=one)
     first, second = np.asarray(one), np.asarray(other)
     if not alike:
-        return Part(Kind.ALIKE, counts=rows is not None and _numbers_rows(first, second, rows))
+        return Part(Kind.ALIKE, counts=rows is not None and row_meetings.numbers_rows(first, second, rows))
     numbers = first, second
     if np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
         return Part(Kind.ALIKE if first.any() else Kind.ZERO, 0, numbers, table=first)
@@ -324,28 +359,6 @@ def _of_numbers(one: Any, other: Any, rows: tuple[int, int] | None = None) -> Pa
         if first.dtype.kind != "b" and np.allclose(second.astype(np.float64), wide * FACTOR**degree, rtol=1e-2, atol=0):
             return Part(Kind.ALIKE, degree, numbers)
     return Part(Kind.OTHER, 0, numbers)
-
-
-def _numbers_rows(one: np.ndarray, other: np.ndarray, rows: tuple[int, int]) -> bool:
-    """True if a constant has another number for each row of a batch; it may have several batches in a row."""
-    for axis, lengths in enumerate(zip(one.shape, other.shape, strict=False)):
-        if one.ndim != other.ndim or lengths[0] == lengths[1]:
-            continue
-        # What is no whole batch is looked at as a whole.
-        whole = rows if lengths[0] * rows[1] == lengths[1] * rows[0] and lengths[0] % rows[0] == 0 else lengths
-        first, second = (
-            np.moveaxis(value, axis, 0).reshape(-1, count, value.size // value.shape[axis])
-            for value, count in zip((one, other), whole, strict=True)
-        )
-        if (first == first[:, :1]).all():
-            continue
-        # Random numbers are others in the second program: neither the same at first, nor in order.
-        again = second[:, : first.shape[1], : first.shape[2]]
-        same = again.shape == first.shape and np.array_equal(again, first)
-        before, behind = first[:, :-1], first[:, 1:]
-        if same or (before <= behind).all() or (before >= behind).all():
-            return True
-    return False
 
 
 def _folded(one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> Part | None:

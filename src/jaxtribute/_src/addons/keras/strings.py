@@ -9,9 +9,11 @@ import jax
 import keras
 import numpy as np
 
+from jaxtribute._src.addons.keras import internals
 from jaxtribute._src.addons.keras.internals import KerasModel
-from jaxtribute.errors import ArgumentError
-from jaxtribute.typing import Leaf, Nest
+from jaxtribute.errors import ArgumentError, MissingLibraryError
+from jaxtribute.extending import Context
+from jaxtribute.typing import Foreign, Leaf, Nest
 
 
 def check_strings(**given: Nest) -> None:
@@ -35,6 +37,34 @@ def check_strings(**given: Nest) -> None:
                     "jaxtribute.integrations.keras.StringLookup in the `map` of a dataset; a model that looks strings "
                     "up can be called, model(x), as it does so on the host."
                 )
+
+
+_OURS = frozenset({"IntegerLookup", "StringLookup", "TextVectorization"})
+"""The layers that work without TensorFlow here."""
+
+
+def made_without_tensorflow(original: Callable[..., Any], layer: Foreign, *args: Leaf, **kwargs: Leaf) -> None:
+    """The `__init__` of a layer of Keras that needs TensorFlow: without it says, in a scope, what to use in its place.
+
+    Raises:
+      MissingLibraryError: TensorFlow is missing.
+    """
+    try:
+        original(layer, *args, **kwargs)
+    except ImportError as error:
+        if Context.current().strategy.is_default:
+            raise
+        name = next(kind.__name__ for kind in type(layer).__mro__ if internals.is_keras(kind))
+        instead = (
+            f"use jaxtribute.integrations.keras.{name}, which works on the host without it"
+            if name in _OURS
+            else "without it, turn values into numbers in the `map` of a dataset, by a hash of your own such as "
+            "zlib.crc32(text.encode()) % num_bins, or by jaxtribute.integrations.keras.StringLookup or IntegerLookup, "
+            "which have a vocabulary"
+        )
+        raise MissingLibraryError(
+            f"keras.layers.{name} needs TensorFlow, which is not installed. HINT: {instead}."
+        ) from error
 
 
 def check_batch(batch: Nest) -> None:
