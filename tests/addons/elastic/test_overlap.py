@@ -22,7 +22,7 @@ from tests.addons.elastic.test_strategy import Killed, batches
 import jaxtribute as jd
 from jaxtribute._src.addons.elastic.exchange import Islands
 from jaxtribute._src.addons.elastic.fragments import in_turn, split
-from jaxtribute.errors import ArgumentError, VariableError
+from jaxtribute.errors import ArgumentError, ClusterError, ContextError, VariableError
 
 EVERY = 4
 SIZES = [8, 7, 5, 4, 8, 1, 6, 8, 3, 6, 8, 4]
@@ -344,3 +344,60 @@ def test_an_overlap_as_long_as_a_window_is_refused() -> None:
         elastic(overlap_steps=1)
     with pytest.raises(ArgumentError, match="overlap_steps"):
         elastic(sync_every=2, overlap_steps=-1)
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_a_parameter_that_is_made_after_the_first_step_is_refused_on_all_islands(overlap: int) -> None:
+    data = batches([8] * 2 * EVERY)
+
+    def body(strategy: Any) -> str:
+        trained = Trained(strategy)
+
+        def each(number: int) -> None:
+            if number == EVERY - 1:  # changes travel already
+                with strategy.scope():
+                    trained.late = jd.Variable(1.0, name="late")  # pyright: ignore[reportAttributeAccessIssue]
+                    jd.Optimizer(optax.sgd(0.1), [trained.late])  # pyright: ignore[reportAttributeAccessIssue]
+
+        with pytest.raises(VariableError, match=r"late:0.* made after") as error:
+            trained.run(data, each)
+        return str(error.value)
+
+    assert all(LocalJob([1, 1], sync_every=EVERY, overlap_steps=overlap).run(body))
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_islands_that_meet_after_different_steps_are_told_so(overlap: int) -> None:
+    data = batches([8] * 2 * EVERY)
+
+    def body(strategy: Any) -> str:
+        def each(number: int) -> None:
+            if number == EVERY + 1 and strategy.island == 1:
+                strategy.synchronize()
+
+        with pytest.raises(ClusterError) as error:
+            Trained(strategy).run(data, each)
+        return str(error.value)
+
+    told = LocalJob([1, 1], sync_every=EVERY, overlap_steps=overlap).run(body)
+    for text in told:
+        assert "island 0 meets after 4 step(s), island 1 calls synchronize() after 1 step(s). HINT" in text
+
+
+def test_a_meeting_within_a_step_is_refused() -> None:
+    with contextlib.closing(LocalJob([1], sync_every=2).strategy(0)) as strategy:
+        Trained(strategy)
+        calls: list[Any] = [jd.function(strategy.synchronize), lambda: strategy.run(strategy.synchronize)]
+        for call in calls:
+            with pytest.raises(ContextError, match=r"a meeting is between steps. HINT"):
+                call()
+
+
+def test_a_process_is_an_island_once() -> None:
+    job = LocalJob([1, 1], sync_every=2)
+
+    def body(strategy: Any) -> None:
+        with pytest.raises(ClusterError, match=f"this process is island {strategy.island} of .* already"):
+            job.strategy(strategy.island)
+
+    job.run(body)

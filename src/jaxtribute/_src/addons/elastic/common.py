@@ -114,7 +114,8 @@ class Common:
         """The numbers of the variables that inner optimizers update."""
         self._optimizer: Optimizer | None = None
         self._apply: Function[..., None]
-        self._used = False
+        self._trained = False
+        """True once a step has been taken: what parameters were at first is common no more."""
         self._parameters: dict[int, Variable] = {}
         """The parameters as of the last meeting, on the host, by the numbers of the variables."""
         self._counted: dict[int, HostArray] = {}
@@ -171,7 +172,7 @@ class Common:
         current = {self._register.number(variable): variable for variable in self.parameters}
         # Those that are gone keep their slots, and change no more.
         more = not current.keys() <= self._parameters.keys()
-        if self._optimizer is None or (more and not self._used):
+        if self._optimizer is None or (more and not self._trained):
             self._parameters.clear()
             self._given.clear()
             self._apart.clear()
@@ -194,8 +195,8 @@ class Common:
         elif more:
             names = [v.name for number, v in current.items() if number not in self._parameters]
             raise VariableError(
-                f"parameters {names} were made after the islands had met, and the outer optimizer has no slots for "
-                "them. HINT: make all of them before."
+                f"parameters {names} were made after the first step, and the outer optimizer has no slots for them. "
+                "HINT: make all of them before."
             )
         return self._optimizer
 
@@ -218,6 +219,7 @@ class Common:
     def begun(self) -> None:
         """Takes note that a step has been taken since: nobody asks any more for what the parameters were before."""
         self._given.clear()
+        self._trained = True
 
     def renew(self, variable: Variable) -> None:
         """Takes a variable as it is for what all islands have."""
@@ -365,7 +367,7 @@ class Common:
     def _update(self, changes: Changes, means: Sequence[HostArray], turn: HostArray) -> None:
         pairs = zip(changes.parameters, means, strict=True)
         of_copies = {id(self._parameters[number]): mean for (number, _), mean in pairs}
-        optimizer, self._used = self.optimizer, True
+        optimizer = self.optimizer
         with self._at_home():
 
             def change_of(copy: Variable) -> HostArray:
@@ -386,15 +388,15 @@ class Common:
     def state(self) -> list[HostArray]:
         """Returns all that islands have in common besides the values of variables."""
         outer = self._outer
-        head = np.asarray([self._used, self._optimizer is not None, self._turn, *self._counted], np.int64)
+        head = np.asarray([self._trained, self._optimizer is not None, self._turn, *self._counted], np.int64)
         return [head, *(np.asarray(variable.stored) for variable in outer), *self._counted.values()]
 
     def restore(self, state: Sequence[HostArray]) -> None:
         """The inverse of `state`, on an island that has the same variables: parameters get their common values."""
-        (used, begun, turn, *numbers), *arrays = state
+        (trained, begun, turn, *numbers), *arrays = state
         if begun:
             self.begin()
-        outer, self._used, self._turn = self._outer, bool(used), int(turn)
+        outer, self._trained, self._turn = self._outer, bool(trained), int(turn)
         with self._at_home():
             for variable, array in zip(outer, arrays, strict=False):
                 variable.assign(array)

@@ -23,7 +23,7 @@ from jaxtribute._src.addons.elastic.shares import Rows, bounds
 from jaxtribute._src.addons.elastic.steps import Step
 from jaxtribute._src.addons.elastic.variables import check_known
 from jaxtribute._src.addons.elastic.window import Window, given
-from jaxtribute.errors import ClusterError, VariableError
+from jaxtribute.errors import ClusterError, ContextError, VariableError
 from jaxtribute.extending import Capture, EagerStep, Program, Programs, Update
 from jaxtribute.typing import Device, HostArray, Nest
 
@@ -58,6 +58,8 @@ class LocalMesh(IslandMesh):
         """Numbers of examples since changes of each fragment were last computed."""
         self._whole = False
         """True for a meeting that is about all fragments."""
+        self._joins = False
+        """True for the meeting in which this island joins, of which its program knows nothing."""
         self._departed: tuple[Changes, Ahead] | None = None
         """Changes that travel already."""
         self._running = self._silent = False
@@ -160,7 +162,16 @@ class LocalMesh(IslandMesh):
         return result, counted
 
     def meet(self) -> None:
-        """Meets the other islands now."""
+        """Meets the other islands now.
+
+        Raises:
+          ContextError: it is called in a step.
+        """
+        if self._running or self._pinned is not None or self.executor().traced:
+            raise ContextError(
+                "strategy.synchronize() was called in a step, and a meeting is between steps. HINT: call it after the "
+                "step, outside of jd.function and strategy.run."
+            )
         if self._window.ahead is None:
             if self.islands.newcomer is None:
                 self._prepare()
@@ -253,10 +264,12 @@ class LocalMesh(IslandMesh):
         if self._departed is not None:
             changes, ahead = self._departed
             mark[:] = *ahead.head[:2], changes.mark
-        own = [np.asarray([self.size, self._whole], np.int64), self.register.living(), mark]
+        about = [self.size, self._whole, self._window.steps, self._joins]
+        own = [np.asarray(about, np.int64), self.register.living(), mark]
         parts = self.islands.gather(own, "who meets, and which variables they have")
         ranks = [member.rank for member in view.members]
         replicas = [(rank, int(part[0][0])) for rank, part in zip(ranks, parts, strict=False)]
+        _check_together(dict(zip(ranks, [part[0] for part in parts], strict=False)))
         expected = view.number, self.islands.committed, mark[2]
         here = all(np.array_equal(part[2], expected) for part in parts)
         whole = any(part[0][1] for part in parts)
@@ -268,7 +281,7 @@ class LocalMesh(IslandMesh):
         self._replicas, self._silent = replicas, False
         if not outcome[0].early:
             self._forget(outcome[0])
-        self._departed, self._whole = None, False
+        self._departed, self._whole, self._joins = None, False, False
 
     def go_ahead(self, replicas: list[tuple[int, int]], calls: list[Any]) -> None:
         """Takes note of what another island's calls gave, for this one's."""
@@ -328,6 +341,7 @@ class LocalMesh(IslandMesh):
         self.register.take(variables.tobytes())
         self.common.restore(arrays[count:])
         told = rebuilt(calls, arrays[:count], self, self.islands.view)
+        self._joins = True
         # At the first values of variables no island has taken a step yet.
         self._silent = bool(told)
         if told:
@@ -337,6 +351,26 @@ class LocalMesh(IslandMesh):
 def _known(array: Any, before: Any) -> Any:
     """An array, with the elements that it had before in place of NaN, which means over no examples come to."""
     return jnp.where(jnp.isnan(array), before, array) if jnp.issubdtype(array.dtype, jnp.inexact) else array
+
+
+def _check_together(told: dict[int, HostArray]) -> None:
+    """Checks that all islands meet after the same steps.
+
+    Raises:
+      ClusterError: one of them has called `synchronize` alone, or has taken more steps.
+    """
+    known = {rank: (bool(whole), int(steps)) for rank, (_, whole, steps, joins) in told.items() if not joins}
+    if len(set(known.values())) <= 1:
+        return
+    each = [
+        f"island {rank} {'calls synchronize()' if whole else 'meets'} after {steps} step(s)"
+        for rank, (whole, steps) in known.items()
+    ]
+    raise ClusterError(
+        f"the islands are not at the same step: since they last met, {', '.join(each)}. HINT: all must take the same "
+        "steps, and call strategy.synchronize() after the same one; look for a branch that depends on the rank or on a "
+        "loss."
+    )
 
 
 class _Meeting(Step[Any]):

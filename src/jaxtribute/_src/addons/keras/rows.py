@@ -289,10 +289,11 @@ class Rows:
         found: list[str | None] = [row_meetings.ordered(one, along)]
         if found[0] and one.primitive.name == "sort" and places[0] is not None and places[0].free:
             return [DRAWN if places[0].drawn else found[0]]
-        for axis in along if self._counts is not None else ():
+        counts = self._counts
+        for axis in () if counts is None else along:
             lengths = Programs.aval(one.invars[0]).shape[axis], Programs.aval(other.invars[0]).shape[axis]
-            if lengths not in self._gathered:
-                found.append(row_places.reordered(one, other, axis, places, self._counts))
+            if counts is not None and lengths not in self._gathered:
+                found.append(row_places.reordered(one, other, axis, places, counts))
         return found
 
 
