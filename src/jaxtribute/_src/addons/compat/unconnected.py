@@ -11,11 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, Literal, jaxpr_as_fun
 
 from jaxtribute import Variable
 from jaxtribute.errors import ArgumentError
-from jaxtribute.extending import points
+from jaxtribute.extending import Programs, points
 from jaxtribute.typing import Function
 
 
@@ -46,7 +45,7 @@ def differentiate(count: int | None, loss: Function, values: Any) -> Any:
     program = jax.make_jaxpr(lambda *ends: pull(tree.unflatten(ends)[0] if count is None else tree.unflatten(ends)))(
         *ones
     )
-    run = jaxpr_as_fun(program)
+    run = Programs.as_function(program)
     grads: list[Any] = []
     for place in range(len(losses)):
         asked = [of == place for of in of_loss]
@@ -54,34 +53,27 @@ def differentiate(count: int | None, loss: Function, values: Any) -> Any:
         by = jax.tree.unflatten(jax.tree.structure(values), run(*ends))
         first, *rest = by if isinstance(by, tuple) else (by,)
         # The first gradients are those by the first list.
-        reached = _reached(program.jaxpr, asked)[: len(first)]
+        reached = _reached(program, asked)[: len(first)]
         told = [gradient if known else None for gradient, known in zip(first, reached, strict=True)]
         grads.append((told, *rest) if isinstance(by, tuple) else told)
     return (found, aux), grads
 
 
-def _reached(jaxpr: Jaxpr, inputs: Sequence[bool]) -> list[bool]:
+def _reached(program: Any, inputs: Sequence[bool]) -> list[bool]:
     """For each result whether it is computed from one of those inputs. What is not known counts as if it were."""
-    known = {var for var, own in zip(jaxpr.invars, inputs, strict=True) if own}
+    jaxpr = Programs.opened(program)
+    known = {id(var) for var, own in zip(jaxpr.invars, inputs, strict=True) if own}
 
     def of(atoms: Sequence[Any]) -> list[bool]:
-        return [not isinstance(atom, Literal) and atom in known for atom in atoms]
+        return [id(atom) in known for atom in atoms]
 
     for eqn in jaxpr.eqns:
         given = of(eqn.invars)
         if any(given):
-            inner = _inner(eqn)
+            inner = Programs.called(eqn)
             results = [True] * len(eqn.outvars) if inner is None else _reached(inner, given)
-            known.update(var for var, own in zip(eqn.outvars, results, strict=True) if own)
+            known.update(id(var) for var, own in zip(eqn.outvars, results, strict=True) if own)
     return of(jaxpr.outvars)
-
-
-def _inner(eqn: Any) -> Jaxpr | None:
-    """The program that an operation runs once, as a compiled function or a checkpoint does; None for others."""
-    inner = eqn.params.get("jaxpr")
-    program = getattr(inner, "jaxpr", inner)
-    alike = isinstance(program, Jaxpr) and len(program.invars) == len(eqn.invars)
-    return program if alike and len(program.outvars) == len(eqn.outvars) and "length" not in eqn.params else None
 
 
 points.TAPES.register(of_tape)
