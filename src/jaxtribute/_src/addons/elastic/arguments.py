@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import optax
 
 from jaxtribute import MirroredStrategy, OneDeviceStrategy, Strategy
-from jaxtribute.errors import ArgumentError, ArgumentTypeError
+from jaxtribute._src.addons.elastic.membership import Island
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterError
 from jaxtribute.extending import default_devices, settings
 from jaxtribute.typing import Device
 
@@ -127,6 +129,27 @@ def places(resolver: ClusterResolver) -> tuple[list[str], int]:
         )
     _, rank = resolver.own_task()
     return list(spec["worker"]), rank
+
+
+_islands: set[tuple[tuple[str, ...], Island]] = set()
+"""The islands that this process has been, by the addresses of all."""
+
+
+def only_once(addresses: Sequence[str], me: Island) -> Island:
+    """The island, which this process is for the first time: for the others it is dead once it has left them.
+
+    Raises:
+      ClusterError: it has been that before.
+    """
+    key = tuple(addresses), me
+    if len(addresses) > 1:
+        if key in _islands:
+            raise ClusterError(
+                f"this process is island {me.rank} of {list(addresses)} already, by an ElasticStrategy that it "
+                "made before. HINT: use one strategy for the whole program."
+            )
+        _islands.add(key)
+    return me
 
 
 def devices_of(inner: Strategy | None) -> list[Device]:

@@ -26,6 +26,7 @@ from jaxtribute._src.addons.elastic.arguments import (
     checked_virtual,
     devices_of,
     incarnation_told,
+    only_once,
     places,
 )
 from jaxtribute._src.addons.elastic.exchange import Islands
@@ -309,7 +310,7 @@ class ElasticStrategy(Strategy):
             )
         self._resolver = resolver
         incarnation = settings.whole("incarnation", incarnation_told() if incarnation is None else incarnation, 0)
-        me = _only(addresses, Island(rank, incarnation))
+        me = only_once(addresses, Island(rank, incarnation))
         self._islands = Islands(me, addresses, silent_s, timeout_s, min_islands)
         super().__init__(self._plug(inner, devices, local))
         self._saves = Saves(self._mesh)
@@ -468,27 +469,6 @@ class ElasticStrategy(Strategy):
         _refuse("distribute_datasets_from_function", "use experimental_distribute_dataset")
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
-
-
-_islands: set[tuple[tuple[str, ...], Island]] = set()
-"""The islands that this process has been, by the addresses of all."""
-
-
-def _only(addresses: Sequence[str], me: Island) -> Island:
-    """The island, which this process is for the first time: for the others it is dead once it has left them.
-
-    Raises:
-      ClusterError: it has been that before.
-    """
-    key = tuple(addresses), me
-    if len(addresses) > 1:
-        if key in _islands:
-            raise ClusterError(
-                f"this process is island {me.rank} of {list(addresses)} already, by an ElasticStrategy that it "
-                "made before. HINT: use one strategy for the whole program."
-            )
-        _islands.add(key)
-    return me
 
 
 def _refuse(what: str, remedy: str) -> NoReturn:
