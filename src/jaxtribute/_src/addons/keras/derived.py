@@ -20,10 +20,11 @@ import numpy as np
 from jaxtribute import REPLICA_AXIS as AXIS
 from jaxtribute import Variable
 from jaxtribute._src.addons.keras import internals
+from jaxtribute._src.addons.keras.forms import form_of
 from jaxtribute._src.addons.keras.internals import KerasModel
 from jaxtribute._src.addons.keras.merging import metric_p
 from jaxtribute._src.addons.keras.parts import Ends
-from jaxtribute._src.addons.keras.rows import FACTOR, ROWS, form_of
+from jaxtribute._src.addons.keras.rows import FACTOR, ROWS
 from jaxtribute._src.addons.keras.share import Path, Share
 from jaxtribute._src.addons.keras.tracing import traced_step
 from jaxtribute.extending import Callers, JaxprEqn, Literal, Programs, TracedReplica, Tracer

@@ -23,11 +23,12 @@ import numpy as np
 
 from jaxtribute import REPLICA_AXIS as AXIS
 from jaxtribute._src.addons.keras import internals, row_meetings
+from jaxtribute._src.addons.keras.forms import form_of
 from jaxtribute._src.addons.keras.internals import KerasModel
 from jaxtribute._src.addons.keras.meeting import entered
 from jaxtribute._src.addons.keras.row_places import DRAWN
 from jaxtribute._src.addons.keras.row_wise import is_plain
-from jaxtribute._src.addons.keras.rows import FACTOR, ROWS, Kind, Part, Rows, form_of
+from jaxtribute._src.addons.keras.rows import FACTOR, ROWS, Kind, Part, Rows
 from jaxtribute._src.addons.keras.share import EXACT, Share
 from jaxtribute._src.addons.keras.tracing import traced_step
 from jaxtribute.errors import InputError, VariableError

@@ -7,7 +7,7 @@ number of rows: sums over replicas are right for the ones, means by the replicas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
@@ -19,7 +19,6 @@ import numpy as np
 from jaxtribute._src.addons.keras import row_meetings, row_places
 from jaxtribute._src.addons.keras.row_places import DRAWN, Place
 from jaxtribute.extending import JaxprEqn, Literal, Programs, Tracer
-from jaxtribute.typing import Nest
 
 _per_row_p = Programs.identity("jd_per_row")
 mean_p = Programs.identity("jd_mean", _per_row_p.bind)
@@ -77,20 +76,6 @@ class Part:
 
 class Different(Exception):  # noqa: N818
     """The two programs differ in more than the number of rows."""
-
-
-def batch_of(rows: int, batch: Nest) -> Any:
-    """Shapes and dtypes of a batch like another one, of so many rows."""
-    # Labels of the host may be int64, of which JAX makes int32.
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype)), batch
-    )
-
-
-def form_of(batch: Nest) -> Hashable:
-    """The form of a batch, whatever its number of rows: what is found out about a step holds for all of one form."""
-    leaves, tree = jax.tree.flatten(batch)
-    return tree, *((leaf.shape[1:], leaf.dtype) for leaf in leaves)
 
 
 OTHER = Part(Kind.OTHER)

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 
 from jaxtribute import REPLICA_AXIS as AXIS
 from jaxtribute._src.addons.keras import internals
+from jaxtribute._src.addons.keras.forms import form_of
 from jaxtribute._src.addons.keras.internals import KerasModel
 from jaxtribute._src.addons.keras.merging import SEED, state_p
-from jaxtribute._src.addons.keras.rows import FACTOR, ROWS, Kind, Part, Rows, form_of
+from jaxtribute._src.addons.keras.rows import FACTOR, ROWS, Kind, Part, Rows
 from jaxtribute._src.addons.keras.share import Share
 from jaxtribute._src.addons.keras.tracing import traced_step
 from jaxtribute.extending import Callers, JaxprEqn, Programs, ReplicaMesh, TracedReplica

@@ -11,8 +11,8 @@ from jax import lax
 
 from jaxtribute import REPLICA_AXIS as AXIS
 from jaxtribute import ReplicaContext
+from jaxtribute._src.addons.keras.forms import batch_of
 from jaxtribute._src.addons.keras.meeting import share_of
-from jaxtribute._src.addons.keras.rows import batch_of
 from jaxtribute._src.addons.keras.share import Share
 from jaxtribute.extending import Context, ReplicaMesh, TracedReplica, Tracer
 from jaxtribute.typing import Nest
