@@ -159,7 +159,7 @@ def test_get_next_ends_with_an_error_of_its_own() -> None:
 def test_an_iterator_that_was_not_passed_is_an_error() -> None:
     strategy = strategies()[0]
     iterator = iter(strategy.experimental_distribute_dataset(batches(2)))
-    with pytest.raises(TraceError, match="pass the iterator as an argument"):
+    with pytest.raises(TraceError, match=r"pass batches, or iter\(dataset\), to it"):
         jd.function(lambda: next(iterator))()
     iterator.close()
 
@@ -297,5 +297,5 @@ def test_optionals_tell_the_end_of_the_data(rows: int) -> None:
 def test_an_optional_of_an_iterator_that_was_not_passed_is_an_error() -> None:
     strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
     iterator = iter(strategy.experimental_distribute_dataset([np.zeros(4, np.float32)]))
-    with pytest.raises(TraceError, match="HINT: pass the iterator as an argument"):
+    with pytest.raises(TraceError, match=r"HINT: loop outside, and pass batches, or iter\(dataset\), to it"):
         jd.function(lambda: iterator.get_next_as_optional().get_value())()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +16,7 @@ from jaxtribute.extending import default_devices, settings
 from jaxtribute.typing import Device
 
 if TYPE_CHECKING:
+    from jaxtribute._src.addons.elastic.exchange import Islands
     from jaxtribute.cluster_resolver import ClusterResolver
     from jaxtribute.experimental import CommunicationOptions
 
@@ -131,25 +133,29 @@ def places(resolver: ClusterResolver) -> tuple[list[str], int]:
     return list(spec["worker"]), rank
 
 
-_islands: set[tuple[tuple[str, ...], Island]] = set()
-"""The islands that this process has been, by the addresses of all."""
+_islands: weakref.WeakKeyDictionary[Islands, tuple[str, ...]] = weakref.WeakKeyDictionary()
+"""The islands that this process is, with the addresses of all."""
 
 
-def only_once(addresses: Sequence[str], me: Island) -> Island:
-    """The island, which this process is for the first time: for the others it is dead once it has left them.
+def check_first(addresses: Sequence[str], me: Island) -> None:
+    """Checks that this process is not that island already: the others would wait for both.
 
     Raises:
-      ClusterError: it has been that before.
+      ClusterError: it is.
     """
-    key = tuple(addresses), me
-    if len(addresses) > 1:
-        if key in _islands:
-            raise ClusterError(
-                f"this process is island {me.rank} of {list(addresses)} already, by an ElasticStrategy that it "
-                "made before. HINT: use one strategy for the whole program."
-            )
-        _islands.add(key)
-    return me
+    there = [
+        one for one, known in list(_islands.items()) if (known, one.me) == (tuple(addresses), me) and not one.closed
+    ]
+    if there and len(addresses) > 1:
+        raise ClusterError(
+            f"this process is island {me.rank} of {list(addresses)} already, by an ElasticStrategy that it made "
+            "before. HINT: use one strategy for the whole program."
+        )
+
+
+def note(islands: Islands, addresses: Sequence[str]) -> None:
+    """Takes note of an island that this process is."""
+    _islands[islands] = tuple(addresses)
 
 
 def devices_of(inner: Strategy | None) -> list[Device]:

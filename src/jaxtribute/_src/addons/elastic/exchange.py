@@ -106,6 +106,11 @@ class Islands(Exchanges):
         return view
 
     @property
+    def closed(self) -> bool:
+        """True once this island has left the others."""
+        return self._closed
+
+    @property
     def far(self) -> bool:
         """True if islands are on several hosts: what is sent between them takes more time than processors."""
         return self._links.far

@@ -23,10 +23,11 @@ from jaxtribute import (
 )
 from jaxtribute._src.addons.elastic.arguments import (
     LocalSettings,
+    check_first,
     checked_virtual,
     devices_of,
     incarnation_told,
-    only_once,
+    note,
     places,
 )
 from jaxtribute._src.addons.elastic.exchange import Islands
@@ -310,8 +311,10 @@ class ElasticStrategy(Strategy):
             )
         self._resolver = resolver
         incarnation = settings.whole("incarnation", incarnation_told() if incarnation is None else incarnation, 0)
-        me = only_once(addresses, Island(rank, incarnation))
+        me = Island(rank, incarnation)
+        check_first(addresses, me)
         self._islands = Islands(me, addresses, silent_s, timeout_s, min_islands)
+        note(self._islands, addresses)
         super().__init__(self._plug(inner, devices, local))
         self._saves = Saves(self._mesh)
         if self._islands.others:
