@@ -143,10 +143,8 @@ def check_first(addresses: Sequence[str], me: Island) -> None:
     Raises:
       ClusterError: it is.
     """
-    there = [
-        one for one, known in list(_islands.items()) if (known, one.me) == (tuple(addresses), me) and not one.closed
-    ]
-    if there and len(addresses) > 1:
+    known = [(there, islands.me) for islands, there in list(_islands.items()) if not islands.closed]
+    if len(addresses) > 1 and (tuple(addresses), me) in known:
         raise ClusterError(
             f"this process is island {me.rank} of {list(addresses)} already, by an ElasticStrategy that it made "
             "before. HINT: use one strategy for the whole program."
