@@ -142,7 +142,7 @@ def test_fragments_are_of_about_the_same_size(sizes: list[int], count: int) -> N
 def test_a_fragment_that_has_not_its_turn_stays_as_it_is(outer: Any) -> None:
     """As if each fragment had an optimizer of its own."""
     values: Any = {"a": jnp.arange(6.0), "b": jnp.ones(5)}
-    transform = in_turn(outer, 2)
+    transform = in_turn(outer, [0, 1], 2)
     state: Any = transform.init(values)
     params: Any = values
     own = {name: {name: value} for name, value in values.items()}

@@ -151,7 +151,7 @@ def check_first(addresses: Sequence[str], me: Island) -> None:
         )
 
 
-def note(islands: Islands, addresses: Sequence[str]) -> None:
+def note_island(islands: Islands, addresses: Sequence[str]) -> None:
     """Takes note of an island that this process is."""
     _islands[islands] = tuple(addresses)
 

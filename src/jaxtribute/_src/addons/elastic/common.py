@@ -104,8 +104,8 @@ class Common:
         feedback: bool = False,
         fragments: int = 1,
     ) -> None:
-        self._register, self._feeds_back, self._count = register, feedback, fragments
-        self._transform = transform if fragments == 1 else in_turn(transform, fragments)
+        self._register, self._transform = register, transform
+        self._feeds_back, self._count = feedback, fragments
         self._wire = Wire(None if wire in (None, "float32") else FORMATS[wire])
         # On the host, where sums arrive.
         self._host = OneDeviceStrategy("CPU:0")
@@ -182,16 +182,18 @@ class Common:
             nests = [*self._nests, rest] if rest else self._nests
             with self._at_home():
                 copies = jax.tree.map(self._copied, nests[0] if len(nests) == 1 else nests, is_leaf=_is_variable)
-                self._optimizer = optimizer = Optimizer(self._transform, copies)
+                leaves = jax.tree.leaves(copies, is_leaf=_is_variable)
+                where = split([leaf.size for leaf in leaves], self._count)
+                several = self._count > 1
+                transform = in_turn(self._transform, where, self._count) if several else self._transform
+                self._optimizer = optimizer = Optimizer(transform, copies)
 
             def outer_update(grads: Nest, more: dict[str, Any]) -> None:
                 optimizer.apply_gradients(grads, reduce_op=None, **more)
 
             self._apply = Function(outer_update)
             numbers = {id(copy): number for number, copy in self._parameters.items()}
-            leaves = jax.tree.leaves(copies, is_leaf=_is_variable)
-            fragments = split([leaf.size for leaf in leaves], self._count)
-            self._fragments = {numbers[id(leaf)]: part for leaf, part in zip(leaves, fragments, strict=True)}
+            self._fragments = {numbers[id(leaf)]: part for leaf, part in zip(leaves, where, strict=True)}
         elif more:
             names = [v.name for number, v in current.items() if number not in self._parameters]
             raise VariableError(

@@ -171,7 +171,7 @@ class Islands(Exchanges):
         """
         view, parcel = self.view, Parcel(arrays, what)
         head = (view.number, self._committed, AHEAD)
-        self._mail.post(dict.fromkeys([member for member in view.members if member != self.me], parcel), head)
+        self._mail.post(dict.fromkeys(self._others(view), parcel), head)
         self._courier.start()
         return Ahead(head, parcel)
 
@@ -284,7 +284,7 @@ class Islands(Exchanges):
                 return
             attempt.held = True
         head = (attempt.view.number, attempt.step, _CONFIRM)
-        self._mail.traffic.post([other.rank for other in self._others(attempt)], head, [])
+        self._mail.traffic.post([other.rank for other in self._others(attempt.view)], head, [])
 
     def _confirmed(self, attempt: Attempt) -> bool:
         """Waits until all tell that they hold the step; False if the view has changed."""

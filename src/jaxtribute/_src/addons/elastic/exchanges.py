@@ -122,7 +122,7 @@ class Exchanges(ABC):
 
     def _begun(self, attempt: Attempt, arrays: Sequence[Any], what: str) -> Finish:
         post, collect = partial(self._posted, attempt), partial(self._collected, attempt)
-        if not self._others(attempt):  # the sums are the arrays, which stay on the device where they are
+        if not self._others(attempt.view):  # the sums are the arrays, which stay on the device where they are
             head = post({})
             return lambda: None if collect(head) is None else list(arrays)
         return begun(self.me, attempt.view.members, Parcel(arrays, what), post, collect)
@@ -139,7 +139,7 @@ class Exchanges(ABC):
             return None
         head = (attempt.view.number, attempt.step, attempt.place)
         attempt.place += 1
-        self._mail.post({other: parcels[other] for other in self._others(attempt) if parcels}, head)
+        self._mail.post({other: parcels[other] for other in self._others(attempt.view) if parcels}, head)
         return head
 
     def _collected(
@@ -155,7 +155,7 @@ class Exchanges(ABC):
     def _awaited(
         self, attempt: Attempt, head: Head, senders: Sequence[Island] | None = None
     ) -> dict[Island, memoryview] | None:
-        others, start = self._others(attempt), time.monotonic()
+        others, start = self._others(attempt.view), time.monotonic()
         whom = others if senders is None else senders
         complete = lambda: self.view is not attempt.view or self._mail.is_complete(head, whom, others)  # noqa: E731
         missing = lambda: self._mail.missing(head, whom)  # noqa: E731
@@ -166,5 +166,5 @@ class Exchanges(ABC):
             return None
         return None if self.view is not attempt.view else self._mail.taken(head, start)
 
-    def _others(self, attempt: Attempt) -> list[Island]:
-        return [member for member in attempt.view.members if member != self.me]
+    def _others(self, view: View) -> list[Island]:
+        return [member for member in view.members if member != self.me]

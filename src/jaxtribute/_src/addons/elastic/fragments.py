@@ -24,35 +24,34 @@ def split(sizes: Sequence[int], count: int) -> list[int]:
     return found
 
 
-def in_turn(transform: optax.GradientTransformation, count: int) -> optax.GradientTransformationExtraArgs:
+def in_turn(
+    transform: optax.GradientTransformation, where: Sequence[int], count: int
+) -> optax.GradientTransformationExtraArgs:
     """A transformation that updates the fragments which `turn` names, and leaves the others, and their slots, alone.
 
     Args:
       transform: of a fragment's parameters, in the nest that all are in.
+      where: the fragment of each parameter, in the order of the nest.
       count: of fragments.
     """
     inner = optax.with_extra_args_support(transform)
 
-    def parts(params: Any) -> list[int]:
-        return split([leaf.size for leaf in jax.tree.leaves(params)], count)
-
-    def only(nest: Any, where: Sequence[int], part: int) -> Any:
+    def only(nest: Any, part: int) -> Any:
         leaves, tree = jax.tree.flatten(nest)
         return tree.unflatten(
             [leaf if own == part else optax.MaskedNode() for leaf, own in zip(leaves, where, strict=True)]
         )
 
     def init(params: Any) -> tuple[Any, ...]:
-        where = parts(params)
-        return tuple(inner.init(only(params, where, part)) for part in range(count))
+        return tuple(inner.init(only(params, part)) for part in range(count))
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        turn, where = extra["turn"], parts(updates)
+        turn = extra["turn"]
         leaves, tree = jax.tree.flatten(updates)
         found, states = [jnp.zeros_like(leaf) for leaf in leaves], list[Any]()
         for part, before in enumerate(state):
-            own = None if params is None else only(params, where, part)
-            changes, after = inner.update(only(updates, where, part), before, own)
+            own = None if params is None else only(params, part)
+            changes, after = inner.update(only(updates, part), before, own)
 
             def chosen(new: Any, old: Any, part: int = part) -> Any:
                 return jnp.where(turn[part], new, old)

@@ -27,7 +27,7 @@ from jaxtribute._src.addons.elastic.arguments import (
     checked_virtual,
     devices_of,
     incarnation_told,
-    note,
+    note_island,
     places,
 )
 from jaxtribute._src.addons.elastic.exchange import Islands
@@ -314,7 +314,7 @@ class ElasticStrategy(Strategy):
         me = Island(rank, incarnation)
         check_first(addresses, me)
         self._islands = Islands(me, addresses, silent_s, timeout_s, min_islands)
-        note(self._islands, addresses)
+        note_island(self._islands, addresses)
         super().__init__(self._plug(inner, devices, local))
         self._saves = Saves(self._mesh)
         if self._islands.others:
