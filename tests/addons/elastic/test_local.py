@@ -490,7 +490,6 @@ def test_what_islands_do_alone_and_what_they_may_not() -> None:
         for refused in (
             lambda: strategy.run_steps(lambda batch: batch, None, 2),
             lambda: strategy.distribute_datasets_from_function(lambda context: []),
-            lambda: strategy.extended.mesh.shared(None),  # what Keras's `fit` asks for
         ):
             with pytest.raises(NotImplementedError, match=r"ElasticStrategy.* has no"):
                 refused()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Container, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -37,6 +37,10 @@ class Kind(Enum):
     MEAN = "it becomes the mean over the examples"
     SUM = "the islands' changes add up"
     FIRST = "it becomes the first island's"
+
+
+Role = Callable[[], tuple[bool, VariableAggregation]]
+"""Tells whether a variable of another library learns, and how its values become one where it does not."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,8 @@ class Common:
         # On the host, where sums arrive.
         self._host = OneDeviceStrategy("CPU:0")
         self._nests: list[Any] = []
+        self._roles: dict[int, Role] = {}
+        """What variables of other libraries are, by the numbers of the variables that hold them."""
         self._inner: set[int] = set()
         """The numbers of the variables that inner optimizers update."""
         self._optimizer: Optimizer | None = None
@@ -142,12 +148,20 @@ class Common:
             self._nests.append(nest if len(new) == len(variables) else new)
             self._inner.update(numbers)
 
+    def told(self, variable: Variable, role: Role) -> None:
+        """Takes note of what a variable is to another library, whose variable holds it."""
+        self._roles[self._register.number(variable)] = role
+
     def kind_of(self, variable: Variable) -> Kind | None:
         """Treatment of a variable when islands meet; None for one that stays the island's own."""
         if not isinstance(variable.policy, Registered) or variable.derived:
             return None
-        if self._register.number(variable) in self._inner:
+        number = self._register.number(variable)
+        if number in self._inner:
             return Kind.PARAMETER
+        if number in self._roles:
+            learns, aggregation = self._roles[number]()
+            return Kind.PARAMETER if learns else _KINDS.get(aggregation)
         if variable.aggregation is VariableAggregation.NONE:
             learns = variable.trainable and jnp.issubdtype(variable.dtype, np.floating)
             return Kind.PARAMETER if learns else None

@@ -48,7 +48,7 @@ class ElasticIterator(Iterator[Any]):
 
     def _own(self, batch: Any) -> Any:
         """The island's part of a batch, as replicas are given it."""
-        return jax.tree.map(self._mesh.shared, batch)
+        return jax.tree.map(self._mesh.whole, batch)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position after the last batch that was handed out, the same on all islands."""

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute import Variable
+from jaxtribute._src.addons.elastic.apart import Apart
 from jaxtribute._src.addons.elastic.common import Changes, Common, Kind
 from jaxtribute._src.addons.elastic.courier import Ahead
 from jaxtribute._src.addons.elastic.exchange import Islands
@@ -19,7 +20,7 @@ from jaxtribute._src.addons.elastic.journal import CannotKeep, Entry, described,
 from jaxtribute._src.addons.elastic.membership import View
 from jaxtribute._src.addons.elastic.program import shapes_of
 from jaxtribute._src.addons.elastic.runtime import IslandMesh
-from jaxtribute._src.addons.elastic.shares import Rows, bounds
+from jaxtribute._src.addons.elastic.shares import NOT_ITS_OWN, Rows, bounds
 from jaxtribute._src.addons.elastic.steps import Step
 from jaxtribute._src.addons.elastic.variables import check_known
 from jaxtribute._src.addons.elastic.window import Window, given
@@ -51,6 +52,8 @@ class LocalMesh(IslandMesh):
         self.program = None  # functions without the island's variables are no concern of the others
         self.register.written = self._written_outside
         islands.state, islands.bind = self._state, self._take_state
+        self.shared = None
+        self.apart = Apart(self, overlap > 0 or fragments > 1)
         self.rows = Rows()
         self.common: Common
         self._every, self._departs, self._window = every, every - overlap, Window()
@@ -77,16 +80,14 @@ class LocalMesh(IslandMesh):
         """The rows of a batch of all islands that are this one's: the same until they meet again."""
         return bounds(total, self._replicas, self.islands.me.rank)
 
-    def shared(self, leaf: Any) -> Any:
-        """Refuses what Keras's `fit` asks for.
+    @property
+    def catches_up(self) -> bool:
+        return super().catches_up or self._window.ahead is not None
 
-        Raises:
-          NotImplementedError: always.
-        """
-        raise NotImplementedError(
-            "ElasticStrategy(sync_every=...) has no fit, evaluate or predict of Keras yet. HINT: leave sync_every out, "
-            "or write the loop with jd.function and strategy.run."
-        )
+    @property
+    def parted(self) -> bool:
+        """True if steps have been taken since the islands met."""
+        return self._window.steps > 0
 
     # Calls of programs and of `run`.
 
@@ -119,10 +120,11 @@ class LocalMesh(IslandMesh):
         rows = self.rows.within(arguments)
 
         def counting() -> tuple[Any, bool]:
-            return (run(), counts()) if rows != 0 else self._undone(run, counts, written)
+            alone = rows is None or rows > 0
+            return (run(), counts()) if alone else self._undone(run, counts, written, sums=rows != NOT_ITS_OWN)
 
         result, counted = self._within(counting)
-        learned = (1 if rows is None else rows) if counted else None
+        learned = (1 if rows is None else max(rows, 0)) if counted else None
         self._window.note(result, learned)
         self.common.begun()
         if learned is not None:
@@ -150,14 +152,14 @@ class LocalMesh(IslandMesh):
         self._assigned.clear()
 
     def _undone(
-        self, run: Callable[[], Any], counts: Callable[[], bool], written: Sequence[Variable]
+        self, run: Callable[[], Any], counts: Callable[[], bool], written: Sequence[Variable], *, sums: bool
     ) -> tuple[Any, bool]:
-        """Makes a call that has no example to learn from: what it writes is taken back, but for what is summed."""
+        """Makes a call that has no example to learn from: what it writes is taken back, but for sums if `sums`."""
         variables = {id(variable): variable for variable in (*self.register.alive().values(), *written)}.values()
         before = [(variable, variable.stored.copy()) for variable in variables]
         result, counted = run(), counts()
         for variable, array in before:
-            is_summed = self.common.kind_of(variable) is Kind.SUM
+            is_summed = sums and self.common.kind_of(variable) is Kind.SUM
             variable.bind(_known(variable.stored, array) if is_summed else array)
         return result, counted
 

@@ -50,6 +50,8 @@ class IslandMesh(ReplicaMesh):
     def __init__(self, devices: Sequence[Device], islands: Islands, replicas: Replicas = Replicas()) -> None:  # noqa: B008
         super().__init__(devices)
         self.islands, self.replicas = islands, replicas
+        self.shared: Callable[[Any], GlobalBatch] | None = self.whole
+        """Makes a batch of Keras's one that islands share; None for islands that train alone."""
         self._replica = 0
         """The replica that functions are traced for, if islands have several."""
         self._posed: int | None = None
@@ -127,6 +129,11 @@ class IslandMesh(ReplicaMesh):
     def in_step(self) -> bool:
         """True within a step."""
         return self._pinned is not None
+
+    @property
+    def catches_up(self) -> bool:
+        """True while this island is given what steps have told others, who have written already what it would."""
+        return self.islands.newcomer is not None
 
     def _pinning(self, view: View, call: Callable[[View], R]) -> R:
         self._pinned = view
@@ -235,7 +242,7 @@ class IslandMesh(ReplicaMesh):
         start = jnp.minimum(self.place * np.int32(sizes[0]), np.int32(total - size))
         return lax.dynamic_slice_in_dim(array, start, size)
 
-    def shared(self, leaf: Any) -> GlobalBatch:
+    def whole(self, leaf: Any) -> GlobalBatch:
         """An array of a batch that all islands have whole, and take their rows of."""
         return GlobalBatch(leaf, self)
 

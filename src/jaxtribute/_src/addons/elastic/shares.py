@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from jaxtribute._src.addons.elastic.local import LocalMesh
 
 
+NOT_ITS_OWN = -1
+"""In place of the number of examples: the batch has one, so that there is a shape, and nothing of it may stay."""
+
+
 class Rows:
     """The numbers of examples in batches, by their arrays."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxtribute._src.addons.keras.apart import apart_of
 from jaxtribute._src.addons.keras.internals import KerasModel, is_keras, metrics_of
 from jaxtribute._src.addons.keras.share import current
 from jaxtribute.errors import VariableError
@@ -25,7 +26,7 @@ def checked_updates(original: Callable[..., Any], model: KerasModel, metrics_var
     """A trainer's `_update_metrics_variables`, which in a replica's step refuses metrics that do not add up."""
     # Outside of `fit`, and on one replica that keeps its metrics, any update is right.
     share = current()
-    if share is not None and (share.sends or not share.alone):
+    if share is not None and (share.sends or not share.alone or apart_of(share.context.strategy) is not None):
         variables = model.metrics_variables
         check_additive(model, variables, metrics_variables, lambda values: original(model, values, *batch)[1])
     return original(model, metrics_variables, *batch)

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxtribute import DistributedDataset, DistributedIterator, PerReplica
 from jaxtribute._src.addons.keras import multi_worker
+from jaxtribute._src.addons.keras.apart import apart_of
 from jaxtribute._src.addons.keras.internals import DataAdapter, class_weight_to_sample_weights, is_of_tensorflow
 from jaxtribute._src.addons.keras.strings import check_batch
 from jaxtribute._src.addons.keras.variables import on_servers
@@ -135,13 +136,15 @@ class Placer:
     Args:
       strategy: whose replicas they are.
       compiled: True if a compiled program takes the batches.
+      whole: True if each of several islands that train alone computes the whole batch.
     """
 
-    def __init__(self, strategy: Strategy, compiled: bool) -> None:
+    def __init__(self, strategy: Strategy, compiled: bool, *, whole: bool = False) -> None:
         context, mesh = strategy.extended.input_context(), strategy.extended.mesh
         shard = Shard(context.num_input_pipelines, context.input_pipeline_id, mesh.size)
         self._place = BatchPlacer(mesh, shard, compiled=compiled)
         self._shared = shared_by_islands(strategy)
+        self._apart = None if whole else apart_of(strategy)
 
     def __call__(self, batch: Nest) -> tuple[Any, int]:
         """The batch with `PerReplica` leaves (arrays, for one replica), and how many examples it has."""
@@ -149,6 +152,8 @@ class Placer:
         # From a distributed dataset, which has cut and placed its batches already.
         if isinstance(first, Placed):
             return jax.tree.map(lambda leaf: leaf.value, batch), first.rows
+        if self._apart is not None:
+            return self._apart.take(batch, self._place)
         placed, rows = self._place(batch)
         return placed if self._shared is None else jax.tree.map(self._shared, placed), rows
 

@@ -121,7 +121,7 @@ def once(strategy: Strategy, model: KerasModel, path: Leaf, write: Callable[[Any
 
     If each worker has all values, the first one waits for none: it may be the only one that saves. Another one writes
     too if it does not see what the first has written, as its disk is one of its own, or its path, or if the first has
-    gone on without a save.
+    gone on without a save. Islands of `ElasticStrategy` write each, but for one that catches up with the others.
 
     Args:
       strategy: whose workers they are.
@@ -136,7 +136,10 @@ def once(strategy: Strategy, model: KerasModel, path: Leaf, write: Callable[[Any
       CheckpointError: (on the other workers) the first one has failed to.
       ClusterError: workers hold parts of the values, and another one does not save.
     """
-    peers = strategy.extended.mesh.peers
+    mesh = strategy.extended.mesh
+    peers, catches_up = mesh.peers, getattr(mesh, "catches_up", None)
+    if catches_up is not None and not _state.writing:  # each of several islands writes the same, in one place
+        return None if catches_up else _written(path, write)
     if peers is None or _state.writing:
         return write(path)
     optimizer = getattr(model, "optimizer", None)  # there is none before `compile`

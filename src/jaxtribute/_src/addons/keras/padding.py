@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jaxtribute._src.addons.keras import internals
+from jaxtribute._src.addons.keras.apart import apart_of
 from jaxtribute._src.addons.keras.data import shared_by_islands
 from jaxtribute._src.addons.keras.internals import DataAdapter, KerasModel
 from jaxtribute._src.addons.keras.row_wise import Kind, is_row_wise, ranks_of_labels
@@ -83,7 +84,8 @@ class Padding:
     def of(cls, model: KerasModel, strategy: Strategy, kind: Kind) -> Padding | None:
         """The padding for a model's function; None if nothing may be padded."""
         mesh = strategy.extended.mesh
-        elsewhere = on_servers(strategy) or shared_by_islands(strategy) is not None or mesh.peers is not None
+        islands = shared_by_islands(strategy) is not None or apart_of(strategy) is not None
+        elsewhere = on_servers(strategy) or islands or mesh.peers is not None
         if elsewhere or mesh.size == 1 or not is_row_wise(model, kind):
             return None
         return cls(strategy, kind, ranks_of_labels(model) if kind != "predict" else ())

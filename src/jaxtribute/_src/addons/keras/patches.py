@@ -18,6 +18,7 @@ from jaxtribute._src.addons.keras import adapting, backups, checks, internals, m
 from jaxtribute._src.addons.keras import functions as functions
 from jaxtribute._src.addons.keras.added_losses import keep_losses_apart
 from jaxtribute._src.addons.keras.additivity import checked_updates
+from jaxtribute._src.addons.keras.apart import apart_of
 from jaxtribute._src.addons.keras.building import as_shapes, shapes_of_a_replica
 from jaxtribute._src.addons.keras.custom_loops import given_gradients, initialized_now
 from jaxtribute._src.addons.keras.data import DistributedAdapter, adapted, weighted
@@ -175,6 +176,9 @@ def _called(original: Method, model: KerasModel, *args: Leaf, **kwargs: Leaf) ->
         check_strings(**inspect.signature(original).bind_partial(model, *args, **kwargs).arguments)
     if original.__name__ in _SHOWN and not multi_worker.is_first(strategy):
         args, kwargs = multi_worker.silenced(original, model, args, kwargs)
+    apart = apart_of(strategy)
+    if apart is not None and original.__name__ in ("evaluate", "predict"):
+        apart.settle()
     if original.__name__ not in _SHOWN:
         return _in_scope(original, strategy, model, *args, **kwargs)
     with multi_worker.running(strategy):
@@ -241,7 +245,10 @@ def _finished(original: Method, _: Strategy, model: KerasModel) -> None:
     original(model)
 
 
-def _of_workers(original: Method, _: Strategy, model: KerasModel, logs: Leaf) -> Any:
+def _of_all(original: Method, strategy: Strategy, model: KerasModel, logs: Leaf) -> Any:
+    apart = apart_of(strategy)
+    if apart is not None:  # at the end of an epoch or an evaluation: metrics are of all islands' rows from here on
+        apart.meet()
     scheduler = trainer.scheduler_of(model)
     return original(model, logs if scheduler is None or scheduler.logs is None else scheduler.logs)
 
@@ -389,8 +396,8 @@ PATCHES = (
     Patch(
         JAXTrainer,
         ("_get_metrics_result_or_logs",),
-        _of_workers,
-        "logs are of the last step that ran on a worker",
+        _of_all,
+        "logs are of the last step that ran on a worker, or of all islands",
         in_strategy=True,
     ),
     Patch(

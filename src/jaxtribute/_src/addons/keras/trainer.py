@@ -134,7 +134,7 @@ def _stateful(model: KerasModel, strategy: Strategy, method: Callable[[Any], Any
     for variable in lists.all:
         adopt(variable, strategy)
     compiled = model.jit_compile and not model.run_eagerly
-    place = Placer(strategy, compiled)
+    place = Placer(strategy, compiled, whole=joins)
 
     def ends(share: Share, batch: Nest) -> Ends:
         # Of a part that grows with the rows, the gradient of Keras's own loss does, too: such gradients may be summed.
@@ -201,10 +201,11 @@ def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], St
     if not on_servers(strategy):
         for variable in lists.optimizer:
             adopt(variable, strategy)
+            variable.of_optimizer = True  # also one that was made elsewhere
     replica = make(model, lists)
     # Keras's own condition for compiling.
     compiled = model.jit_compile and not model.run_eagerly
-    place = Placer(strategy, compiled)
+    place = Placer(strategy, compiled, whole=make is predict_step)
     # Keras's steps come to the same values on all islands, which a program of one of them does not show.
     alike = compiled and shared_by_islands(strategy) is None
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxtribute import Variable, VariableAggregation
 from jaxtribute._src.addons.keras import internals
+from jaxtribute._src.addons.keras.apart import apart_of
 from jaxtribute._src.addons.keras.custom_loops import own_replica, write
 from jaxtribute._src.addons.keras.internals import KerasModel, KerasVariable
 from jaxtribute._src.addons.keras.merging import SEED, moved_seed
@@ -26,6 +27,16 @@ if TYPE_CHECKING:
     from jaxtribute import Strategy
 
 
+AVERAGE = "_average"
+"""The end of the names of optimizers' moving averages of weights."""
+_AGGREGATIONS = {
+    "none": VariableAggregation.NONE,
+    "mean": VariableAggregation.MEAN,
+    "sum": VariableAggregation.SUM,
+    "only_first_replica": VariableAggregation.ONLY_FIRST_REPLICA,
+}
+
+
 class StrategyVariable(keras.Variable):
     """A Keras variable made in a strategy's scope: a `jd.Variable` holds its value.
 
@@ -35,6 +46,8 @@ class StrategyVariable(keras.Variable):
 
     strategy: Strategy
     _stored: Variable | None = None
+    of_optimizer: bool = False
+    """True for an optimizer's."""
     _read: Foreign = None
     """The value while one worker alone writes it to a file, if other workers hold parts of it."""
 
@@ -120,7 +133,21 @@ class StrategyVariable(keras.Variable):
             made = Variable(value, trainable=self.trainable, name=self.path, aggregation=first, layout=layout)
             made.derived = layout is not None
             made.followers = weakref.WeakSet()
+            self.of_optimizer = self.of_optimizer or internals.made_by_optimizer()
+            apart = apart_of(self.strategy)
+            if apart is not None:
+                me = weakref.ref(self)
+                apart.tell(made, lambda: _role(me()))
             return made
+
+    def role(self) -> tuple[bool, VariableAggregation]:
+        """True if the variable learns, and how its values become one where islands that have trained alone meet."""
+        if self.trainable or self.aggregation not in (None, "none"):
+            return self.trainable, _AGGREGATIONS[self.aggregation or "none"]
+        # Slots stay an island's own, and frozen weights as they are. Statistics of layers become means.
+        averaged = self.name.endswith(AVERAGE) if self.of_optimizer else not self.stored.trainable
+        mean = averaged and np.issubdtype(self.stored.dtype, np.inexact)
+        return False, VariableAggregation.MEAN if mean else VariableAggregation.NONE
 
     @property
     def trainable(self) -> bool:
@@ -139,6 +166,10 @@ class StrategyVariable(keras.Variable):
             return None
         owner = internals.owner_of_slot(self.name, tuple(self.shape))
         return owner.stored.policy.layout if isinstance(owner, StrategyVariable) else ()
+
+
+def _role(variable: StrategyVariable | None) -> tuple[bool, VariableAggregation]:
+    return (False, VariableAggregation.NONE) if variable is None else variable.role()
 
 
 @contextmanager
