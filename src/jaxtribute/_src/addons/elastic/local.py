@@ -62,7 +62,7 @@ class LocalMesh(IslandMesh):
         """True for the meeting in which this island joins, of which its program knows nothing."""
         self._departed: tuple[Changes, Ahead] | None = None
         """Changes that travel already."""
-        self._running = self._silent = False
+        self._running = False
         self._after = b""
         """The variables' values after the meeting in which this island has joined, until its program has come there."""
         self._reads_ahead: dict[int, HostArray | None] = {}
@@ -235,11 +235,13 @@ class LocalMesh(IslandMesh):
     # Meetings.
 
     def _met(self, view: View) -> tuple[list[tuple[int, int]], Outcome, list[Any]]:
+        # An island that joins while the others have taken steps has taken none: it brings no changes of its own.
+        silent = self._window.ahead is not None
         told = self._window.told() if self._window.ahead is None else [list(call) for call in self._window.ahead]
         replicas, living, here, whole = self._introduced(view)
-        rest = self.common.rest(self._window.examples, living, silent=self._silent)
+        rest = self.common.rest(self._window.examples, living, silent=silent)
         if self._departed is None:
-            changes, ahead = self.common.changes(self._examples, living, whole=whole, silent=self._silent), None
+            changes, ahead = self.common.changes(self._examples, living, whole=whole, silent=silent), None
         else:
             changes, ahead = self._departed
         if ahead is not None and here:
@@ -278,7 +280,7 @@ class LocalMesh(IslandMesh):
     def take(self, replicas: list[tuple[int, int]], outcome: Outcome) -> None:
         """Goes on with what the islands have come to."""
         self.common.take(*outcome)
-        self._replicas, self._silent = replicas, False
+        self._replicas = replicas
         if not outcome[0].early:
             self._forget(outcome[0])
         self._departed, self._whole, self._joins = None, False, False
@@ -342,9 +344,7 @@ class LocalMesh(IslandMesh):
         self.common.restore(arrays[count:])
         told = rebuilt(calls, arrays[:count], self, self.islands.view)
         self._joins = True
-        # At the first values of variables no island has taken a step yet.
-        self._silent = bool(told)
-        if told:
+        if told:  # else no island has taken a step since they last met
             self._window = Window(ahead=deque((counts, result) for counts, result in told))
 
 
