@@ -400,18 +400,10 @@ class LocalProgram(Program):
 
     Args:
       first: as for `Program`.
-      retrace: likewise.
-      home: likewise.
-      donated_leaves: likewise.
+      rest: likewise.
     """
 
-    def __init__(
-        self,
-        first: Capture,
-        retrace: Callable[[Sequence[Any]], Capture],
-        home: Any,
-        donated_leaves: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, first: Capture, *rest: Any) -> None:
         touched = (*first.executor.inputs, *first.executor.written)
         mesh = next(v.policy.mesh for v in touched if isinstance(v, Variable) and v.policy.program is LocalProgram)
         assert isinstance(mesh, LocalMesh)
@@ -421,7 +413,7 @@ class LocalProgram(Program):
         self._islands, self._has_run = mesh, False
         self._rehearsed: set[Any] = set()
         """The shapes of arguments for which it has been compiled while others trained."""
-        super().__init__(first, retrace, home, donated_leaves)
+        super().__init__(first, *rest)
 
     def __call__(self, leaves: Sequence[Any], within: EagerStep | None = None, given: Any = None) -> Any:
         """Takes one step."""
