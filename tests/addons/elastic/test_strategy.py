@@ -273,6 +273,15 @@ def test_means_weigh_islands_by_their_examples() -> None:
         np.testing.assert_allclose(result, [2.0, 2.0, 2.0])
 
 
+@pytest.mark.parametrize("x64", [True, False])
+def test_means_of_integers_are_of_the_default_float(x64: bool) -> None:
+    def body(strategy: jd.Strategy) -> Any:
+        with jax.enable_x64(x64):
+            return strategy.run(lambda: here().all_reduce("MEAN", jnp.asarray(2**24 + 1))).values[0].dtype
+
+    assert Job(2).run(body) == [jnp.float64 if x64 else jnp.float32] * 2
+
+
 def test_an_operation_that_islands_do_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     op = another_operation(monkeypatch)
     with contextlib.closing(jd.experimental.ElasticStrategy()) as strategy:
