@@ -9,6 +9,7 @@ import runpy
 import sys
 from typing import Any
 
+import thread_engine
 from jaxtribute._src.addons.parameter_servers.scheduling import starting
 from jaxtribute._src.addons.parameter_servers.scheduling.cluster import Cluster
 
@@ -16,7 +17,7 @@ from jaxtribute._src.addons.parameter_servers.scheduling.cluster import Cluster
 def start_cluster(resolver: Any, address: str | None, **options: Any) -> Cluster:
     """What stands in for `starting.start_cluster`: as many tasks as the resolver describes, as threads."""
     servers, workers = starting.tasks_of(resolver)
-    return starting.start_in_threads(servers, workers, **options)
+    return thread_engine.start_in_threads(servers, workers, **options)
 
 
 if __name__ == "__main__":

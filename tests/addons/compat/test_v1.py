@@ -11,11 +11,11 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.addons.compat.legacy import StepContext
-from jaxtribute._src.addons.parameter_servers.scheduling.starting import start_in_threads
 from jaxtribute.compat import v1
 from jaxtribute.compat.tf.compat.v1 import ConfigProto
 from jaxtribute.errors import ArgumentError, OutOfRangeError
 from replicas import components
+from thread_engine import start_in_threads
 
 
 @pytest.fixture

@@ -616,7 +616,7 @@ def test_a_step_that_fails_for_fewer_islands_is_told_while_all_are_there(caplog:
 
     with caplog.at_level(logging.WARNING):
         assert Job(2).run(counted) == [[2.0] * 3] * 2
-    assert "the step () fails once an island dies: ValueError: two are needed" in caplog.text
+    assert "the step step() fails once an island dies: ValueError: two are needed" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         assert Job(2, min_islands=2).run(counted) == [[2.0] * 3] * 2

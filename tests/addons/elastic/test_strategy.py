@@ -18,6 +18,7 @@ from tests.support.processes import free_ports
 
 import jaxtribute as jd
 from jaxtribute._src.addons.elastic.exchange import Islands
+from jaxtribute._src.core.observers import Event, Observer, observe
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterError, VariableError
 from replicas import another_operation, here
 
@@ -272,6 +273,15 @@ def test_means_weigh_islands_by_their_examples() -> None:
         np.testing.assert_allclose(result, [2.0, 2.0, 2.0])
 
 
+@pytest.mark.parametrize("x64", [True, False])
+def test_means_of_integers_are_of_the_default_float(x64: bool) -> None:
+    def body(strategy: jd.Strategy) -> Any:
+        with jax.enable_x64(x64):
+            return strategy.run(lambda: here().all_reduce("MEAN", jnp.asarray(2**24 + 1))).values[0].dtype
+
+    assert Job(2).run(body) == [jnp.float64 if x64 else jnp.float32] * 2
+
+
 def test_an_operation_that_islands_do_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     op = another_operation(monkeypatch)
     with contextlib.closing(jd.experimental.ElasticStrategy()) as strategy:
@@ -333,6 +343,34 @@ def test_gradients_of_several_calls_make_one_update(compiled: bool) -> None:
             expected = optax.apply_updates(expected, updates)
     for weights in Job(3).run(body)[1:]:
         np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
+
+
+class Names(Observer):
+    """Takes note of the names of events."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def on_end(self, event: Event) -> None:
+        self.told.append(event.name)
+
+
+@pytest.mark.parametrize("settings", [{}, {"sync_every": 2}])
+def test_observers_are_told_the_names_of_functions_that_islands_run(settings: dict[str, Any]) -> None:
+    def body(strategy: jd.Strategy) -> list[str]:
+        with strategy.scope():
+            count = jd.Variable(0, aggregation="SUM")
+
+        @jd.function
+        def counting() -> None:
+            strategy.run(lambda: count.assign_add(jnp.int32(1)))
+
+        names = Names()
+        with observe(names, "dispatch"):
+            counting()
+        return names.told
+
+    assert Job(1, **settings).run(body) == [["counting"]]
 
 
 def test_what_is_not_supported_is_refused_by_name() -> None:

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute._src.addons.parameter_servers.engines.engine import ThreadEngine
-from jaxtribute._src.addons.parameter_servers.scheduling.starting import start_in_threads
 from jaxtribute._src.addons.parameter_servers.strategy import ParameterServerStrategy
 from jaxtribute.coordinator import ClusterCoordinator
+from thread_engine import ThreadEngine, start_in_threads
 
 
 def int32(values: Any) -> np.ndarray[Any, Any]:

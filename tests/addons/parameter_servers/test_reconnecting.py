@@ -17,13 +17,13 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.addons.messaging.transport import Endpoint, Keys, TaskSettings
-from jaxtribute._src.addons.parameter_servers.engines.engine import ThreadEngine
 from jaxtribute._src.addons.parameter_servers.scheduling.cluster import Cluster
 from jaxtribute._src.addons.parameter_servers.scheduling.starting import make_task
 from jaxtribute._src.addons.parameter_servers.strategy import ParameterServerStrategy
 from jaxtribute._src.core.folders import Folder
 from jaxtribute.coordinator import ClusterCoordinator
 from parameter_servers import clusters
+from thread_engine import ThreadEngine
 
 LOOPBACK = "127.0.0.1"
 

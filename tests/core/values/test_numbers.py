@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.core.values.numbers import out_of_range
+from jaxtribute._src.core.settings import out_of_range
 from jaxtribute.errors import ArgumentError
 from replicas import mirrored, one_device
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 
@@ -111,9 +109,6 @@ def _look_at(examples: int, count: float) -> None:
             f"strategy.experimental_distribute_dataset, or give global_batch_size={times}.",
             RuntimeWarning,
         )
-
-
-Combiner = Literal["sum", "mean", "sqrtn"]
 
 
 def scale_regularization_loss(regularization_loss: ArrayLike) -> jax.Array:

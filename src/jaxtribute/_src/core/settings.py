@@ -7,11 +7,14 @@ import operator
 import sys
 from collections.abc import Iterable
 from enum import Enum
-from typing import Any, SupportsFloat, SupportsIndex, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex, TypeVar, cast, overload
 
 from jaxtribute._src.core.environment import problems as problems
 from jaxtribute._src.core.environment import reader as reader
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _Member = TypeVar("_Member", bound=Enum)
 _Kind = TypeVar("_Kind")
@@ -180,3 +183,34 @@ def port(name: str, value: object) -> int:
     if number > 65535:
         raise ArgumentError(f"{name} is {value!r}. HINT: pass the number of a port, from 0 to 65535.")
     return number
+
+
+def check_range(array: np.ndarray[Any, Any], dtype: np.dtype[Any], what: str) -> None:
+    """Checks that integers fit a dtype of integers.
+
+    Args:
+      array: the integers; of another kind of numbers nothing is said.
+      dtype: the dtype.
+      what: names the array in messages.
+
+    Raises:
+      ArgumentError: one does not.
+    """
+    worst = out_of_range(array, dtype)
+    if worst is not None:
+        raise ArgumentError(
+            f"{what} of dtype {array.dtype} holds {worst}, which {dtype} cannot hold. HINT: use smaller numbers, or "
+            "call jax.config.update('jax_enable_x64', True) first, which allows 64 bits."
+        )
+
+
+def out_of_range(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> int | None:
+    """An integer of `array` that `dtype` cannot hold; None if there is none, or if they are no integers."""
+    import numpy as np
+
+    if array.dtype.kind not in "iu" or dtype.kind not in "iu" or not array.size or np.can_cast(array.dtype, dtype):
+        return None
+    limits = np.iinfo(dtype)
+    # As Python's integers, which have no limits of their own to be compared within.
+    least, most = int(array.min()), int(array.max())
+    return least if least < limits.min else most if most > limits.max else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -18,6 +17,7 @@ from jaxtribute._src.addons.planning.prediction import COMPUTE, MEMORY, collecti
 from jaxtribute._src.addons.tools.hlo.exchanges import Collective, collectives
 from jaxtribute._src.addons.tools.hlo.schedule import Rates, Timing, timing
 from jaxtribute._src.addons.tools.hlo.work import costs, open_loops
+from jaxtribute._src.addons.tools.sizes import bytes_on_each
 from jaxtribute.errors import ArgumentError, JaxtributeError
 from jaxtribute.typing import Device, Foreign, Leaf
 
@@ -262,9 +262,7 @@ def _changed(step: Step) -> int:
 
 def _share(array: Leaf) -> int:
     """Bytes of an array on each device."""
-    sharding = getattr(array, "sharding", None)
-    shape = array.shape if sharding is None else sharding.shard_shape(array.shape)
-    return math.prod(shape) * array.dtype.itemsize
+    return bytes_on_each(array.shape, array.dtype, getattr(array, "sharding", None))
 
 
 def _shares(variables: Iterable[Variable]) -> int:

@@ -15,7 +15,7 @@ from jaxtribute._src.addons.elastic.runtime import IslandMesh
 from jaxtribute._src.addons.elastic.values import FOREIGN, IslandValue, is_value
 from jaxtribute._src.addons.elastic.variables import check_known
 from jaxtribute.errors import ArgumentError, VariableError
-from jaxtribute.extending import Context, Executor, InReplica, Overlay, Summation, Update, operand
+from jaxtribute.extending import Context, Executor, InReplica, Overlay, Slicing, Summation, Update, operand
 from jaxtribute.typing import Array, Function, Leaf, Nest
 
 
@@ -29,16 +29,6 @@ def check_operation(op: ReduceOp) -> None:
         raise ArgumentError(f"islands reduce by SUM and MEAN, not by {op}. HINT: all_gather, and reduce what it gives.")
 
 
-def prepared(value: Leaf, op: ReduceOp) -> Any:
-    """An array as it is summed: booleans count as integers, means of integers are floats."""
-    array = jnp.asarray(value)
-    if array.dtype == jnp.bool_:
-        array = array.astype(jnp.int32)
-    if op is ReduceOp.MEAN and not jnp.issubdtype(array.dtype, jnp.inexact):
-        array = array.astype(jnp.float32)
-    return array
-
-
 def keeping(op: ReduceOp, rows: int | None) -> Callable[[list[Any]], list[Any]]:
     """Gives the function that leaves of arrays, or of their cotangents, what counts in a reduction.
 
@@ -49,16 +39,9 @@ def keeping(op: ReduceOp, rows: int | None) -> Callable[[list[Any]], list[Any]]:
     """
     if rows is None or rows > 0:
         return list
-
-    def kept(array: Any) -> Any:
-        # It still comes of the array: all islands cut their programs at the same places.
-        if op is ReduceOp.MEAN or rows == FOREIGN:
-            return jnp.where(False, array, jnp.zeros_like(array))
-        if not jnp.issubdtype(array.dtype, jnp.inexact):
-            return array
-        return jnp.where(jnp.isnan(array), jnp.zeros_like(array), array)
-
-    return lambda arrays: list(map(kept, arrays))
+    reduction = Slicing.reduction_of(ReduceOp.MEAN if rows == FOREIGN else op)
+    # What is left out still comes of the array: all islands cut their programs at the same places.
+    return lambda arrays: [reduction.kept(array, True) for array in arrays]
 
 
 def reduced(mesh: IslandMesh, values: Sequence[Leaf], op: ReduceOp, rows: int | None) -> list[Any]:
@@ -71,14 +54,15 @@ def reduced(mesh: IslandMesh, values: Sequence[Leaf], op: ReduceOp, rows: int | 
       rows: the number of examples that they were computed from; see `keeping`.
     """
     check_operation(op)
-    kept = keeping(op, rows)
-    arrays = kept([prepared(value, op) for value in values])
+    reduction, kept = Slicing.reduction_of(op), keeping(op, rows)
+    arrays = kept(list(map(reduction.prepared, values)))
     if op is ReduceOp.SUM:
         return mesh.total(arrays, "a sum", kept)
-    weight = np.float32(1 if rows is None else max(rows, 0))
-    wide = [array.astype(jnp.promote_types(array.dtype, jnp.float32)) for array in arrays]
-    *totals, weights = mesh.total([*(array * weight for array in wide), jnp.asarray(weight)], "a mean", kept)
-    return [(total / weights).astype(array.dtype) for total, array in zip(totals, arrays, strict=True)]
+    weight = jnp.float32(1 if rows is None else max(rows, 0))
+    weighed = [array * weight.astype(array.dtype) for array in arrays]
+    *totals, weights = mesh.total([*weighed, weight], "a mean", kept)
+    given = [jnp.asarray(value).dtype for value in values]
+    return [reduction.finish(total, weights, dtype) for total, dtype in zip(totals, given, strict=True)]
 
 
 class IslandReplica(Overlay):
@@ -139,7 +123,7 @@ class IslandReplica(Overlay):
 
     def select(self, value: Array, replica: int) -> Array:
         """Returns the array of one island."""
-        sums = prepared(value, ReduceOp.SUM)
+        sums = Slicing.reduction_of(ReduceOp.SUM).prepared(value)
         kept = jnp.where(self._mesh.place == np.int32(replica), sums, jnp.zeros_like(sums))
         return self._mesh.total([kept], "a choice")[0].astype(jnp.asarray(value).dtype)
 

@@ -23,8 +23,6 @@ from jaxtribute.extending import Programs
 from jaxtribute.typing import HostArray
 
 _PRODUCT = "dot_general"
-_MOVES = frozenset({"transpose", "reshape", "broadcast_in_dim", "squeeze", "neg", "copy", "copy_p"})
-"""Operations of one array that give a sum of arrays the sum of what they give each."""
 _SMALLEST = 256 << 10
 """Bytes of a product from which on it is asked where it comes from."""
 _OPERATIONS = 60.0
@@ -99,7 +97,7 @@ def joined(eqns: Sequence[Any], atoms: Sequence[Any], sums: Sequence[Any], islan
         moves: list[Any] = []
         while Programs.used_by([], [atom]) and atom in makers:  # it is no literal
             eqn = makers[atom]
-            if not _is_moved(eqn):
+            if not Programs.moves(eqn):
                 product = Joined(eqn, moves, total) if _is_product(eqn) else None
                 if product is not None and product.pays(islands):
                     found[place] = product
@@ -113,15 +111,6 @@ def _is_product(eqn: Any) -> bool:
     """True if an operation multiplies arrays that are not empty, and adds up over examples."""
     is_product = eqn.primitive.name == _PRODUCT and eqn.params["dimension_numbers"][0][0]
     return bool(is_product) and Programs.aval(eqn.invars[0]).size > 0
-
-
-def _is_moved(eqn: Any) -> bool:
-    """True if an operation moves its operand; False if it does something else, such as to scale it."""
-    # A scaling must stay before the sum: some products have a finite sum only when they are scaled first.
-    if eqn.primitive.name not in _MOVES or len(eqn.outvars) != 1 or len(eqn.invars) != 1:
-        return False
-    # Repeated along an axis it is something else.
-    return Programs.aval(eqn.invars[0]).size == Programs.aval(eqn.outvars[0]).size
 
 
 def makes_product(eqn: Any) -> bool:

@@ -65,7 +65,7 @@ class LocalMesh(IslandMesh):
         """True for the meeting in which this island joins, of which its program knows nothing."""
         self._departed: tuple[Changes, Ahead] | None = None
         """Changes that travel already."""
-        self._running = self._silent = False
+        self._running = False
         self._after = b""
         """The variables' values after the meeting in which this island has joined, until its program has come there."""
         self._reads_ahead: dict[int, HostArray | None] = {}
@@ -237,11 +237,13 @@ class LocalMesh(IslandMesh):
     # Meetings.
 
     def _met(self, view: View) -> tuple[list[tuple[int, int]], Outcome, list[Any]]:
+        # An island that joins while the others have taken steps has taken none: it brings no changes of its own.
+        silent = self._window.ahead is not None
         told = self._window.told() if self._window.ahead is None else [list(call) for call in self._window.ahead]
         replicas, living, here, whole = self._introduced(view)
-        rest = self.common.rest(self._window.examples, living, silent=self._silent)
+        rest = self.common.rest(self._window.examples, living, silent=silent)
         if self._departed is None:
-            changes, ahead = self.common.changes(self._examples, living, whole=whole, silent=self._silent), None
+            changes, ahead = self.common.changes(self._examples, living, whole=whole, silent=silent), None
         else:
             changes, ahead = self._departed
         if ahead is not None and here:
@@ -280,7 +282,7 @@ class LocalMesh(IslandMesh):
     def take(self, replicas: list[tuple[int, int]], outcome: Outcome) -> None:
         """Goes on with what the islands have come to."""
         self.common.take(*outcome)
-        self._replicas, self._silent = replicas, False
+        self._replicas = replicas
         if not outcome[0].early:
             self._forget(outcome[0])
         self._departed, self._whole, self._joins = None, False, False
@@ -344,9 +346,7 @@ class LocalMesh(IslandMesh):
         self.common.restore(arrays[count:])
         told = rebuilt(calls, arrays[:count], self, self.islands.view)
         self._joins = True
-        # At the first values of variables no island has taken a step yet.
-        self._silent = bool(told)
-        if told:
+        if told:  # else no island has taken a step since they last met
             self._window = Window(ahead=deque((counts, result) for counts, result in told))
 
 
@@ -402,18 +402,10 @@ class LocalProgram(Program):
 
     Args:
       first: as for `Program`.
-      retrace: likewise.
-      home: likewise.
-      donated_leaves: likewise.
+      rest: likewise.
     """
 
-    def __init__(
-        self,
-        first: Capture,
-        retrace: Callable[[Sequence[Any]], Capture],
-        home: Any,
-        donated_leaves: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, first: Capture, *rest: Any) -> None:
         touched = (*first.executor.inputs, *first.executor.written)
         mesh = next(v.policy.mesh for v in touched if isinstance(v, Variable) and v.policy.program is LocalProgram)
         assert isinstance(mesh, LocalMesh)
@@ -423,7 +415,7 @@ class LocalProgram(Program):
         self._islands, self._has_run = mesh, False
         self._rehearsed: set[Any] = set()
         """The shapes of arguments for which it has been compiled while others trained."""
-        super().__init__(first, retrace, home, donated_leaves)
+        super().__init__(first, *rest)
 
     def __call__(self, leaves: Sequence[Any], within: EagerStep | None = None, given: Any = None) -> Any:
         """Takes one step."""

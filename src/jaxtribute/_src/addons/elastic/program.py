@@ -47,10 +47,10 @@ class IslandProgram:
         self,
         first: Capture,
         retrace: Callable[[Sequence[Any]], Capture],
-        home: object = None,
-        donated_leaves: Sequence[int] = (),
-        name: str = "",
-        repeatable: tuple[type, ...] = (),
+        home: object,
+        donated_leaves: Sequence[int],
+        name: str,
+        repeatable: tuple[type, ...],
     ) -> None:
         mesh = first.executor.home
         assert isinstance(mesh, IslandMesh)

@@ -51,6 +51,7 @@ from jaxtribute.extending import (
     Overlay,
     Policy,
     ReplicaMesh,
+    Slicing,
     settings,
     slice_sizes,
 )
@@ -431,12 +432,10 @@ class ElasticStrategy(Strategy):
         total = jnp.sum(array, axes)
         if op is ReduceOp.SUM:
             return reduced(self._mesh, [total], op, rows)[0]
-        kept = keeping(op, rows)
+        reduction, kept = Slicing.reduction_of(op), keeping(op, rows)
         count = jnp.float32(math.prod(array.shape[each] for each in axes))
-        wide = total.astype(jnp.promote_types(total.dtype, jnp.float32))
-        total_of_all, count_of_all = self._mesh.total(kept([wide, count]), "a mean along axes", kept)
-        dtype = array.dtype if jnp.issubdtype(array.dtype, jnp.inexact) else jnp.float32
-        return (total_of_all / count_of_all).astype(dtype)
+        sums, weight = self._mesh.total(kept([reduction.prepared(total), count]), "a mean along axes", kept)
+        return reduction.finish(sums, weight, array.dtype)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Refuses: islands' arrays of a step that is over may differ in length, and their islands be gone.

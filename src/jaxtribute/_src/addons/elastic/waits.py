@@ -9,6 +9,7 @@ from jaxtribute._src.addons.elastic.membership import Island
 
 _LOG = logging.getLogger(__name__)
 _EVERY_S = 10.0
+"""Seconds between two looks."""
 _SHARE = 0.5
 """The part of an island's time that it spends waiting for another one, from which on it says so."""
 
@@ -18,11 +19,10 @@ class Waits:
 
     Args:
       me: this island.
-      every_s: seconds between two looks.
     """
 
-    def __init__(self, me: Island, every_s: float = _EVERY_S) -> None:
-        self._me, self._every_s = me, every_s
+    def __init__(self, me: Island) -> None:
+        self._me = me
         self._since = time.monotonic()
         self._waited: dict[Island, float] = {}
 
@@ -31,7 +31,7 @@ class Waits:
         self._waited[last] = self._waited.get(last, 0.0) + seconds
         now = time.monotonic()
         passed = now - self._since
-        if passed < self._every_s:
+        if passed < _EVERY_S:
             return
         slowest = max(self._waited, key=lambda island: self._waited[island])
         waited = self._waited[slowest]

@@ -185,7 +185,7 @@ class PartsOfSteps:
                 return Parts()  # Python that runs as it is may ask for numbers, which a trace has none of
             if self._predicts or (not isinstance(error, _NO_NUMBERS) and self._fails(share, batch)):
                 return Parts()
-            _say(
+            Callers.warn(
                 f"the step of {self._model.name!r} could not be traced for other numbers of examples, so a metric that "
                 "it updates with one number for each replica, such as a loss, counts each replica once, whatever its "
                 f"share of the batch ({type(error).__name__}: {str(error)[:200]}). HINT: update metrics with a value "
@@ -196,7 +196,7 @@ class PartsOfSteps:
         told = self._tell_meetings(rows)
         loss = _degree(outputs.get(_WHOLE, Part(Kind.ALIKE)))
         if loss not in (0, 1) and not rows.meetings:
-            _say(
+            Callers.warn(
                 f"the loss of {self._model.name!r} is no sum and no mean over the examples, such as a root, a product "
                 "or a ratio of sums, or a loss of inputs that a gradient of a mean has moved: the mean of the "
                 "replicas' losses, by their shares of the examples, is not what one device computes of the whole "
@@ -206,7 +206,7 @@ class PartsOfSteps:
             )
         numbers = [_degree(part) for name, part in outputs.items() if isinstance(name, Number)]
         if None in numbers and not told:
-            _say(
+            Callers.warn(
                 f"a metric of {self._model.name!r} is updated with one number for each replica which is no sum and no "
                 "mean over its examples, such as a maximum or a root of a mean: their mean by the replicas' shares of "
                 "the examples is not what one device finds in the whole batch. HINT: update it with a value for each "
@@ -245,7 +245,7 @@ class PartsOfSteps:
         unless = (
             f", unless a division by {replicas} in it is that by their number" if _divides_by(replicas, mine) else ""
         )
-        _say(
+        Callers.warn(
             f"the step of {self._model.name!r} gives its optimizer gradients of a mean over each replica's rows, "
             f"which are added up: they are {replicas} times those of one device{unless}. HINT: take "
             "self.compute_loss(y=y, y_pred=...), or divide the sum over the rows by "
@@ -266,7 +266,7 @@ class PartsOfSteps:
         if any(Kind.OTHER in kinds and Kind.TOTAL not in kinds for kinds in updates.values()):
             unknown.append("what the optimizer is given")
         if unknown:
-            _say(
+            Callers.warn(
                 f"{', '.join(unknown)} of the step of {self._model.name!r} is no sum and no mean over a replica's "
                 "examples, such as a norm of gradients or gradients clipped by it: its mean by the replicas' shares of "
                 "the examples is not what one device computes of the whole batch. HINT: let the optimizer clip "
@@ -305,7 +305,7 @@ class PartsOfSteps:
         unless = ", unless it is of a mean over all parts" if row_meetings.PARTS in told.values() else ""
         drawn = " Draw pairs, as MixUp does, of the whole batch before it is given." if DRAWN in told.values() else ""
         listed = ", ".join(f"{what} ({line})" for line, what in list(told.items())[:_TOLD])
-        _say(
+        Callers.warn(
             f"the step of {self._model.name!r} uses {listed}: each replica does so with its own rows, where one device "
             f"would with those of the whole batch, so that the result is another one{unless}. HINT: let "
             "steps treat all rows alike; get_replica_context().all_gather(x, axis=0) has the rows of all replicas, and "
@@ -354,14 +354,14 @@ class PartsOfSteps:
             # A metric that counts a batch once is given one number for it.
             if unknown and (means or type(metric) is keras.metrics.Sum):
                 shared.update(dict.fromkeys(unknown, 1))
-                _say(
+                Callers.warn(
                     f"metric {metric.name!r} is updated with one number for each replica which is no sum and no mean "
                     "over its examples, such as a root or a ratio of means: their mean by the replicas' shares of the "
                     "examples is not quite what one device finds in the whole batch. HINT: update it with a value for "
                     "each example, or with what get_replica_context().all_reduce has made of sums."
                 )
             elif unknown and not internals.is_keras(type(metric)):
-                _say(
+                Callers.warn(
                     f"metric {metric.name!r} adds to its variables what is no known sum over the examples: what the "
                     "replicas add is added up. HINT: add sums over examples, and compute the rest in result()."
                 )
@@ -463,7 +463,3 @@ def _degrees_of_updates(outputs: dict[Any, Part]) -> dict[int, set[int]]:
 def _degree(part: Part) -> int | None:
     """1 for what adds up over the replicas, 0 for what is a mean by their examples, and so on; None if not known."""
     return None if part.kind in (Kind.ROWS, Kind.OTHER) else part.degree
-
-
-def _say(text: str) -> None:
-    Callers.warn(text)

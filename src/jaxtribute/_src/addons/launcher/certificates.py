@@ -50,15 +50,9 @@ def secret_of_run(options: Options, run: str, environment: Mapping[str, str] | N
     return hmac.new(options.key or b"", b"certificates of run " + run.encode(), hashlib.sha512).digest()
 
 
-def open_to_others(options: Options, environment: Mapping[str, str] | None = None) -> str | None:
-    """Says what of a job on several machines is not encrypted and could be; None if nothing is.
-
-    Args:
-      options: the launch.
-      environment: as of `secret_of_run`.
-    """
-    environment = os.environ if environment is None else environment
-    if options.nodes == 1 or not environment.keys().isdisjoint(VARIABLES):
+def open_to_others(options: Options) -> str | None:
+    """Says what of a job on several machines is not encrypted and could be; None if nothing is."""
+    if options.nodes == 1 or not os.environ.keys().isdisjoint(VARIABLES):
         return None
     if options.key is None:
         return (

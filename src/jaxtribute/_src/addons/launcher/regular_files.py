@@ -16,6 +16,10 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFDIR: "a folder",
 }
+_MOST_OF_SECRET = 1 << 16
+"""Bytes that are read of a secret that is longer."""
+_PATIENCE_S = 10.0
+"""Seconds to wait for the program that writes to a pipe."""
 
 
 def open_regular(path: str | Path, flags: int, mode: int = 0o644) -> int:
@@ -53,29 +57,24 @@ def read_regular(path: Path, most: int = -1) -> bytes:
         return file.read(most)
 
 
-def read_secret(path: Path, most: int = 1 << 16, patience_s: float = 10.0) -> bytes:
+def read_secret(path: Path) -> bytes:
     """The content of a small file, which may be a pipe that another program writes to, as `<(...)` of a shell is.
-
-    Args:
-      path: the file.
-      most: bytes that are read of a longer one.
-      patience_s: seconds to wait for that program.
 
     Raises:
       OSError: the file cannot be read, or the program has not ended in time.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    found, end = b"", time.monotonic() + patience_s
+    found, end = b"", time.monotonic() + _PATIENCE_S
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
     try:
         kind = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(kind) and not stat.S_ISFIFO(kind):
             raise _refusal(path, kind)
-        while len(found) < most:
+        while len(found) < _MOST_OF_SECRET:
             if not waiting.poll(1000 * max(0.0, end - time.monotonic())):
-                raise TimeoutError(errno.ETIMEDOUT, f"nothing came for {patience_s:g} s", str(path))
-            data = os.read(descriptor, most)
+                raise TimeoutError(errno.ETIMEDOUT, f"nothing came for {_PATIENCE_S:g} s", str(path))
+            data = os.read(descriptor, _MOST_OF_SECRET)
             if not data:
                 break
             found += data

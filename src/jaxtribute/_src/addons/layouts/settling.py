@@ -28,6 +28,7 @@ from jaxtribute._src.addons.layouts.axes import AxisClasses
 from jaxtribute._src.addons.layouts.clusters import Cluster, Plan, clusters_of, split_axis
 from jaxtribute._src.addons.layouts.judging import Judge, laid_out
 from jaxtribute._src.addons.layouts.search import Search
+from jaxtribute._src.addons.tools.sizes import bytes_on_each
 from jaxtribute._src.addons.tools.tables import bytes_text
 from jaxtribute.errors import ArgumentError
 from jaxtribute.extending import Callers, Capture, Context, Function, Nests, Policy, Programs, ReplicaMesh, updating
@@ -279,9 +280,7 @@ def automatic_layout(
 
 def _held(variable: Variable, policy: Policy) -> int:
     """Bytes of a variable on each device, stored by a policy."""
-    where, shape = policy.where, variable.stored.shape
-    part = shape if where is None else where.shard_shape(shape)
-    return math.prod(part) * variable.dtype.itemsize
+    return bytes_on_each(variable.stored.shape, variable.dtype, policy.where)
 
 
 def _is_variable(leaf: Leaf) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -182,14 +182,13 @@ def _metrics(metrics: dict[str, list[list[float]]]) -> Text:
     return text
 
 
-def show(run: Run, console: Console, *, once: bool, pause: Callable[[float], None] = time.sleep) -> None:
+def show(run: Run, console: Console, *, once: bool) -> None:
     """Shows a run until Ctrl-C, or once.
 
     Args:
       run: the run.
       console: where it is shown.
       once: whether to print it and return, as is done anyway for whoever is no terminal, such as a pipe.
-      pause: waits for so many seconds.
     """
     if not console.is_terminal:
         console.width = max(console.width, _WIDE)  # a file or a pipe has no width, and Rich takes 80
@@ -200,4 +199,4 @@ def show(run: Run, console: Console, *, once: bool, pause: Callable[[float], Non
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             live.update(view(run.state(), console.width), refresh=True)
-            pause(1.0)
+            time.sleep(1.0)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -115,7 +115,7 @@ def take_apart(model: Nest, wrt: Any = None) -> tuple[list[Part], Outline]:
         # A model of a library that was never imported cannot be; importing it for the question would cost seconds.
         if library not in sys.modules:
             continue
-        known: Any = import_module(f"jaxtribute._src.addons.models.{file}")
+        known = cast("Library", import_module(f"jaxtribute._src.addons.models.{file}"))
         if known.accepts(model):
             parts, outline = known.take_apart(model, wrt)
             if wrt is not None and not any(part.kind is Kind.PARAMETER for part in parts):

@@ -22,6 +22,8 @@ from jaxtribute.errors import ArgumentError, JaxtributeError
 from jaxtribute.extending import slice_sizes
 
 _SCRIPT = "jaxtribute._src.addons.planning.script"
+_DEVICES = 2
+"""Logical devices on which a script is looked at: with two, it has what replicas exchange."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +60,12 @@ class Comparison:
         return found | found.pop("parts") | {"predicted": self.predicted, "error": self.error}
 
 
-def script_cost(
-    script: Path, arguments: Sequence[str], devices: int = 2, *, shapes: bool = False, most: int = 0
-) -> StepCost:
-    """Measures a script's step in a process of its own with so many devices.
+def script_cost(script: Path, arguments: Sequence[str], *, shapes: bool = False, most: int = 0) -> StepCost:
+    """Measures a script's step in a process of its own with two logical CPU devices.
 
     Args:
       script: a Python program that trains.
       arguments: its arguments.
-      devices: logical CPU devices.
       shapes: True to give variables shapes and no memory: a model may be larger than the machine, and what needs the
         value of a variable before the first step is an error.
       most: the global batch that predictions are asked for; 0 for the script's.
@@ -84,7 +83,7 @@ def script_cost(
             run_module(_SCRIPT, [what, str(out), str(most), str(script), *with_devices(arguments, count)], count)
             return StepCost.load(out)
 
-        cost = looked_at(devices)
+        cost = looked_at(_DEVICES)
         if cost.replicas == 1:
             return cost
         # A program of several replicas holds what they exchange, which one of a single replica does not.

@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, Sharding
 
 from jaxtribute import Variable
 from jaxtribute._src.addons.tables.rows import Places
+from jaxtribute._src.addons.tools.sizes import bytes_on_each
 from jaxtribute.extending import MirroredPolicy, OnReadPolicy, PlainPolicy, Policy, ReplicaMesh, ShardedPolicy, Slots
 
 Shape = tuple[int, ...]
@@ -129,11 +130,10 @@ class Held:
             return Kind("mirrored") if made.name == "plain" and replicas > 1 else made
 
         stored = variable.stored
-        local = stored.sharding.shard_shape(stored.shape)
         return cls(
             shape=variable.shape,
             dtype=str(variable.dtype),
-            seen=math.prod(local) * variable.dtype.itemsize,
+            seen=bytes_on_each(stored.shape, variable.dtype, stored.sharding),
             alone=kind(1),
             several=kind(_SEVERAL),
             layout=owner.policy.layout,
@@ -146,18 +146,15 @@ class Held:
     def on(self, replicas: int) -> int:
         """Bytes of one on each device of so many replicas."""
         kind = self.alone if replicas == 1 else self.several
-        itemsize = np.dtype(self.dtype).itemsize
         if kind.name == "":
             return self.seen
         if kind.name == "table":
             # A table of one replica has no stripes.
             stripes = kind.number if replicas > 1 else 1
-            return Places(self.shape[0], replicas, stripes).part * math.prod(self.shape[1:]) * itemsize
+            rows = Places(self.shape[0], replicas, stripes).part
+            return bytes_on_each((rows, *self.shape[1:]), self.dtype, None)
         policy = self._policy(kind.on(Imagined(replicas, dict(self.group))))
-        stored = policy.stored_shape(self.shape)
-        where = policy.where
-        assert where is not None
-        return math.prod(where.shard_shape(stored)) * itemsize
+        return bytes_on_each(policy.stored_shape(self.shape), self.dtype, policy.where)
 
     def _policy(self, plain: Policy) -> Policy:
         """The policy of it, where new variables have the policy `plain`."""

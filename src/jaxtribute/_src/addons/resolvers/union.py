@@ -92,35 +92,20 @@ class UnionResolver(ClusterResolver):
         """The first resolver's answer."""
         return self._resolvers[0].environment
 
-    @property
+    @ClusterResolver.task_type.getter
     def task_type(self) -> str | None:
         """This process's job: the one that was set here, or the first resolver's."""
         return self._task_type if self._task_type is not None else self._resolvers[0].task_type
 
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        """Says that this process is of another job."""
-        self._task_type = task_type
-
-    @property
+    @ClusterResolver.task_id.getter
     def task_id(self) -> int | None:
         """This process's index in its job: the one that was set here, 0 too, or the first resolver's."""
         return self._task_id if self._task_id is not None else self._resolvers[0].task_id
 
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        """Says that this process is another task of its job."""
-        self._task_id = task_id
-
-    @property
+    @ClusterResolver.rpc_layer.getter
     def rpc_layer(self) -> str | None:
         """The protocol that was set here, or the first resolver's."""
         return self._rpc_layer or self._resolvers[0].rpc_layer
-
-    @rpc_layer.setter
-    def rpc_layer(self, rpc_layer: str | None) -> None:
-        """Changes the protocol in front of addresses."""
-        self._rpc_layer = rpc_layer
 
 
 def _merge(job: str, parts: list[list[str] | dict[int, str]]) -> list[str] | dict[int, str]:

@@ -145,10 +145,6 @@ class _RowFlow(Flow[_Kind]):
         """The less that is known of either."""
         return max(one, other)
 
-    def chosen(self, by: _Kind, value: _Kind) -> _Kind:
-        """A choice by rows is none that a program can make."""
-        return max(by, value)
-
     def row(self, whole: _Kind) -> _Kind:
         """A scan over rows mixes them."""
         if whole is not _Kind.ALIKE:

@@ -25,15 +25,29 @@ class ReplicaProgram(Protocol):
     """The replicas that see the same shapes: their program, its ragged inputs' shapes, and the collectives in it."""
 
     @property
-    def closed(self) -> Any: ...
+    def closed(self) -> Any:
+        """The program with its constants."""
+        ...
+
     @property
-    def jaxpr(self) -> Jaxpr: ...
+    def jaxpr(self) -> Jaxpr:
+        """The program alone."""
+        ...
+
     @property
-    def sources(self) -> Sequence[Any]: ...
+    def sources(self) -> Sequence[Any]:
+        """The key of each input, equal where replicas of other shapes have the same value."""
+        ...
+
     @property
-    def shapes(self) -> Mapping[Any, tuple[int, ...]]: ...
+    def shapes(self) -> Mapping[Any, tuple[int, ...]]:
+        """The shapes on these replicas of inputs that differ between replicas, by their keys."""
+        ...
+
     @property
-    def collectives(self) -> Sequence[JaxprEqn]: ...
+    def collectives(self) -> Sequence[JaxprEqn]:
+        """The operations at which these replicas meet others."""
+        ...
 
 
 class Scales:

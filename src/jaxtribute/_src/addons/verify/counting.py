@@ -14,7 +14,8 @@ from typing import TypeAlias
 COUNT = "num_replicas_in_sync"
 _SAME = frozenset("int float asarray array constant cast float16 float32 float64 bfloat16 int32 int64".split())
 """Calls that give the number that they are given."""
-_VERIFIES = frozenset(("verify", "verify_step"))
+_CALLING = frozenset(("verify", "verify_step", "partial", "run"))
+"""Calls that call their first argument."""
 _TURNS = 8
 """Times that a number is handed on."""
 
@@ -43,6 +44,10 @@ class _Source:
     statements: list[tuple[ast.AST, tuple[_Function, ...], bool]] = field(default_factory=list)
     classes: list[ast.ClassDef] = field(default_factory=list)
     methods: set[_Function] = field(default_factory=set)
+
+    def kept_beside(self, name: str, around: Sequence[_Function]) -> set[str]:
+        """The names that hold the number of replicas in the function, or else the module, that binds `name`."""
+        return self.kept[next((one for one in around if name in self.bound[one]), None)]
 
 
 class Counting:
@@ -89,9 +94,9 @@ class Counting:
 
     def of_function(self, file: str, line: int, name: str) -> set[str]:
         """The names that a function has as parameters, or from the functions around it."""
-        source = self._sources.get(file)
-        function = source.functions.get((line, name)) if source is not None else None
-        if source is None or function is None:
+        source = self._sources.get(file, _Source())
+        function = source.functions.get((line, name))
+        if function is None:
             return set()
         found: set[str] = set()
         hidden: set[str] = set()
@@ -110,8 +115,7 @@ class Counting:
             case ast.Attribute(attr=name):
                 return name == COUNT or name in self.attributes
             case ast.Name(id=name):
-                scope = next((one for one in around if name in source.bound[one]), None)
-                return name in source.kept[scope]
+                return name in source.kept_beside(name, around)
             case ast.Call(func=function, args=[first, *_]):
                 return _called(function) in _SAME and self._is_count(source, first, around)
             case ast.IfExp(body=one, orelse=other):
@@ -164,8 +168,7 @@ class Counting:
                 case ast.Name(id=name) if in_class:
                     self.attributes.add(name)
                 case ast.Name(id=name):
-                    scope = next((one for one in around if name in source.bound[one]), None)
-                    source.kept[scope].add(name)
+                    source.kept_beside(name, around).add(name)
                 case ast.Attribute(attr=name):
                     self.attributes.add(name)
                 case ast.Subscript(slice=ast.Constant(value=str(name))):
@@ -176,27 +179,19 @@ class Counting:
     def _call(self, source: _Source, node: ast.Call, around: tuple[_Function, ...]) -> None:
         name, places = _called(node.func), list(node.args)
         keywords = {one.arg: one.value for one in node.keywords if one.arg is not None}
-        if name == "dict":
+        if name in ("dict", "partial"):
             self.keys.update(key for key, value in keywords.items() if self._is_count(source, value, around))
-            return
-        if places and name in {*_VERIFIES, "partial", "run"}:
+        if places and name in _CALLING:
             # What these call is their first argument, with the others.
             function, *places = places
-            if name == "partial":
-                self.keys.update(key for key, value in keywords.items() if self._is_count(source, value, around))
             if name == "run":
                 own = keywords.get("args", places[0] if places else None)
                 places = list(own.elts) if isinstance(own, ast.Tuple | ast.List) else []
                 keywords = {}
             name = _called(function)
-        if name is None:
-            return
-        for place, value in enumerate(places):
-            if self._is_count(source, value, around):
+        for place, value in (*enumerate(places), *keywords.items()):
+            if name is not None and self._is_count(source, value, around):
                 self._hand(name, place)
-        for key, value in keywords.items():
-            if self._is_count(source, value, around):
-                self._hand(name, key)
 
     def _hand(self, name: str, place: int | str) -> None:
         """Notes that a function, or a class, is given the number of replicas."""

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,12 +52,7 @@ class Counts:
         self._walk(call)
         for owner, name in self._attributes:
             if name in self._read:
-                self._note(
-                    owner,
-                    name,
-                    getattr(owner, name, None),
-                    lambda value, owner=owner, name=name: _put(owner, name, value),
-                )
+                self._note(owner, name, getattr(owner, name, None), functools.partial(_put, owner, name))
         del self._read, self._attributes
 
     def parameters(self, call: Callee, values: Sequence[Any]) -> list[int]:
@@ -66,12 +61,8 @@ class Counts:
         if not self._counting or code is None:
             return []
         kept = self._counting.of_function(code.co_filename, code.co_firstlineno, code.co_name)
-        names = code.co_varnames[: code.co_argcount]
-        return [
-            place
-            for place, value in enumerate(values)
-            if self._is_count(value) and names[place : place + 1] and names[place] in kept
-        ]
+        named = zip(code.co_varnames[: code.co_argcount], values, strict=False)
+        return [place for place, (name, value) in enumerate(named) if name in kept and self._is_count(value)]
 
     @contextmanager
     def others(self, count: int) -> Generator[None]:
@@ -186,17 +177,15 @@ class Counts:
                 self._note(held, name, held[name], functools.partial(held.__setitem__, name))
 
 
-class _Place:
-    """A place.
+class _Place(NamedTuple):
+    """A place."""
 
-    Args:
-      owner: what has it, kept as it is known by its id.
-      value: what stands there.
-      put: puts another value there.
-    """
-
-    def __init__(self, owner: Any, value: Any, put: Callable[[Any], None]) -> None:
-        self.owner, self.value, self.put = owner, value, put
+    owner: Any
+    """The object that has it, which its id names as long as it is kept."""
+    value: Any
+    """The number that stands there."""
+    put: Callable[[Any], None]
+    """Puts another one there."""
 
 
 _LEAVES = str, bytes, int, float, complex, np.ndarray, np.generic, jax.Array, Variable, Strategy
@@ -207,9 +196,7 @@ def _counting(call: Callee) -> Counting:
     files = {getattr(one, "__file__", None) for one in list(sys.modules.values())}
     code = getattr(getattr(call, "python_function", call), "__code__", None)
     # Those of a notebook's cells are no files.
-    files |= {file for file in linecache.cache if "ipykernel" in file} | (
-        {code.co_filename} if code is not None else set()
-    )
+    files |= {file for file in linecache.cache if "ipykernel" in file} | {getattr(code, "co_filename", None)}
     texts: dict[str, str] = {}
     for file in sorted(str(one) for one in files if one):
         if file.endswith(".py") and _is_own_file(file):

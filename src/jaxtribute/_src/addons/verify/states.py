@@ -43,6 +43,7 @@ def changes(one: Outcome, before: Before) -> tuple[set[Any], set[Any]]:
 
 
 def is_trained(variable: Variable, value: Any) -> bool:
+    """True if a variable that was given a value is one that training changes: integers are not trained."""
     return variable.trainable and value.dtype == np.float64
 
 

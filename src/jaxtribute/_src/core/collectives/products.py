@@ -21,15 +21,13 @@ from jax import lax
 
 from jaxtribute._src.core.collectives.summation import Summation, array_bytes, groups, pack
 from jaxtribute._src.core.jaxprs.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, aval, bind, opened
+from jaxtribute._src.core.jaxprs.kinds import moves
 from jaxtribute._src.core.jaxprs.making import Own
 from jaxtribute._src.core.jaxprs.walking import called, evaluate
 from jaxtribute._src.core.types import Numeric
 from jaxtribute._src.core.values.mesh import AXIS
 
 _PRODUCT = "dot_general"
-_MOVES = frozenset({"transpose", "reshape", "broadcast_in_dim", "squeeze", "neg", "copy", "copy_p"})
-"""Operations of one array that give a sum of arrays the sum of what they give each."""
-
 
 sum_p = Own("jd_sum")
 """Stands for the sums of its operands over the replicas, until `evaluated` makes them."""
@@ -150,7 +148,7 @@ class _Evaluation:
             self._makers[id(jaxpr)] = makers
         while not isinstance(atom, Literal) and atom in makers:
             eqn, place = makers[atom]
-            if _moves(eqn):
+            if moves(eqn):
                 (atom,) = eqn.invars
                 continue
             inner = called(eqn) if eqn.primitive.name == "jit" else None
@@ -172,7 +170,7 @@ class _Evaluation:
             (contracted, _), _ = eqn.params["dimension_numbers"]
             # What is empty XLA refuses to gather.
             return _Product(eqn, (operands[0], operands[1])) if contracted and operands[0].size else None
-        known = self._products.get(id(operands[0])) if _moves(eqn) else None
+        known = self._products.get(id(operands[0])) if moves(eqn) else None
         if known is None:
             return None
         product = known[1]
@@ -202,15 +200,6 @@ class _Evaluation:
             rows = map(gathered.__getitem__, map(id, product.factors))
             totals.append(product.of_all(list(map(_joined, rows, product.axes))))
         return totals
-
-
-def _moves(eqn: JaxprEqn) -> bool:
-    """True if an operation moves its operand; False if it does something else, such as to scale it."""
-    # A scaling must stay before the sum: some products have a finite sum only when they are scaled first.
-    if eqn.primitive.name not in _MOVES or len(eqn.outvars) != 1 or len(eqn.invars) != 1:
-        return False
-    # Repeated along an axis, or of a size that only the program knows, it is something else.
-    return aval(eqn.invars[0]).size == aval(eqn.outvars[0]).size
 
 
 def _gathered(arrays: Sequence[Any], small_bytes: int) -> list[Any]:

@@ -159,10 +159,7 @@ def program_of(
     """Returns the program of a traced function: a `Program`, unless it touches variables that other processes hold."""
     touched = (*first.executor.inputs, *first.executor.written, *first.executor.operations)
     owners = (getattr(entry, "variable", entry) for entry in touched)
-    kinds = (variable.policy.program for variable in owners if isinstance(variable, Variable))
-    elsewhere = next((kind for kind in kinds if kind is not None), None)
-    if elsewhere is None and first.executor.home is not None:
-        elsewhere = first.executor.home.program
-    if elsewhere is not None:
-        return elsewhere(first, retrace, home, donated_leaves)
-    return Program(first, retrace, home, donated_leaves, name, repeatable)
+    kinds = [variable.policy.program for variable in owners if isinstance(variable, Variable)]
+    kinds.append(getattr(first.executor.home, "program", None))
+    kind = next((kind for kind in kinds if kind is not None), Program)
+    return kind(first, retrace, home, donated_leaves, name, repeatable)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxtribute._src.core import settings
 from jaxtribute._src.core.callers import warn
 from jaxtribute._src.core.execution.nests import leaves_of
 from jaxtribute._src.core.input.batches import as_batch, path_name
@@ -19,7 +20,6 @@ from jaxtribute._src.core.types import Array, Foreign, Leaf, Nest
 from jaxtribute._src.core.values.described import DescribedArray
 from jaxtribute._src.core.values.distributed import PerReplica
 from jaxtribute._src.core.values.mesh import ReplicaMesh
-from jaxtribute._src.core.values.numbers import out_of_range
 from jaxtribute._src.core.values.placing import Transfer
 from jaxtribute.errors import InputError
 
@@ -143,7 +143,7 @@ class _Watched:
                 continue
             # Only integers turn into other numbers; floats lose digits, of which nobody needs to hear.
             dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if leaf.dtype.kind in "iu" else leaf.dtype
-            worst = out_of_range(np.asarray(leaf), dtype)
+            worst = settings.out_of_range(np.asarray(leaf), dtype)
             if worst is not None:
                 self._said = True
                 warn(

@@ -49,6 +49,9 @@ ELEMENTWISE = frozenset(
 )
 """Names of the operations whose results have at each place what the operands of that shape have there."""
 
+_MOVES = frozenset({"transpose", "reshape", "broadcast_in_dim", "squeeze", "neg", "copy", "copy_p"})
+"""Operations of one array that give a sum of arrays the sum of what they give each."""
+
 
 @functools.cache
 def _ordinary() -> frozenset[Primitive]:
@@ -112,6 +115,15 @@ def keeps_equality(eqn: JaxprEqn) -> bool:
 def is_known(primitive: Primitive) -> bool:
     """True if a primitive is an ordinary function of its operands, JAX's or this library's."""
     return isinstance(primitive, Own) or primitive in _ordinary()
+
+
+def moves(eqn: JaxprEqn) -> bool:
+    """True if an operation moves its operand; False if it does something else, such as to scale it."""
+    # A scaling must stay before a sum: some products have a finite sum only when they are scaled first.
+    if eqn.primitive.name not in _MOVES or len(eqn.outvars) != 1 or len(eqn.invars) != 1:
+        return False
+    # Repeated along an axis, or of a size that only the program knows, it is something else.
+    return aval(eqn.invars[0]).size == aval(eqn.outvars[0]).size
 
 
 def repeatable(eqn: JaxprEqn) -> bool:

@@ -26,6 +26,7 @@ class Programs:
     identity = staticmethod(making.identity)
     made_by = staticmethod(core.made_by)
     mentions = staticmethod(kinds.mentions)
+    moves = staticmethod(kinds.moves)
     names_axis = staticmethod(kinds.names_axis)
     opened = staticmethod(core.opened)
     piece = staticmethod(walking.piece)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtribute._src.core import settings
 from jaxtribute._src.core.jaxprs.core import Tracer
 from jaxtribute._src.core.types import DType, Numeric
 from jaxtribute._src.core.values.operators import ArrayOperators, operand
@@ -120,7 +121,7 @@ def converted(array: Numeric, dtype: np.dtype[Any], what: str) -> Any:
         return array.astype(dtype)
     host = np.asarray(array)
     if kind == wanted:
-        check_range(host, dtype, what)
+        settings.check_range(host, dtype, what)
         return array.astype(dtype)
     # What does not fit becomes something else here, without a warning; that it does the comparison below tells.
     with np.errstate(invalid="ignore"):
@@ -147,20 +148,6 @@ def summed(array: Any, axes: int | tuple[int, ...]) -> Any:
     return widened(array).sum(axes, promote_integers=False).astype(array.dtype)
 
 
-def check_range(array: Host, dtype: np.dtype[Any], what: str) -> None:
-    """Checks that integers fit a dtype of integers.
-
-    Raises:
-      ArgumentError: one does not.
-    """
-    worst = out_of_range(array, dtype)
-    if worst is not None:
-        raise ArgumentError(
-            f"{what} of dtype {array.dtype} holds {worst}, which {dtype} cannot hold. HINT: use smaller numbers, or "
-            "call jax.config.update('jax_enable_x64', True) first, which allows 64 bits."
-        )
-
-
 def check_cut(array: Numeric, what: str) -> None:
     """Checks that JAX, which has no 64 bits unless it is told to, does not cut an array's integers off.
 
@@ -168,19 +155,7 @@ def check_cut(array: Numeric, what: str) -> None:
       ArgumentError: it would.
     """
     if array.dtype in _LONG and not jax.config.read("jax_enable_x64"):
-        check_range(np.asarray(array), jax.dtypes.canonicalize_dtype(array.dtype), what)
-
-
-def out_of_range(array: Host, dtype: np.dtype[Any]) -> int | None:
-    """An integer of `array` that `dtype` cannot hold; None if there is none, or if they are no integers."""
-    if array.dtype.kind not in "iu" or not np.issubdtype(dtype, np.integer) or not array.size:
-        return None
-    if np.can_cast(array.dtype, dtype):
-        return None
-    limits = np.iinfo(dtype)
-    # As Python's integers, which have no limits of their own to be compared within.
-    least, most = int(array.min()), int(array.max())
-    return least if least < limits.min else most if most > limits.max else None
+        settings.check_range(np.asarray(array), jax.dtypes.canonicalize_dtype(array.dtype), what)
 
 
 def row_ids(ids: Numeric, rows: int, what: str) -> Any:

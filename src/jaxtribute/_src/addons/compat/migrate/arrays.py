@@ -219,17 +219,13 @@ class Arrays:
 
     def _store(self, target: ast.expr, value: Value, place: Place) -> None:
         if isinstance(target, ast.Name):
-            own = self._home(target.id, place)
+            own = self._elsewhere[place].get(target.id, place)  # `global` or `nonlocal` may have given it away
             self._env[own][target.id] = joined([self._env[own].get(target.id, _PYTHON), value])
         elif isinstance(target, (ast.Tuple, ast.List)):
             for one in target.elts:
                 self._store(one, Value(value.level), place)
         elif isinstance(target, ast.Starred):
             self._store(target.value, Value(value.level, True), place)
-
-    def _home(self, name: str, place: Place) -> Place:
-        """The place in which a name is, that `global` or `nonlocal` may have given away."""
-        return self._elsewhere[place].get(name, place)
 
     def _loop(self, target: ast.expr, over: ast.expr, place: Place) -> None:
         """Gives the names of a loop their values: an element, and of `enumerate` a number before it."""

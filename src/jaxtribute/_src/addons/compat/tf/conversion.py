@@ -11,7 +11,7 @@ import numpy as np
 from jaxtribute import IndexedSlices
 from jaxtribute._src.addons.compat.tf.texts import Texts
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
-from jaxtribute.extending import ArrayOperators, Tracer, operand
+from jaxtribute.extending import ArrayOperators, Tracer, operand, settings
 from jaxtribute.typing import DType
 
 TensorLike: TypeAlias = Any
@@ -91,32 +91,8 @@ def as_tensor(value: TensorLike, dtype: DType = None) -> Any:
         return array.view(Texts) if array.dtype.kind == "O" else array
     if asked is None or asked in _LONG:
         dtype = jax.dtypes.canonicalize_dtype(array.dtype if asked is None else asked)
-        check_fits(array, np.dtype(dtype), "a tensor")
+        settings.check_range(array, np.dtype(dtype), "a tensor")
     return jnp.asarray(array.astype(dtype, copy=False))
-
-
-def check_fits(array: np.ndarray[Any, Any], dtype: np.dtype[Any], what: str) -> None:
-    """Checks that integers fit a type of integers.
-
-    Args:
-      array: the integers; of another kind of numbers nothing is said.
-      dtype: the type.
-      what: names the array in messages.
-
-    Raises:
-      ArgumentError: one does not.
-    """
-    if array.dtype.kind not in "iu" or dtype.kind not in "iu" or not array.size or np.can_cast(array.dtype, dtype):
-        return
-    limits = np.iinfo(dtype)
-    # As Python's integers, which have no limits of their own to be compared within.
-    least, most = int(array.min()), int(array.max())
-    if least < limits.min or most > limits.max:
-        worst = least if least < limits.min else most
-        raise ArgumentError(
-            f"{what} of dtype {array.dtype} holds {worst}, which {dtype} cannot hold. HINT: use smaller numbers, or "
-            "call jax.config.update('jax_enable_x64', True) first, which allows 64 bits."
-        )
 
 
 def _rows_shape(slices: IndexedSlices) -> tuple[int, ...]:
@@ -195,7 +171,7 @@ def _beside(value: TensorLike, dtype: np.dtype[Any]) -> Any:
     array, what = host_array(value), f"what stands beside a tensor of {dtype},"
     if jnp.issubdtype(dtype, jnp.integer) and _holds_arrays(value):
         if array.dtype.kind in "iu":
-            check_fits(array, dtype, what)
+            settings.check_range(array, dtype, what)
             return as_tensor(array, dtype)
         if array.dtype.kind == "f":
             with np.errstate(invalid="ignore"):

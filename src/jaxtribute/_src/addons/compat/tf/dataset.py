@@ -269,10 +269,28 @@ def _of_rows(arrays: Nest) -> Dataset:
     return Dataset(Indexed(make_numpy_dataset(arrays), fixed=True, spec=lambda: spec))
 
 
-class _IndexedSource(MapSource):
-    """Adapter by which the input package reads records by number."""
+class _Source:
+    """The part of an adapter that tells of the dataset, however it is read."""
 
     name = "tf.data.Dataset"
+    _pipeline: Any
+    _policy: AutoShardPolicy | None
+
+    def count(self) -> int:
+        """The number of elements, as `tf.data.Dataset.cardinality` tells it."""
+        return self._pipeline.count()
+
+    def general(self, spec: Nest) -> Nest:
+        """The spec of every element: later batches may be wider than the first."""
+        return element_specs.opened(spec, self._pipeline.element_spec())
+
+    def policy(self) -> AutoShardPolicy | None:
+        """The policy of the dataset's options."""
+        return self._policy
+
+
+class _IndexedSource(_Source, MapSource):
+    """Adapter by which the input package reads records by number."""
 
     def __init__(self, pipeline: Indexed, policy: AutoShardPolicy | None) -> None:
         super().__init__(pipeline.dataset)
@@ -292,42 +310,18 @@ class _IndexedSource(MapSource):
         """Batches and examples of one pass, if it ends."""
         return None if self._pipeline.endless else super().length()
 
-    def count(self) -> int:
-        """The number of elements, as `tf.data.Dataset.cardinality` tells it."""
-        return self._pipeline.count()
 
-    def general(self, spec: Nest) -> Nest:
-        """The spec of every element: later batches may be wider than the first."""
-        return element_specs.opened(spec, self._pipeline.element_spec())
-
-    def policy(self) -> AutoShardPolicy | None:
-        return self._policy
-
-
-class _StreamedSource(IterableSource):
+class _StreamedSource(_Source, IterableSource):
     """Adapter by which the input package reads a stream."""
-
-    name = "tf.data.Dataset"
 
     def __init__(self, pipeline: Streamed, policy: AutoShardPolicy | None) -> None:
         super().__init__(pipeline)
-        self._pipeline = pipeline
-        self._policy = policy
+        self._pipeline, self._policy = pipeline, policy
 
     def at_epoch(self, epoch: int) -> Source:
+        """A later pass, which a source that is opened anew begins by its own number."""
         later = replace(self._pipeline, open=lambda _: self._pipeline.open(epoch))
         return _StreamedSource(later, self._policy)
-
-    def count(self) -> int:
-        """The number of elements, as `tf.data.Dataset.cardinality` tells it."""
-        return self._pipeline.count()
-
-    def general(self, spec: Nest) -> Nest:
-        """The spec of every element: later batches may be wider than the first."""
-        return element_specs.opened(spec, self._pipeline.element_spec())
-
-    def policy(self) -> AutoShardPolicy | None:
-        return self._policy
 
 
 def _source(dataset: Dataset) -> Source:

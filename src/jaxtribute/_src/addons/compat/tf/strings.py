@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute._src.addons.compat.tf.conversion import TensorLike, as_tensor, check_fits, host_array
+from jaxtribute._src.addons.compat.tf.conversion import TensorLike, as_tensor, host_array
 from jaxtribute._src.addons.compat.tf.texts import with_texts
 from jaxtribute.errors import ArgumentTypeError
+from jaxtribute.extending import settings
 from jaxtribute.typing import DType
 
 
@@ -77,7 +78,7 @@ def to_number(input: TensorLike, out_type: DType = np.float32) -> Any:
         return as_tensor(_each(float, input, np.float64), wanted)
     numbers = _each(int, input)
     for one in numbers.ravel():
-        check_fits(np.asarray(one), wanted, "a text")
+        settings.check_range(np.asarray(one), wanted, "a text")
     return as_tensor(numbers.astype(wanted), wanted)
 
 

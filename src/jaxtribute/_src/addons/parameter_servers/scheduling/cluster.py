@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -40,8 +39,6 @@ from jaxtribute.typing import DType, Leaf, Nest
 if TYPE_CHECKING:
     from jaxtribute import Strategy
     from jaxtribute._src.addons.parameter_servers.scheduling.coordinator import ClusterCoordinator
-
-_LOG = logging.getLogger(__name__)
 
 
 class Cluster:

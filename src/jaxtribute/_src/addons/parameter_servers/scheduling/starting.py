@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from jaxtribute._src.addons.messaging.transport import Keys, TaskSettings
-from jaxtribute._src.addons.parameter_servers.engines.engine import Engine, ThreadEngine
+from jaxtribute._src.addons.parameter_servers.engines.engine import Engine
 from jaxtribute._src.addons.parameter_servers.engines.ray_node import (
     START_S,
     RayNode,
@@ -76,15 +76,6 @@ def make_task(
     if role == "worker":
         return WorkerTask(index, settings, *arguments)
     return ServerTask(index, settings, host)
-
-
-def start_in_threads(servers: int, workers: int, **options: Any) -> Cluster:
-    """A cluster whose servers and workers are threads of this process: for tests, and for debugging."""
-    folder = Folder()
-    task_settings = TaskSettings(folder.path)
-    return Cluster(
-        ThreadEngine(make_task, task_settings), folder, task_settings, servers=servers, workers=workers, **options
-    )
 
 
 def tasks_of(resolver: Foreign) -> tuple[int, int]:

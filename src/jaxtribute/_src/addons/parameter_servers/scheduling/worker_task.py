@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,6 @@ from jaxtribute.errors import ClusterError, DeadlineError, OutOfRangeError
 from jaxtribute.extending import EndOfData, Kinds
 from jaxtribute.typing import Json
 
-_LOG = logging.getLogger(__name__)
 _POLL_S = 0.2
 _ASK_AGAIN_S = 1.0
 _ENDING = frozenset({"servers", "abort", "stop"})

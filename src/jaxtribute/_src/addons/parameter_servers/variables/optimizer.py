@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 import optax
+from jax.tree_util import keystr
 
 from jaxtribute import IndexedSlices
 from jaxtribute._src.addons.parameter_servers.server.client import Exchange
@@ -71,7 +72,7 @@ def plan_parts(
     """
     with optax_rules():
         state = jax.eval_shape(transform.init, parameters.abstract)
-    places = {_path(path): leaf for leaf, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(state))}
+    places = {keystr(path): leaf for leaf, (path, _) in enumerate(jax.tree.leaves_with_path(state))}
     if any(jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
         raise ArgumentError("the transformation keeps random keys, which parameter servers do not. HINT: leave it out.")
     with optax_rules():
@@ -122,8 +123,8 @@ def _state_of(
     with optax_rules():
         state = jax.eval_shape(transform.init, nest)
         belongings = own.belongings(state, transform.init)
-    for (path, leaf), one in zip(jax.tree_util.tree_leaves_with_path(state), belongings, strict=True):
-        yield _path(path), None if one.owner is None else numbers[one.owner], leaf
+    for (path, leaf), one in zip(jax.tree.leaves_with_path(state), belongings, strict=True):
+        yield keystr(path), None if one.owner is None else numbers[one.owner], leaf
 
 
 def check_separable(
@@ -249,7 +250,3 @@ class RemoteOptimizer:
                 arrays.extend((ids[mask] - start, rows[mask]))
             local = [forms[i] for i, _ in part.shards]
             exchange.operation(part.server, [OPTIMIZER, self.key, len(arrays), local], arrays)
-
-
-def _path(path: Any) -> str:
-    return jax.tree_util.keystr(path)

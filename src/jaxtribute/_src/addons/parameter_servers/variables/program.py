@@ -24,8 +24,7 @@ class ServerProgram:
       first: the function as traced for the first shapes.
       retrace: traces it for others.
       home: the device to run on.
-      given: accepted; nothing is donated.
-      name: the function's, for messages.
+      rest: accepted, as `Program` takes it: nothing is donated or repeated.
     """
 
     def __init__(
@@ -33,10 +32,8 @@ class ServerProgram:
         first: Capture,
         retrace: Callable[[Sequence[Any]], Capture],
         home: ReplicaMesh | None,
-        given: Sequence[int] = (),
-        name: str = "a compiled function",
+        *rest: Any,
     ) -> None:
-        self.name = name
         self._retrace, self._home = retrace, home or first.executor.home
         self._first: Capture | None = first
         self._steps: dict[Any, Step] = {}

@@ -29,7 +29,6 @@ _STATED = re.compile(r'"cost_estimate":\{([^}]*)\}')
 _COST = re.compile(r'"(\w+)":"(\d+)"')
 _NOTHING = frozenset({"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound"})
 """Targets of custom calls that neither compute nor move anything."""
-_TARGET = re.compile(r'custom_call_target="(?P<name>[^"]+)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +203,10 @@ class _Walk:
 
     def _cost(self, computation: Computation, one: Instruction, exchange: _Exchange | None) -> tuple[float, bool]:
         """Seconds of computing of an instruction, and whether its compiler has told them."""
-        rates, target = self._rates, _TARGET.search(one.line)
+        rates = self._rates
         if one.kind in FREE or one.kind.endswith("-start") or collective_of(one, self._devices) is not None:
             return 0.0, True
-        if target is not None and target["name"] in _NOTHING:
+        if one.target in _NOTHING:
             return 0.0, True
         told = _CYCLES.search(one.line)
         if told is not None and rates.clock:

@@ -16,6 +16,7 @@ _OPERAND = re.compile(r"%[\w.-]+(?:#\d+)?")
 _ARRAY = re.compile(r"\b(?P<dtype>pred|[a-z]+\d+\w*)\[(?P<dims>[\d,]*)\]")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _BITS = re.compile(r"[a-z]+(\d+)")
+_TARGET = re.compile(r'custom_call_target="([^"]+)"')
 
 Dims = tuple[int, ...]
 
@@ -50,6 +51,12 @@ class Instruction:
         """Shape of the result; of the first of several, as cuBLAS and cuDNN return their scratch memory after it."""
         array = _ARRAY.search(self.shape)
         return dims_of(array["dims"]) if array else ()
+
+    @property
+    def target(self) -> str:
+        """Name of the code that a custom call runs; empty for what is none."""
+        found = _TARGET.search(self.line) if self.kind == "custom-call" else None
+        return found[1] if found else ""
 
 
 @dataclass

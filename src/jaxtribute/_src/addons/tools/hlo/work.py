@@ -14,7 +14,6 @@ from jaxtribute.typing import Foreign
 _CALLED = re.compile(r"calls=(%?[\w.-]+)")
 _CONTRACTED = re.compile(r'lhs_contracting_d(?:ims=\{|imensions":\[)(?P<dims>["\d,]*)')
 _KERNEL = re.compile(r"dim_labels=\w+_(?P<labels>\w+)->")
-_TARGET = re.compile(r'custom_call_target="(?P<name>[^"]+)"')
 # Of a backward convolution the forward one's result is an operand, and of that of kernels the kernel is the result.
 _CONVOLUTIONS = {
     "__cudnn$convForward": (0, 2),
@@ -157,8 +156,7 @@ def _values(computation: Computation, one: Instruction) -> Iterator[Instruction 
 
 def _operations(one: Instruction, arrays: list[Dims]) -> float:
     """Operations of a product whose result and operands have these shapes; none of another instruction."""
-    target = _TARGET.search(one.line) if one.kind == "custom-call" else None
-    name = "" if target is None else target["name"]
+    name = one.target
     if one.kind == "convolution":
         return convolution_flops(one.line, arrays)
     if name in _CONVOLUTIONS:

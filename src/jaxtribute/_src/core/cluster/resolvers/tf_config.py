@@ -102,18 +102,13 @@ class TFConfigClusterResolver(ClusterResolver):
         """The constructor's argument, or an empty string. TensorFlow says None then."""
         return self._environment or ""
 
-    @property
+    @ClusterResolver.task_type.getter
     def task_type(self) -> str | None:
         """The task's type; None if `TF_CONFIG` does not say it."""
         kind = self._task().get("type") if self._task_type is None else self._task_type
         return None if kind is None else str(kind)
 
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        """Says that this process is of another job."""
-        self._task_type = task_type
-
-    @property
+    @ClusterResolver.task_id.getter
     def task_id(self) -> int | None:
         """The task's index; None if `TF_CONFIG` does not say it."""
         index = self._task().get("index") if self._task_id is None else self._task_id
@@ -122,20 +117,10 @@ class TFConfigClusterResolver(ClusterResolver):
             raise self._malformed(f"the task's index is {shown(index)}, and not a whole number from 0 on")
         return number
 
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        """Says that this process is another task of its job."""
-        self._task_id = settings.whole("task_id", task_id, optional=True)
-
-    @property
+    @ClusterResolver.rpc_layer.getter
     def rpc_layer(self) -> str | None:
         """The protocol; None if `TF_CONFIG` does not say it."""
         return self._read().get("rpc_layer") if self._rpc_layer is None else self._rpc_layer
-
-    @rpc_layer.setter
-    def rpc_layer(self, rpc_layer: str | None) -> None:
-        """Changes the protocol in front of addresses."""
-        self._rpc_layer = rpc_layer
 
     def _text(self) -> str:
         return self.environ.get(_NAME, "")

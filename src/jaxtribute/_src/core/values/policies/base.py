@@ -11,12 +11,13 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec, Sharding
 
+from jaxtribute._src.core import settings
 from jaxtribute._src.core.types import Device, Numeric
 from jaxtribute._src.core.values.described import DescribedArray
 from jaxtribute._src.core.values.distributed import PerReplica
 from jaxtribute._src.core.values.enums import VariableAggregation
 from jaxtribute._src.core.values.mesh import AXIS
-from jaxtribute._src.core.values.numbers import check_numbers, check_range
+from jaxtribute._src.core.values.numbers import check_numbers
 from jaxtribute._src.core.values.operators import operand
 from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
 
@@ -332,5 +333,5 @@ def _host_array(variable: Variable, value: Numeric) -> np.ndarray[Any, Any]:
             f"cannot assign {value!r} of type {type(value).__name__} to {variable.name} of dtype {variable.dtype}. "
             "HINT: assign a number or an array of that dtype."
         )
-    check_range(array, variable.dtype, f"what is assigned to {variable.name}")
+    settings.check_range(array, variable.dtype, f"what is assigned to {variable.name}")
     return array.astype(variable.dtype)
