@@ -115,7 +115,7 @@ class Common:
         self._host = OneDeviceStrategy("CPU:0")
         self._nests: list[Any] = []
         self._roles: dict[int, Role] = {}
-        """What variables of other libraries are, by the numbers of the variables that hold them."""
+        """The roles of variables of other libraries, by the numbers of the variables that hold them."""
         self._inner: set[int] = set()
         """The numbers of the variables that inner optimizers update."""
         self._optimizer: Optimizer | None = None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Apart(Protocol):
-    """What the mesh of such an island offers."""
+    """The mesh of such an island, as far as Keras needs it."""
 
     def tell(self, variable: Variable, role: Callable[[], tuple[bool, VariableAggregation]]) -> None:
         """Notes whether a variable learns, and how its values become one at a meeting if it does not."""
