@@ -82,3 +82,24 @@ def test_random_numbers_of_their_own(four: jd.Strategy) -> None:
     assert first == list(multi_worker._seeded(Adapter().get_jax_iterator(), 5))  # pyright: ignore[reportPrivateUsage]
     assert str(np.random.get_state()) == state
     assert len(list(multi_worker.in_one_order(Adapter(), four))) == 3
+
+
+@pytest.mark.parametrize("catches_up", [False, True])
+def test_islands_write_a_file_whole_and_one_that_catches_up_writes_none(
+    catches_up: bool, four: jd.Strategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with four.scope():
+        model = classifier()
+    monkeypatch.setattr(four.extended.mesh, "catches_up", catches_up, raising=False)
+    path = tmp_path / "model.keras"
+    path.write_bytes(b"another island's")
+    seen: list[bytes] = []
+
+    def write(place: Path) -> None:
+        place.write_bytes(b"new")
+        seen.append(path.read_bytes())
+
+    multi_worker.once(four, model, path, write)
+    assert seen == ([] if catches_up else [b"another island's"])
+    assert path.read_bytes() == (b"another island's" if catches_up else b"new")
+    assert [file.name for file in tmp_path.iterdir()] == ["model.keras"]
