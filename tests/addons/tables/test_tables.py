@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,61 @@ def test_ids_that_name_no_row() -> None:
             jd.nn.embedding_lookup(table, ragged, combiner="mean")
     padded = jd.nn.embedding_lookup(jd.nn.ShardedTable(3, 2), np.asarray([[-1, -1]]), combiner="mean")
     np.testing.assert_array_equal(padded, np.zeros((1, 2)))
+
+
+@pytest.fixture
+def sixty_four_bits() -> Iterator[None]:
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "int64", "uint64"])
+@pytest.mark.parametrize("options", [{}, {"updates": "exact"}, {"partition": "range"}], ids=str)
+@pytest.mark.parametrize("name", ["default", "one", "two", "sharded"])
+@pytest.mark.usefixtures("sixty_four_bits")
+def test_ids_beyond_32_bits_name_no_row(name: str, options: Any, dtype: str) -> None:
+    """Looked up, and in gradients that a program makes itself."""
+    strategy = STRATEGIES[name]()
+    with strategy.scope():
+        table = table_of(np.arange(14, dtype=np.float32).reshape(7, 2), **options)
+        optimizer = jd.Optimizer(optax.sgd(1.0), [table])
+    wrong = [2**31, 2**31 + 1, 2**32 - 1, 2**32 + 1, 2**40 + 3, -(2**32) + 1, -(2**32), 2**63 - 1, 2**63 + 1, 2**64 - 1]
+    limits = np.iinfo(dtype)
+    wrong = [one for one in wrong if limits.min <= one <= limits.max]
+    ids = np.array([0, *wrong, 6], dtype)
+
+    @jd.function
+    def step(ids: Any) -> Any:
+        def replica(ids: Any) -> Any:
+            rows = jd.nn.embedding_lookup(table, ids)
+            optimizer.apply_gradients(jd.grad(lambda: jd.nn.embedding_lookup(table, ids).sum(), [table])())
+            optimizer.apply_gradients([jd.IndexedSlices(jnp.ones((len(ids), 2)), ids)])
+            return rows
+
+        return strategy.run(replica, (ids,))
+
+    data = strategy.experimental_distribute_dataset([ids])
+    parts = strategy.experimental_local_results(step(next(iter(data))))
+    rows = np.concatenate([np.asarray(part) for part in parts])
+    np.testing.assert_array_equal(rows[:, 0], [0, *[np.nan] * len(wrong), 12])
+    moved = np.arange(14).reshape(7, 2)[:, 0] - np.asarray(table.read_value())[:, 0]
+    np.testing.assert_array_equal(moved, [2, 0, 0, 0, 0, 0, 2])
+
+
+def test_short_indices_of_a_gradient_are_filled_up_beyond_the_rows() -> None:
+    """Replicas of fewer rows get ids that name none: in 8 bits that of 300 rows would be another row."""
+    strategy = jd.MirroredStrategy(2)
+    with strategy.scope():
+        table = jd.nn.ShardedTable(300, 1, lambda ids: jnp.ones((len(ids), 1)))
+        optimizer = jd.Optimizer(optax.chain(optax.add_decayed_weights(0.5), optax.sgd(1.0)), [table])
+
+    def replica(ids: Any) -> None:
+        optimizer.apply_gradients([jd.IndexedSlices(jnp.zeros((len(ids), 1)), ids)])
+
+    (ids,) = strategy.experimental_distribute_dataset([np.array([1, 2, 3], np.uint8)])
+    strategy.run(replica, (ids,))
+    np.testing.assert_array_equal(np.flatnonzero(table.numpy() != 1), [1, 2, 3])
 
 
 def test_what_a_table_is_not_for() -> None:

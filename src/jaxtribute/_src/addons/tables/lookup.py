@@ -184,7 +184,7 @@ def _rows(params: Any, ids: Any, present: Any) -> jax.Array:
         # Of a table nothing is sent for them.
         return params.sparse_read(ids, mask=present)
     if present is not None:
-        ids = (np if isinstance(present, np.ndarray) else jnp).where(present, ids, np.zeros((), ids.dtype))
+        ids = (np if isinstance(ids, np.ndarray) else jnp).where(present, ids, np.zeros((), ids.dtype))
         found = _rows(params, ids, None)
         present = present.reshape(*present.shape, *[1] * (found.ndim - present.ndim))
         return jnp.where(present, found, jnp.zeros_like(found))
