@@ -395,6 +395,36 @@ def test_tables_are_shown_pickled_and_copied() -> None:
         jd.nn.embedding_lookup(table, ["a"])  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("count", [4, 3])
+def test_a_norm_in_the_step_of_rows_that_are_added_up(count: int, eager: bool) -> None:
+    """As the guide to tables shows: an all-reduce keeps a row for each replica that has it."""
+    strategy, first = jd.MirroredStrategy(2), np.ones((5, 2), np.float32)
+    batch = np.array([1, 2, 1, 2])[:count], np.arange(1.0, 5.0, dtype=np.float32)[:count]
+    with strategy.scope():
+        table = table_of(first)
+        optimizer = jd.Optimizer(optax.sgd(1.0), [table])
+
+    def replica(ids: Any, by: Any) -> Any:
+        context: Any = jd.get_replica_context()
+        gradients: Any = jd.grad(lambda: jnp.sum(jd.nn.embedding_lookup(table, ids).sum(1) * by), [table])()
+        (rows,) = context.all_reduce("SUM", gradients)
+        most = len(rows.indices)
+        ids, places = jnp.unique(rows.indices, return_inverse=True, size=most, fill_value=rows.dense_shape[0])
+        values = jax.ops.segment_sum(rows.values, places, most)
+        norm = optax.tree.norm(values)
+        optimizer.apply_gradients([jd.IndexedSlices(values / norm, ids)], reduce_op=None)
+        return norm
+
+    (rows,) = strategy.experimental_distribute_dataset([batch])
+    run = lambda rows: strategy.run(replica, rows)  # noqa: E731
+    norms = strategy.experimental_local_results((run if eager else jd.function(run))(rows))
+    dense = np.zeros((5, 2))
+    np.add.at(dense, batch[0], np.stack([batch[1]] * 2, axis=1))
+    np.testing.assert_allclose(np.asarray(norms), np.linalg.norm(dense), rtol=1e-5)
+    np.testing.assert_allclose(first - table.numpy(), dense / np.linalg.norm(dense), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("reduced", ["by the optimizer", "before it"])
 def test_two_tables_share_a_norm_and_gradients_may_be_reduced_before(reduced: str) -> None:
     """The rows of one table count once in a norm over both, wherever they are added up."""

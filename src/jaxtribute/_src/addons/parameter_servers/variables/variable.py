@@ -304,7 +304,7 @@ class ServerVariable(Variable):
         """
         if mask is None or (isinstance(mask, np.ndarray) and mask.all()):
             return self._looked_up(indices, padded=False)
-        numbers = np if isinstance(indices, np.ndarray) and isinstance(mask, np.ndarray) else jnp
+        numbers: Any = np if isinstance(indices, np.ndarray) and isinstance(mask, np.ndarray) else jnp
         ids = numbers.asarray(indices)
         if not jnp.issubdtype(ids.dtype, jnp.signedinteger):
             ids = ids.astype(jax.dtypes.canonicalize_dtype(np.int64))
