@@ -23,7 +23,14 @@ import table_programs as programs
 from jaxtribute._src.addons.tables.exchange import SIZES
 from jaxtribute._src.addons.tables.rows import Places
 from jaxtribute._src.addons.testing.shared import SharedRunners
-from jaxtribute.errors import ArgumentError, ContextError, ShapeError, StrategyMixError, VariableError
+from jaxtribute.errors import (
+    ArgumentError,
+    ContextError,
+    ShapeError,
+    StrategyMixError,
+    TraceError,
+    VariableError,
+)
 
 STRATEGIES = {
     "default": jd.get_strategy,
@@ -459,3 +466,94 @@ def test_two_tables_share_a_norm_and_gradients_may_be_reduced_before(reduced: st
     for replicas in (2, 3):
         for ours, expected in zip(trained(jd.MirroredStrategy(replicas)), alone, strict=True):
             np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+KINDS = ("cond", "scan", "jit", "remat", "nested", "switch")
+
+
+def branched(kind: str, look: Any, ids: Any) -> Any:
+    """A loss of rows that are looked up in a transformation, by ids of the code around it."""
+    if kind == "cond":
+        return jax.lax.cond(jnp.sum(ids) >= 0, lambda: (look(ids) ** 2).sum(1), lambda: look(ids).sum(1) * 3)
+    if kind == "scan":
+        body: Any = lambda total, by: (total + (look(ids) ** 2).sum(1) * by, None)  # noqa: E731
+        return jax.lax.scan(body, jnp.zeros(ids.shape), jnp.arange(3.0))[0]
+    if kind == "jit":
+        return jax.jit(lambda by: (look(ids) ** 2).sum(1) * by)(2.0)
+    if kind == "remat":
+        return jax.checkpoint(lambda by: (look(ids) ** 2).sum(1) * by)(2.0)
+    if kind == "switch":
+        return jax.lax.switch(1, [lambda: look(ids).sum(1), lambda: (look(ids) ** 3).sum(1)])
+    inner: Any = lambda by: jax.lax.cond(True, lambda: (look(ids) ** 2).sum(1) * by, lambda: by * look(ids).sum(1))  # noqa: E731
+    return jax.vmap(inner)(jnp.ones(2)).sum(0)
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["compiled", "eager"])
+@pytest.mark.parametrize("count", [4, 3])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["one", "two", "sharded"])
+def test_lookups_in_branches_and_loops_by_ids_from_outside(name: str, kind: str, count: int, eager: bool) -> None:
+    strategy, first = STRATEGIES[name](), np.linspace(-1, 1, 10, dtype=np.float32).reshape(5, 2)
+    ids = np.array([0, 1, 2, 2])[:count]
+    with strategy.scope():
+        table = table_of(first)
+        optimizer = jd.Optimizer(optax.sgd(1.0), [table])
+
+    def replica(ids: Any) -> None:
+        def loss() -> Any:
+            return branched(kind, lambda ids: jd.nn.embedding_lookup(table, ids), ids).sum()
+
+        optimizer.apply_gradients(jd.grad(loss, [table])())
+
+    (rows,) = strategy.experimental_distribute_dataset([ids])
+    run = lambda rows: strategy.run(replica, (rows,))  # noqa: E731
+    (run if eager else jd.function(run))(rows)
+    expected = jax.grad(lambda rows: branched(kind, lambda ids: rows[ids], jnp.asarray(ids)).sum())(jnp.asarray(first))
+    np.testing.assert_allclose(first - table.numpy(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [4, 3])
+def test_two_tables_in_the_branches_of_one_condition(count: int) -> None:
+    strategy, first = jd.MirroredStrategy(2), np.arange(6, dtype=np.float32).reshape(3, 2)
+    with strategy.scope():
+        tables = [table_of(first), table_of(first)]
+        optimizer = jd.Optimizer(optax.sgd(1.0), tables)
+
+    def replica(ids: Any, which: Any) -> None:
+        def loss() -> Any:
+            one, other = (lambda table=table: jd.nn.embedding_lookup(table, ids).sum() for table in tables)
+            return jax.lax.cond(which[0] > 0, one, other)
+
+        optimizer.apply_gradients(jd.grad(loss, tables)())
+
+    step = jd.function(lambda ids, which: strategy.run(replica, (ids, which)))
+    (ids,) = strategy.experimental_distribute_dataset([np.arange(count) % 3])
+    step(ids, jnp.ones(1))
+    moved = [first - table.numpy() for table in tables]
+    np.testing.assert_array_equal(moved[0][:, 0], np.bincount(np.arange(count) % 3, minlength=3))
+    np.testing.assert_array_equal(moved[1], np.zeros((3, 2)))
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["compiled", "eager"])
+@pytest.mark.parametrize("kind", ["vmap", "scan", "remat", "jit"])
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_ids_of_a_transformation_are_refused_by_what_to_write(name: str, kind: str, eager: bool) -> None:
+    strategy = STRATEGIES[name]()
+    with strategy.scope():
+        table = jd.nn.ShardedTable(5, 2, name="items")
+        optimizer = jd.Optimizer(optax.sgd(1.0), [table])
+    look: Any = lambda ids: jd.nn.embedding_lookup(table, ids).sum()  # noqa: E731
+    ways: dict[str, Any] = {
+        "vmap": jax.vmap(look),
+        "scan": lambda ids: jax.lax.scan(lambda total, one: (total + look(one), None), 0.0, ids)[0],
+        "remat": jax.checkpoint(look),
+        "jit": jax.jit(look),
+    }
+
+    def replica(ids: Any) -> None:
+        optimizer.apply_gradients(jd.grad(lambda: ways[kind](ids).sum(), [table])())
+
+    run = lambda ids: strategy.run(replica, (ids,))  # noqa: E731
+    (ids,) = strategy.experimental_distribute_dataset([np.arange(4)])
+    with pytest.raises(TraceError, match=r"items:0 are looked up within jd.grad.*HINT: look all rows up before it"):
+        (run if eager else jd.function(run))(ids)

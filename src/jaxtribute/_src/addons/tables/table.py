@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 import jaxtribute as jd
 from jaxtribute import Variable, VariableAggregation, VariableSynchronization
 from jaxtribute._src.addons.tables.exchange import unique
+from jaxtribute._src.addons.tables.outside import check_outside
 from jaxtribute._src.addons.tables.pages import in_large_pages
 from jaxtribute._src.addons.tables.policy import TablePolicy
 from jaxtribute._src.addons.tables.rows import MOST_STRIPES, Places
@@ -235,7 +236,23 @@ class ShardedTable(Variable):
         """Returns what `sparse_read` of each table does; tables of one width share an exchange in a compiled step.
 
         Each row that several of the lookups name is read once.
+
+        Raises:
+          TraceError: the function that is differentiated looks rows up by ids of a JAX transformation within it.
         """
+        executor = tables[0]._context().executor
+        if not isinstance(executor, Overlay):
+            return ShardedTable._read_here(tables, indices, masks)
+        for table, *given in zip(tables, indices, masks, strict=True):
+            executor.noted(table)
+            check_outside(executor, table.name, given)
+        # In the trace of the whole function, where its gradient is made of the ids, also if they are looked up in a
+        # branch, or in the body of a loop.
+        return executor.once(tables[0], object(), lambda _: ShardedTable._read_here(tables, indices, masks))
+
+    @staticmethod
+    def _read_here(tables: Sequence[ShardedTable], indices: Sequence[Any], masks: Sequence[Any]) -> list[jax.Array]:
+        """The rows of lookups, in the trace that is under way."""
         lookups: dict[int, list[int]] = {}
         for number, table in enumerate(tables):
             lookups.setdefault(id(table), []).append(number)
