@@ -199,8 +199,7 @@ def row_ids(ids: Numeric, rows: int, what: str) -> Any:
     if isinstance(ids, Tracer) or (
         isinstance(ids, jax.Array) and not (ids.is_fully_addressable or ids.is_fully_replicated)
     ):
-        # At least of 32 bits: the number of rows, which stands for none of them, need not fit into a shorter type.
-        # JAX cuts longer ids to 32 bits, and would find another row.
+        # The number of rows, which stands for none, need not fit into less than 32 bits. JAX cuts longer ids to 32.
         least = np.int32 if jnp.issubdtype(ids.dtype, jnp.signedinteger) else np.uint32
         wide = jnp.asarray(ids, np.promote_types(ids.dtype, least))
         none = jnp.full_like(wide, rows)
