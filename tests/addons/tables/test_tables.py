@@ -557,3 +557,30 @@ def test_ids_of_a_transformation_are_refused_by_what_to_write(name: str, kind: s
     (ids,) = strategy.experimental_distribute_dataset([np.arange(4)])
     with pytest.raises(TraceError, match=r"items:0 are looked up within jd.grad.*HINT: look all rows up before it"):
         (run if eager else jd.function(run))(ids)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("rows", [5, 512])
+@pytest.mark.parametrize("name", ["default", "two", "sharded"])
+def test_a_table_is_written_outside_of_replicas_as_a_plain_variable(name: str, rows: int, compiled: bool) -> None:
+    """Of 512 rows the stored array is as long, in another order."""
+    strategy, first = STRATEGIES[name](), np.arange(rows * 2, dtype=np.float32).reshape(rows, 2)
+    with strategy.scope():
+        table, plain = table_of(first, name="items"), jd.Variable(first)
+    some = jd.IndexedSlices(jnp.ones((2, 2)), jnp.array([1, 4]))
+
+    def write() -> None:
+        for one in (table, plain):
+            one.assign_add(first)
+            one.assign_sub(jnp.flip(first))
+            for how in ("add", "sub", "mul", "max", "update"):
+                getattr(one, f"scatter_{how}")(some)
+
+    (jd.function(write) if compiled else write)()
+    np.testing.assert_array_equal(table, plain)
+    if strategy.num_replicas_in_sync > 1:
+        for change in (lambda: table.scatter_add(some), lambda: table.assign_add(first)):
+            with pytest.raises(
+                VariableError, match=r"items:0 is a table, which a replica function cannot assign. HINT"
+            ):
+                strategy.run(lambda change=change: change() is None)

@@ -24,7 +24,7 @@ from jaxtribute._src.addons.tables.policy import TablePolicy
 from jaxtribute._src.addons.tables.rows import MOST_STRIPES, Places
 from jaxtribute._src.addons.tables.stacking import ROUTES, Route, grouped
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, StrategyMixError
-from jaxtribute.extending import Context, Overlay, overlaid_rows, own, row_ids, settings
+from jaxtribute.extending import Context, Overlay, Scatter, Update, operand, overlaid_rows, own, row_ids, settings
 from jaxtribute.typing import ArrayLike, DType
 
 if TYPE_CHECKING:
@@ -215,9 +215,21 @@ class ShardedTable(Variable):
 
     def _update(self, value: Any, update: Any) -> Any:
         self.settle()
+        if update is not Update.ASSIGN and self.policy.split and self._context().replica is None:
+            # The stored array has its rows in another order.
+            change = jnp.asarray(operand(value), self.dtype)
+            value = self.read_value() + (change if update is Update.ADD else -change)
+            update = Update.ASSIGN
         super()._update(value, update)
         in_large_pages(self.stored)
         return self
+
+    def _scatter(self, delta: Any, how: Scatter) -> Any:
+        if not self.policy.split:
+            return super()._scatter(delta, how)
+        if self._context().replica is not None:
+            return self._update(delta, Update.ADD)  # which says why not
+        return self._update(how.apply(self.read_value(), *self._checked_rows(delta)), Update.ASSIGN)
 
     def sparse_read(self, indices: ArrayLike, *, mask: Any = None) -> jax.Array:
         """Returns the rows at `indices`, of shape `(*indices.shape, width)`.
