@@ -191,3 +191,82 @@ def test_a_table_is_one_of_the_servers() -> None:
             jd.nn.ShardedTable(ROWS, 3, updates="exact")
     np.testing.assert_array_equal(found[0], expected[0])
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-6)
+
+
+TRANSFORMS = {
+    "sgd": optax.sgd(0.1),
+    "decay": optax.chain(optax.add_decayed_weights(0.5), optax.sgd(0.1)),
+    "momentum": optax.sgd(0.1, momentum=0.9),
+    "adam": optax.adam(0.1),
+    "adamw": optax.adamw(0.1, weight_decay=0.1),
+}
+PADDED = [
+    int32([[0, 6, 0], [3, 4, -1]]),
+    int32([[1, 6, -1], [-1, -1, 5]]),
+    int32([[-1, -1, -1], [-1, -1, -1]]),
+    int32([[3, -1, -1], [1, 1, 6]]),
+]
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_the_id_that_pads_is_no_row(servers: int, combiner: Any, transform: str) -> None:
+    """Row 0 was looked up in its place: momentum and weight decay moved it."""
+    first = np.arange(14, dtype=np.float32).reshape(7, 2) + 1
+
+    def trained(strategy: Any, kind: str, run: Any) -> Any:
+        with strategy.scope():
+            table = jd.nn.ShardedTable(7, 2, first) if kind == "table" else jd.Variable(first)
+            optimizer = jd.Optimizer(TRANSFORMS[transform], [table])
+
+        def replica(ids: Any) -> Any:
+            def loss() -> Any:
+                return (jd.nn.embedding_lookup(table, ids, combiner=combiner) ** 2).sum()
+
+            value, gradients = jd.value_and_grad(loss, [table])()
+            optimizer.apply_gradients(gradients)
+            return value
+
+        step = jd.function(lambda ids: strategy.run(replica, (ids,)))
+        return [float(run(step, ids)) for ids in PADDED], table.numpy()
+
+    losses, expected = trained(jd.OneDeviceStrategy("cpu:0"), "table", lambda step, ids: step(ids))
+    partitioner = FixedShardsPartitioner(2) if servers == 2 else None
+    with coordinated(servers=servers, partitioner=partitioner) as coordinator:
+        for kind in ("table", "variable"):
+            found = trained(coordinator.strategy, kind, lambda step, ids: coordinator.schedule(step, (ids,)).fetch())
+            np.testing.assert_allclose(found[0], losses, rtol=1e-5)
+            np.testing.assert_allclose(found[1], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_id_that_pads_gives_zeros_wherever_it_is_looked_up() -> None:
+    first = np.full((5, 2), np.inf, np.float32)
+    ids = int32([[1, -1], [-1, -1]])
+    with threads(servers=2, partitioner=FixedShardsPartitioner(2)) as strategy:
+        with strategy.scope():
+            table = jd.Variable(first)
+        table.scatter_update(jd.IndexedSlices(np.ones((1, 2), np.float32), int32([1])))
+
+        @jd.function
+        def step(ids: Any) -> Any:
+            def loss() -> Any:
+                return jd.nn.embedding_lookup(table, ids, combiner="sum").sum()
+
+            value, gradients = jd.value_and_grad(loss, [table])()
+            rows: Any = gradients[0]
+            table.scatter_sub(rows)
+            return value, jd.nn.embedding_lookup(table, ids, combiner="sum")
+
+        np.testing.assert_array_equal(jd.nn.embedding_lookup(table, ids, combiner="sum"), [[1, 1], [0, 0]])
+        eager = jd.grad(lambda: jd.nn.embedding_lookup(table, ids, combiner="sum").sum(), table)()
+        np.testing.assert_array_equal(eager[:, 0], [0, 1, 0, 0, 0])
+        value, after = step(ids)
+        assert float(value) == 2
+        np.testing.assert_array_equal(after, [[0, 0], [0, 0]])
+        np.testing.assert_array_equal(table.numpy()[:, 0], [np.inf, 0, np.inf, np.inf, np.inf])
+        np.testing.assert_array_equal(
+            jd.nn.embedding_lookup(table, np.array([[1, 1]], np.uint8), combiner="mean"), np.zeros((1, 2))
+        )
+        with pytest.raises(ArgumentError, match="rows -2 to 1"):
+            jd.nn.embedding_lookup(table, int32([[1, -2]]), combiner="sum")

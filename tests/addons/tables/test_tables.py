@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,14 @@ import table_programs as programs
 from jaxtribute._src.addons.tables.exchange import SIZES
 from jaxtribute._src.addons.tables.rows import Places
 from jaxtribute._src.addons.testing.shared import SharedRunners
-from jaxtribute.errors import ArgumentError, ContextError, ShapeError, StrategyMixError, VariableError
+from jaxtribute.errors import (
+    ArgumentError,
+    ContextError,
+    ShapeError,
+    StrategyMixError,
+    TraceError,
+    VariableError,
+)
 
 STRATEGIES = {
     "default": jd.get_strategy,
@@ -189,6 +197,61 @@ def test_ids_that_name_no_row() -> None:
     np.testing.assert_array_equal(padded, np.zeros((1, 2)))
 
 
+@pytest.fixture
+def sixty_four_bits() -> Iterator[None]:
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "int64", "uint64"])
+@pytest.mark.parametrize("options", [{}, {"updates": "exact"}, {"partition": "range"}], ids=str)
+@pytest.mark.parametrize("name", ["default", "one", "two", "sharded"])
+@pytest.mark.usefixtures("sixty_four_bits")
+def test_ids_beyond_32_bits_name_no_row(name: str, options: Any, dtype: str) -> None:
+    """Looked up, and in gradients that a program makes itself."""
+    strategy = STRATEGIES[name]()
+    with strategy.scope():
+        table = table_of(np.arange(14, dtype=np.float32).reshape(7, 2), **options)
+        optimizer = jd.Optimizer(optax.sgd(1.0), [table])
+    wrong = [2**31, 2**31 + 1, 2**32 - 1, 2**32 + 1, 2**40 + 3, -(2**32) + 1, -(2**32), 2**63 - 1, 2**63 + 1, 2**64 - 1]
+    limits = np.iinfo(dtype)
+    wrong = [one for one in wrong if limits.min <= one <= limits.max]
+    ids = np.array([0, *wrong, 6], dtype)
+
+    @jd.function
+    def step(ids: Any) -> Any:
+        def replica(ids: Any) -> Any:
+            rows = jd.nn.embedding_lookup(table, ids)
+            optimizer.apply_gradients(jd.grad(lambda: jd.nn.embedding_lookup(table, ids).sum(), [table])())
+            optimizer.apply_gradients([jd.IndexedSlices(jnp.ones((len(ids), 2)), ids)])
+            return rows
+
+        return strategy.run(replica, (ids,))
+
+    data = strategy.experimental_distribute_dataset([ids])
+    parts = strategy.experimental_local_results(step(next(iter(data))))
+    rows = np.concatenate([np.asarray(part) for part in parts])
+    np.testing.assert_array_equal(rows[:, 0], [0, *[np.nan] * len(wrong), 12])
+    moved = np.arange(14).reshape(7, 2)[:, 0] - np.asarray(table.read_value())[:, 0]
+    np.testing.assert_array_equal(moved, [2, 0, 0, 0, 0, 0, 2])
+
+
+def test_short_indices_of_a_gradient_are_filled_up_beyond_the_rows() -> None:
+    """Replicas of fewer rows get ids that name none: in 8 bits that of 300 rows would be another row."""
+    strategy = jd.MirroredStrategy(2)
+    with strategy.scope():
+        table = jd.nn.ShardedTable(300, 1, lambda ids: jnp.ones((len(ids), 1)))
+        optimizer = jd.Optimizer(optax.chain(optax.add_decayed_weights(0.5), optax.sgd(1.0)), [table])
+
+    def replica(ids: Any) -> None:
+        optimizer.apply_gradients([jd.IndexedSlices(jnp.zeros((len(ids), 1)), ids)])
+
+    (ids,) = strategy.experimental_distribute_dataset([np.array([1, 2, 3], np.uint8)])
+    strategy.run(replica, (ids,))
+    np.testing.assert_array_equal(np.flatnonzero(table.numpy() != 1), [1, 2, 3])
+
+
 def test_what_a_table_is_not_for() -> None:
     strategy = jd.MirroredStrategy(2)
     with strategy.scope():
@@ -339,6 +402,36 @@ def test_tables_are_shown_pickled_and_copied() -> None:
         jd.nn.embedding_lookup(table, ["a"])  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("count", [4, 3])
+def test_a_norm_in_the_step_of_rows_that_are_added_up(count: int, eager: bool) -> None:
+    """As the guide to tables shows: an all-reduce keeps a row for each replica that has it."""
+    strategy, first = jd.MirroredStrategy(2), np.ones((5, 2), np.float32)
+    batch = np.array([1, 2, 1, 2])[:count], np.arange(1.0, 5.0, dtype=np.float32)[:count]
+    with strategy.scope():
+        table = table_of(first)
+        optimizer = jd.Optimizer(optax.sgd(1.0), [table])
+
+    def replica(ids: Any, by: Any) -> Any:
+        context: Any = jd.get_replica_context()
+        gradients: Any = jd.grad(lambda: jnp.sum(jd.nn.embedding_lookup(table, ids).sum(1) * by), [table])()
+        (rows,) = context.all_reduce("SUM", gradients)
+        most = len(rows.indices)
+        ids, places = jnp.unique(rows.indices, return_inverse=True, size=most, fill_value=rows.dense_shape[0])
+        values = jax.ops.segment_sum(rows.values, places, most)
+        norm = optax.tree.norm(values)
+        optimizer.apply_gradients([jd.IndexedSlices(values / norm, ids)], reduce_op=None)
+        return norm
+
+    (rows,) = strategy.experimental_distribute_dataset([batch])
+    run = lambda rows: strategy.run(replica, rows)  # noqa: E731
+    norms = strategy.experimental_local_results((run if eager else jd.function(run))(rows))
+    dense = np.zeros((5, 2))
+    np.add.at(dense, batch[0], np.stack([batch[1]] * 2, axis=1))
+    np.testing.assert_allclose(np.asarray(norms), np.linalg.norm(dense), rtol=1e-5)
+    np.testing.assert_allclose(first - table.numpy(), dense / np.linalg.norm(dense), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("reduced", ["by the optimizer", "before it"])
 def test_two_tables_share_a_norm_and_gradients_may_be_reduced_before(reduced: str) -> None:
     """The rows of one table count once in a norm over both, wherever they are added up."""
@@ -373,3 +466,121 @@ def test_two_tables_share_a_norm_and_gradients_may_be_reduced_before(reduced: st
     for replicas in (2, 3):
         for ours, expected in zip(trained(jd.MirroredStrategy(replicas)), alone, strict=True):
             np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+KINDS = ("cond", "scan", "jit", "remat", "nested", "switch")
+
+
+def branched(kind: str, look: Any, ids: Any) -> Any:
+    """A loss of rows that are looked up in a transformation, by ids of the code around it."""
+    if kind == "cond":
+        return jax.lax.cond(jnp.sum(ids) >= 0, lambda: (look(ids) ** 2).sum(1), lambda: look(ids).sum(1) * 3)
+    if kind == "scan":
+        body: Any = lambda total, by: (total + (look(ids) ** 2).sum(1) * by, None)  # noqa: E731
+        return jax.lax.scan(body, jnp.zeros(ids.shape), jnp.arange(3.0))[0]
+    if kind == "jit":
+        return jax.jit(lambda by: (look(ids) ** 2).sum(1) * by)(2.0)
+    if kind == "remat":
+        return jax.checkpoint(lambda by: (look(ids) ** 2).sum(1) * by)(2.0)
+    if kind == "switch":
+        return jax.lax.switch(1, [lambda: look(ids).sum(1), lambda: (look(ids) ** 3).sum(1)])
+    inner: Any = lambda by: jax.lax.cond(True, lambda: (look(ids) ** 2).sum(1) * by, lambda: by * look(ids).sum(1))  # noqa: E731
+    return jax.vmap(inner)(jnp.ones(2)).sum(0)
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["compiled", "eager"])
+@pytest.mark.parametrize("count", [4, 3])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["one", "two", "sharded"])
+def test_lookups_in_branches_and_loops_by_ids_from_outside(name: str, kind: str, count: int, eager: bool) -> None:
+    strategy, first = STRATEGIES[name](), np.linspace(-1, 1, 10, dtype=np.float32).reshape(5, 2)
+    ids = np.array([0, 1, 2, 2])[:count]
+    with strategy.scope():
+        table = table_of(first)
+        optimizer = jd.Optimizer(optax.sgd(1.0), [table])
+
+    def replica(ids: Any) -> None:
+        def loss() -> Any:
+            return branched(kind, lambda ids: jd.nn.embedding_lookup(table, ids), ids).sum()
+
+        optimizer.apply_gradients(jd.grad(loss, [table])())
+
+    (rows,) = strategy.experimental_distribute_dataset([ids])
+    run = lambda rows: strategy.run(replica, (rows,))  # noqa: E731
+    (run if eager else jd.function(run))(rows)
+    expected = jax.grad(lambda rows: branched(kind, lambda ids: rows[ids], jnp.asarray(ids)).sum())(jnp.asarray(first))
+    np.testing.assert_allclose(first - table.numpy(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [4, 3])
+def test_two_tables_in_the_branches_of_one_condition(count: int) -> None:
+    strategy, first = jd.MirroredStrategy(2), np.arange(6, dtype=np.float32).reshape(3, 2)
+    with strategy.scope():
+        tables = [table_of(first), table_of(first)]
+        optimizer = jd.Optimizer(optax.sgd(1.0), tables)
+
+    def replica(ids: Any, which: Any) -> None:
+        def loss() -> Any:
+            one, other = (lambda table=table: jd.nn.embedding_lookup(table, ids).sum() for table in tables)
+            return jax.lax.cond(which[0] > 0, one, other)
+
+        optimizer.apply_gradients(jd.grad(loss, tables)())
+
+    step = jd.function(lambda ids, which: strategy.run(replica, (ids, which)))
+    (ids,) = strategy.experimental_distribute_dataset([np.arange(count) % 3])
+    step(ids, jnp.ones(1))
+    moved = [first - table.numpy() for table in tables]
+    np.testing.assert_array_equal(moved[0][:, 0], np.bincount(np.arange(count) % 3, minlength=3))
+    np.testing.assert_array_equal(moved[1], np.zeros((3, 2)))
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["compiled", "eager"])
+@pytest.mark.parametrize("kind", ["vmap", "scan", "remat", "jit"])
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_ids_of_a_transformation_are_refused_by_what_to_write(name: str, kind: str, eager: bool) -> None:
+    strategy = STRATEGIES[name]()
+    with strategy.scope():
+        table = jd.nn.ShardedTable(5, 2, name="items")
+        optimizer = jd.Optimizer(optax.sgd(1.0), [table])
+    look: Any = lambda ids: jd.nn.embedding_lookup(table, ids).sum()  # noqa: E731
+    ways: dict[str, Any] = {
+        "vmap": jax.vmap(look),
+        "scan": lambda ids: jax.lax.scan(lambda total, one: (total + look(one), None), 0.0, ids)[0],
+        "remat": jax.checkpoint(look),
+        "jit": jax.jit(look),
+    }
+
+    def replica(ids: Any) -> None:
+        optimizer.apply_gradients(jd.grad(lambda: ways[kind](ids).sum(), [table])())
+
+    run = lambda ids: strategy.run(replica, (ids,))  # noqa: E731
+    (ids,) = strategy.experimental_distribute_dataset([np.arange(4)])
+    with pytest.raises(TraceError, match=r"items:0 are looked up within jd.grad.*HINT: look all rows up before it"):
+        (run if eager else jd.function(run))(ids)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("rows", [5, 512])
+@pytest.mark.parametrize("name", ["default", "two", "sharded"])
+def test_a_table_is_written_outside_of_replicas_as_a_plain_variable(name: str, rows: int, compiled: bool) -> None:
+    """Of 512 rows the stored array is as long, in another order."""
+    strategy, first = STRATEGIES[name](), np.arange(rows * 2, dtype=np.float32).reshape(rows, 2)
+    with strategy.scope():
+        table, plain = table_of(first, name="items"), jd.Variable(first)
+    some = jd.IndexedSlices(jnp.ones((2, 2)), jnp.array([1, 4]))
+
+    def write() -> None:
+        for one in (table, plain):
+            one.assign_add(first)
+            one.assign_sub(jnp.flip(first))
+            for how in ("add", "sub", "mul", "max", "update"):
+                getattr(one, f"scatter_{how}")(some)
+
+    (jd.function(write) if compiled else write)()
+    np.testing.assert_array_equal(table, plain)
+    if strategy.num_replicas_in_sync > 1:
+        for change in (lambda: table.scatter_add(some), lambda: table.assign_add(first)):
+            with pytest.raises(
+                VariableError, match=r"items:0 is a table, which a replica function cannot assign. HINT"
+            ):
+                strategy.run(lambda change=change: change() is None)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxtribute as jd
@@ -182,3 +183,20 @@ def test_the_commands_status_says_what_is_not_verified(
     found = main(["verify", str(script)]), "".join(capsys.readouterr())
     assert found[0] == status, found[1]
     assert told in found[1], found[1]
+
+
+@pytest.mark.parametrize("read", ["values", "indices"])
+def test_a_step_that_reads_the_rows_of_a_gradient_is_told_what_to_write(read: str) -> None:
+    strategy = jd.MirroredStrategy(2)
+    with strategy.scope():
+        table = jd.nn.ShardedTable(5, 2)
+        optimizer = jd.Optimizer(optax.sgd(1.0), [table])
+
+    def replica(ids: Any) -> None:
+        gradients: Any = jd.grad(lambda: jd.nn.embedding_lookup(table, ids).sum(), [table])()
+        assert getattr(gradients[0], read) is not None
+        optimizer.apply_gradients(gradients)
+
+    (ids,) = strategy.experimental_distribute_dataset([np.arange(4)])
+    verdict = testing.verify(lambda ids: strategy.run(replica, (ids,)), ids, raises=False)
+    assert re.search(f"reads '{read}' of an array.*plain variable.*HINT: clip or scale", str(verdict), re.DOTALL)

@@ -1,8 +1,9 @@
 """Ids that name no row mean the same under every strategy: an error where they are known, else no row at all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,6 +19,54 @@ SCATTERED = {
     "scatter_max": [3.0, 1.0, 1.0, 4.0],
     "scatter_mul": [3.0, 1.0, 1.0, 4.0],
 }
+
+
+LONG = {
+    "uint32": [0, 2**31, 2**31 + 1, 2**32 - 1],
+    "int64": [0, 2**31 + 1, 2**32 + 1, -(2**32) + 1, -(2**32), 2**40 + 3, 2**63 - 1, -(2**63), -1],
+    "uint64": [0, 2**31 + 1, 2**32 + 1, 2**40 + 3, 2**63 + 1, 2**64 - 1],
+}
+
+
+@pytest.fixture
+def sixty_four_bits() -> Iterator[None]:
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.mark.quick_cases(3)
+@each_strategy
+@pytest.mark.parametrize("dtype", LONG)
+@pytest.mark.usefixtures("sixty_four_bits")
+def test_ids_beyond_32_bits_in_compiled_code(make: Callable[[], jd.Strategy], dtype: str) -> None:
+    """JAX cuts ids to 32 bits, in which they would be those of other rows."""
+    strategy = make()
+    table = variable(strategy, np.arange(4, dtype=np.float32))
+    written = variable(strategy, np.ones(4, np.float32), aggregation="ONLY_FIRST_REPLICA")
+    given = np.array([*LONG[dtype], 3], dtype)
+
+    @jd.function
+    def step(ids: Any) -> Any:
+        def replica(ids: Any) -> Any:
+            written.scatter_add(jd.IndexedSlices(jnp.ones(len(given)), ids))
+            rows = jd.nn.embedding_lookup(table, ids)
+            summed = jd.nn.embedding_lookup(table, ids[:, None], combiner="sum")
+            return rows, summed, jd.grad(lambda: jd.nn.embedding_lookup(table, ids).sum(), [table])()[0]
+
+        return strategy.run(replica, (ids,))
+
+    found = step(given)
+    rows = np.where(given < 4, given.astype(float), np.nan)
+    rows[given < 0] = np.nan
+    for part in components(found[0]):
+        np.testing.assert_array_equal(part, rows)
+    summed = np.where(given == -1, 0, rows) if dtype == "int64" else rows  # -1 pads
+    for part in components(found[1]):
+        np.testing.assert_array_equal(part, summed)
+    for part in components(found[2]):
+        np.testing.assert_array_equal(part, [1, 0, 0, 1])
+    np.testing.assert_array_equal(written, [2, 1, 1, 2])
 
 
 @pytest.mark.quick_cases(5)

@@ -180,11 +180,11 @@ def _rows(params: Any, ids: Any, present: Any) -> jax.Array:
     """Rows of a table, zeros where they are not `present`."""
     if isinstance(params, list | tuple) and len(params) == 1:
         params = params[0]
-    if isinstance(params, Variable) and params.policy.by_rows and present is not None:
-        # Of a table nothing is sent for them.
+    if isinstance(params, Variable) and (params.policy.by_rows or params.policy.remote) and present is not None:
+        # Of a table nothing is sent for them, and an optimizer updates no row.
         return params.sparse_read(ids, mask=present)
     if present is not None:
-        ids = (np if isinstance(present, np.ndarray) else jnp).where(present, ids, np.zeros((), ids.dtype))
+        ids = (np if isinstance(ids, np.ndarray) else jnp).where(present, ids, np.zeros((), ids.dtype))
         found = _rows(params, ids, None)
         present = present.reshape(*present.shape, *[1] * (found.ndim - present.ndim))
         return jnp.where(present, found, jnp.zeros_like(found))

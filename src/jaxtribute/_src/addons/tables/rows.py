@@ -47,9 +47,13 @@ class Places:
 
     def of_ids(self, ids: Any) -> Any:
         """The places of rows, `stored` for ids that name none."""
-        rows, stripes, length = map(np.int32, (self.rows, self.stripes, self.length))
+        # Compared before they are cut to 32 bits, in which an id beyond them would be that of another row.
+        ids = wide(ids)
+        known = (ids >= np.asarray(0, ids.dtype)) & (ids < np.asarray(self.rows, ids.dtype))
+        ids = ids.astype(np.int32)
+        stripes, length = map(np.int32, (self.stripes, self.length))
         places = ids if self.stripes == 1 else ids % stripes * length + ids // stripes
-        return jnp.where((ids >= np.int32(0)) & (ids < rows), places, np.int32(self.stored))
+        return jnp.where(known, places, np.int32(self.stored))
 
     def ids_at(self, places: Any) -> Any:
         """The rows at places, `rows` where there is padding, or no place."""
@@ -72,6 +76,13 @@ class Places:
             striped = stored[: self.stripes * self.length].reshape(self.stripes, self.length, *rest)
             stored = striped.swapaxes(0, 1).reshape(-1, *rest)
         return stored[: self.rows]
+
+
+def wide(ids: Any) -> Any:
+    """Ids of at least 32 bits, in which the number of rows can be told as well."""
+    ids = jnp.asarray(ids)
+    least = np.int32 if jnp.issubdtype(ids.dtype, jnp.signedinteger) else np.uint32
+    return ids.astype(np.promote_types(ids.dtype, least))
 
 
 def _padded(value: Any, rows: int, xp: Any) -> Any:

@@ -216,7 +216,7 @@ def _own(table: Any, rows: IndexedSlices, reduction: Reduction) -> tuple[jax.Arr
     """The places of a replica's rows of a gradient, and the rows."""
     places = table.policy.places
     values = jnp.asarray(rows.values, table.dtype)
-    ids = jnp.asarray(rows.indices, np.int32)
+    ids = jnp.asarray(rows.indices)
     if not ids.shape[0]:
         # A program has no arrays of no rows to sort.
         ids, values = jnp.full(1, places.rows, np.int32), jnp.zeros((1, *values.shape[1:]), values.dtype)

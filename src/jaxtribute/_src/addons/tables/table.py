@@ -18,12 +18,13 @@ from jax.sharding import PartitionSpec
 import jaxtribute as jd
 from jaxtribute import Variable, VariableAggregation, VariableSynchronization
 from jaxtribute._src.addons.tables.exchange import unique
+from jaxtribute._src.addons.tables.outside import check_outside
 from jaxtribute._src.addons.tables.pages import in_large_pages
 from jaxtribute._src.addons.tables.policy import TablePolicy
 from jaxtribute._src.addons.tables.rows import MOST_STRIPES, Places
 from jaxtribute._src.addons.tables.stacking import ROUTES, Route, grouped
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, StrategyMixError
-from jaxtribute.extending import Context, Overlay, overlaid_rows, own, row_ids, settings
+from jaxtribute.extending import Context, Overlay, Scatter, Update, operand, overlaid_rows, own, row_ids, settings
 from jaxtribute.typing import ArrayLike, DType
 
 if TYPE_CHECKING:
@@ -214,9 +215,21 @@ class ShardedTable(Variable):
 
     def _update(self, value: Any, update: Any) -> Any:
         self.settle()
+        if update is not Update.ASSIGN and self.policy.split and self._context().replica is None:
+            # The stored array has its rows in another order.
+            change = jnp.asarray(operand(value), self.dtype)
+            value = self.read_value() + (change if update is Update.ADD else -change)
+            update = Update.ASSIGN
         super()._update(value, update)
         in_large_pages(self.stored)
         return self
+
+    def _scatter(self, delta: Any, how: Scatter) -> Any:
+        if not self.policy.split:
+            return super()._scatter(delta, how)
+        if self._context().replica is not None:
+            return self._update(delta, Update.ADD)  # which says why not
+        return self._update(how.apply(self.read_value(), *self._checked_rows(delta)), Update.ASSIGN)
 
     def sparse_read(self, indices: ArrayLike, *, mask: Any = None) -> jax.Array:
         """Returns the rows at `indices`, of shape `(*indices.shape, width)`.
@@ -235,7 +248,23 @@ class ShardedTable(Variable):
         """Returns what `sparse_read` of each table does; tables of one width share an exchange in a compiled step.
 
         Each row that several of the lookups name is read once.
+
+        Raises:
+          TraceError: the function that is differentiated looks rows up by ids of a JAX transformation within it.
         """
+        executor = tables[0]._context().executor
+        if not isinstance(executor, Overlay):
+            return ShardedTable._read_here(tables, indices, masks)
+        for table, *given in zip(tables, indices, masks, strict=True):
+            executor.noted(table)
+            check_outside(executor, table.name, given)
+        # In the trace of the whole function, where its gradient is made of the ids, also if they are looked up in a
+        # branch, or in the body of a loop.
+        return executor.once(tables[0], object(), lambda _: ShardedTable._read_here(tables, indices, masks))
+
+    @staticmethod
+    def _read_here(tables: Sequence[ShardedTable], indices: Sequence[Any], masks: Sequence[Any]) -> list[jax.Array]:
+        """The rows of lookups, in the trace that is under way."""
         lookups: dict[int, list[int]] = {}
         for number, table in enumerate(tables):
             lookups.setdefault(id(table), []).append(number)

@@ -23,6 +23,7 @@ from jaxtribute import IndexedSlices, PerReplica, ReduceOp, Variable
 from jaxtribute._src.addons.tables.exact import CatchUp
 from jaxtribute._src.addons.tables.pages import in_large_pages
 from jaxtribute._src.addons.tables.proof import check_row_wise
+from jaxtribute._src.addons.tables.rows import wide
 from jaxtribute._src.addons.tables.stacking import grouped
 from jaxtribute._src.addons.tables.stacking import touched as stacked
 from jaxtribute.errors import ArgumentError, ContextError
@@ -283,7 +284,7 @@ class RowUpdates:
         padded: list[tuple[Any, Any]] = []
         for one, place, size in zip(slices, self._tables, sizes, strict=True):
             more = int(size) - len(one.indices)
-            indices = jnp.pad(one.indices, (0, more), constant_values=self._variables[place].shape[0])
+            indices = jnp.pad(wide(one.indices), (0, more), constant_values=self._variables[place].shape[0])
             padded.append((jnp.pad(one.values, [(0, more), *[(0, 0)] * (one.values.ndim - 1)]), indices))
         return padded
 

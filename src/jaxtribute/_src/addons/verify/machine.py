@@ -471,6 +471,7 @@ def together(running: Sequence[Running], meet: Callable[[list[Meeting]], list[li
         names = {meeting.eqn.primitive.name for meeting in present}
         if len(present) < len(running) or len(names) > 1:
             raise CannotVerify(
-                f"{present[0].place or 'an unknown line'} makes {'/'.join(sorted(names))} on some replicas only"
+                f"{present[0].place or 'an unknown line'} comes to {' and '.join(sorted(names))}, not the same on each "
+                "replica. verify takes their operations in pairs, and says nothing of such a batch, right or wrong"
             )
         sent = list(meet(present))

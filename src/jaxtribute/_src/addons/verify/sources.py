@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError
 
 import jaxtribute
@@ -120,6 +121,12 @@ def raising(error: Exception) -> str:
         return (
             f"{where}asks for the value of an array, as in `if x > 0` or float(x): a step is verified as it is traced, "
             "where values are not known yet. HINT: use jnp.where or jax.lax.cond, as a jd.function needs them"
+        )
+    if isinstance(error, AttributeError) and error.name in ("values", "indices") and isinstance(error.obj, jax.Array):
+        return (
+            f"{where}reads {error.name!r} of an array. To verify a step jd.nn.ShardedTable is made a plain variable, "
+            "whose gradient is an array and no jd.IndexedSlices. HINT: clip or scale gradients in the optimizer's "
+            "transformation, such as optax.clip_by_global_norm, or verify the step without what it does to their rows"
         )
     what, *_ = str(error).splitlines() or [""]
     return f"{where}raises {type(error).__name__}: {what}"

@@ -114,7 +114,7 @@ class ReplicaContext:
         Args:
           reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN` or their names.
           value: a nest of arrays, of equal shapes on all replicas; sparse ones become dense. Of `jd.IndexedSlices`,
-            whose numbers of rows may differ, the sum is the rows of all.
+            whose numbers of rows may differ, the sum is the rows of all, a row once for each that has it.
           options: hints: `bytes_per_pack` says how many bytes of arrays may travel together.
 
         Returns:

@@ -170,15 +170,15 @@ def row_ids(ids: Numeric, rows: int, what: str) -> Any:
     Raises:
       ArgumentError: an id that is known names no row.
     """
-    if isinstance(ids, Tracer):
-        if not jnp.issubdtype(ids.dtype, jnp.signedinteger):
-            return ids
-        # At least of 32 bits: the number of rows, which stands for none of them, need not fit into a shorter type.
-        wide = jnp.asarray(ids, np.promote_types(ids.dtype, np.int32))
-        return jnp.where(wide < jnp.zeros_like(wide), jnp.full_like(wide, rows), wide)
-    # Other workers hold parts of them: they cannot be looked at here.
-    if isinstance(ids, jax.Array) and not (ids.is_fully_addressable or ids.is_fully_replicated):
-        return ids
+    # Parts that other workers hold cannot be looked at here.
+    if isinstance(ids, Tracer) or (
+        isinstance(ids, jax.Array) and not (ids.is_fully_addressable or ids.is_fully_replicated)
+    ):
+        # The number of rows, which stands for none, need not fit into less than 32 bits. JAX cuts longer ids to 32.
+        least = np.int32 if jnp.issubdtype(ids.dtype, jnp.signedinteger) else np.uint32
+        wide = jnp.asarray(ids, np.promote_types(ids.dtype, least))
+        none = jnp.full_like(wide, rows)
+        return jnp.where((wide < jnp.zeros_like(wide)) | (wide > none), none, wide)
     host = np.asarray(ids)
     wrong = host[(host < 0) | (host >= rows)]
     if wrong.size:

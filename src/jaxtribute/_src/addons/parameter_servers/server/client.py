@@ -15,7 +15,6 @@ from jaxtribute._src.addons.messaging.wire import Header, pack, unpack
 from jaxtribute._src.addons.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.addons.parameter_servers.server.staleness import Staleness
 from jaxtribute.errors import ClusterError, DeadlineError
-from jaxtribute.extending import row_ids
 from jaxtribute.typing import ArrayLike
 
 Request = tuple[Header, list[Any]]
@@ -175,9 +174,8 @@ class Exchange:
             self.operation(shard.server, [kind, shard.key, len(cuts)], [cut[place][1] for cut in cuts])
 
     def scattered(self, kind: str, layout: Layout, ids: ArrayLike, rows: ArrayLike) -> None:
-        """Adds an operation on some rows of a variable."""
-        where = row_ids(np.asarray(ids), layout.shape[0], "a variable on parameter servers")
-        values = np.asarray(rows)
+        """Adds an operation on some rows of a variable; ids that name none are left out."""
+        where, values = np.asarray(ids), np.asarray(rows)
         for shard, mask in layout.rows(where):
             local = where[mask] - (shard.start if layout.split else 0)
             self.operation(shard.server, [kind, shard.key, 2], [local.astype(np.int32), values[mask]])

@@ -93,11 +93,11 @@ class Access:
             add_operation(exchange, kind, variable, [np.asarray(value) for value in values])
             self.run(exchange)
 
-    def rows(self, layout: Layout, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Some rows, of shape `(*ids.shape, *row shape)`; each is fetched once."""
+    def rows(self, layout: Layout, ids: np.ndarray[Any, Any], *, padded: bool = False) -> np.ndarray[Any, Any]:
+        """Some rows, of shape `(*ids.shape, *row shape)`, as `Gather` says; each is fetched once."""
         with self.client.lock:
             exchange = Exchange(self.client)
-            gather = Gather(exchange, layout, ids)
+            gather = Gather(exchange, layout, ids, padded=padded)
             return gather.result(self.run(exchange))
 
 
@@ -108,15 +108,19 @@ class Gather:
       exchange: the request.
       layout: where the variable is.
       ids: which rows, in any order and number.
+      padded: True if the id -1 is no row, and gives zeros.
 
     Raises:
       ArgumentError: rows that the variable does not have.
     """
 
-    def __init__(self, exchange: Exchange, layout: Layout, ids: np.ndarray[Any, Any]) -> None:
+    def __init__(self, exchange: Exchange, layout: Layout, ids: np.ndarray[Any, Any], *, padded: bool = False) -> None:
         self._layout, self._shape = layout, ids.shape
         # A batch names popular rows many times; each travels once.
         self._unique, self._inverse = np.unique(ids, return_inverse=True)
+        if padded and -1 in self._unique[:1]:
+            # Its place is now -1, that of the zeros behind all rows.
+            self._unique, self._inverse = self._unique[1:], self._inverse - 1
         if self._unique.size and not 0 <= self._unique[0] <= self._unique[-1] < layout.shape[0]:
             raise ArgumentError(
                 f"rows {self._unique[0]} to {self._unique[-1]} were asked for of a variable with {layout.shape[0]}. "
@@ -129,9 +133,10 @@ class Gather:
 
     def result(self, rows: dict[int, list[Any]]) -> np.ndarray[Any, Any]:
         """The rows, of shape `(*ids.shape, *row shape)`, out of the servers' answers."""
-        found = np.empty((len(self._unique), *self._layout.shape[1:]), self._layout.dtype)
+        found = np.empty((len(self._unique) + 1, *self._layout.shape[1:]), self._layout.dtype)
+        found[-1] = 0
         for server, place, mask in self._places:
-            found[mask] = rows[server][place]
+            found[:-1][mask] = rows[server][place]
         return found[self._inverse.reshape(-1)].reshape(*self._shape, *self._layout.shape[1:])
 
 
@@ -140,8 +145,8 @@ def summed_rows(ids: ArrayLike, rows: ArrayLike) -> tuple[np.ndarray[Any, Any], 
     ids, rows = np.asarray(ids).reshape(-1), np.asarray(rows)
     rows = rows.reshape(len(ids), *rows.shape[1:])
     if not len(ids):
-        return ids.astype(np.int32), rows
+        return ids, rows
     # Stable, so that rows of one id are added in the order of the batch, and give the same sum each time.
     order = np.argsort(ids, kind="stable")
     unique, starts = np.unique(ids[order], return_index=True)
-    return unique.astype(np.int32), np.add.reduceat(rows[order], starts, axis=0)
+    return unique, np.add.reduceat(rows[order], starts, axis=0)

@@ -97,15 +97,16 @@ class Rows:
     Args:
       variable: the variable.
       shape: the shape of the ids.
+      padded: True if the id -1 is no row.
     """
 
-    def __init__(self, variable: ServerVariable, shape: tuple[int, ...]) -> None:
-        self.variable, self.ids = variable, Part()
+    def __init__(self, variable: ServerVariable, shape: tuple[int, ...], *, padded: bool = False) -> None:
+        self.variable, self.ids, self.padded = variable, Part(), padded
         self.shape, self.dtype = (*shape, *variable.shape[1:]), variable.dtype
 
 
-def read_rows(executor: TracedProgram, variable: ServerVariable, ids: ArrayLike) -> Any:
-    """The rows `ids` of a variable in a traced program.
+def read_rows(executor: TracedProgram, variable: ServerVariable, ids: ArrayLike, *, padded: bool = False) -> Any:
+    """The rows `ids` of a variable in a traced program; with `padded` zeros for the id -1.
 
     Raises:
       TraceError: called inside a JAX transformation, whose ids are not known before the program runs.
@@ -116,7 +117,7 @@ def read_rows(executor: TracedProgram, variable: ServerVariable, ids: ArrayLike)
             f"the rows of {variable.name} are looked up inside a JAX transformation (jax.jit, lax.scan, ...), so that "
             "they cannot be fetched before the step runs. HINT: call jd.nn.embedding_lookup in the step itself."
         )
-    rows = Rows(variable, np.shape(ids))
+    rows = Rows(variable, np.shape(ids), padded=padded)
     value = executor.take(rows, rows.shape, rows.dtype)
     executor.give(rows.ids, ids)
     return value

@@ -247,6 +247,7 @@ class RemoteOptimizer:
                 ids, rows = grads[i]
                 start = shard.start if split else 0
                 mask = (ids >= start) & (ids < start + shard.shape[0])
-                arrays.extend((ids[mask] - start, rows[mask]))
+                # Cut to 32 bits only here: a longer id would be that of another row.
+                arrays.extend(((ids[mask] - start).astype(np.int32), rows[mask]))
             local = [forms[i] for i, _ in part.shards]
             exchange.operation(part.server, [OPTIMIZER, self.key, len(arrays), local], arrays)

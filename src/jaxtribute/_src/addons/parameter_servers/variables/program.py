@@ -148,7 +148,7 @@ class Step:
                 exchange.pull(variable.layout)
         gathers: list[Gather] = []
         for rows, where in zip(self._lookups, ids, strict=True):
-            gathers.append(Gather(exchange, rows.variable.layout, where))
+            gathers.append(Gather(exchange, rows.variable.layout, where, padded=rows.padded))
         answers = access.run(exchange)
         found = iter(gathers)
         values: list[Any] = []

@@ -16,7 +16,7 @@ from jaxtribute._src.addons.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.addons.parameter_servers.variables.indexing import wanted_rows, with_arrays
 from jaxtribute._src.addons.parameter_servers.variables.operations import Operation, changed_in, read_rows
 from jaxtribute._src.addons.parameter_servers.variables.program import ServerProgram
-from jaxtribute.errors import ArgumentError, VariableError
+from jaxtribute.errors import VariableError
 from jaxtribute.extending import (
     Context,
     Lease,
@@ -28,6 +28,7 @@ from jaxtribute.extending import (
     Update,
     check_untraced,
     overlaid_rows,
+    row_ids,
 )
 from jaxtribute.typing import AggregationLike, Array, ArrayLike, DType, Foreign, Leaf, SynchronizationLike
 
@@ -293,22 +294,42 @@ class ServerVariable(Variable):
         return self
 
     def sparse_read(self, indices: ArrayLike, *, mask: ArrayLike | None = None) -> Any:
-        """Returns the rows at `indices`; only they are fetched. Source: `tf.Variable.sparse_read`."""
-        if mask is not None:
-            raise ArgumentError(f"{self.name} was given a mask. HINT: it is for tables; use jnp.where.")
+        """Returns the rows at `indices`; only they are fetched.
+
+        Args:
+          indices: the rows.
+          mask: the places, of the indices' shape, where rows are wanted and not zeros.
+
+        Source: `tf.Variable.sparse_read`.
+        """
+        if mask is None or (isinstance(mask, np.ndarray) and mask.all()):
+            return self._looked_up(indices, padded=False)
+        numbers: Any = np if isinstance(indices, np.ndarray) and isinstance(mask, np.ndarray) else jnp
+        ids = numbers.asarray(indices)
+        if not jnp.issubdtype(ids.dtype, jnp.signedinteger):
+            ids = ids.astype(jax.dtypes.canonicalize_dtype(np.int64))
+        rows = self._looked_up(numbers.where(mask, ids, np.asarray(-1, ids.dtype)), padded=True)
+        wanted = jnp.asarray(mask).reshape(*np.shape(mask), *[1] * (rows.ndim - np.ndim(mask)))
+        return jnp.where(wanted, rows, jnp.zeros_like(rows))
+
+    def _looked_up(self, ids: ArrayLike, *, padded: bool) -> Any:
+        """The rows as the executor in force sees them; any for the id -1 if `padded`."""
         executor = Context.current().executor
         if isinstance(executor, Overlay):
-            return overlaid_rows(executor, self, indices, lambda below: self._rows_in(below, indices))
-        return self._rows_in(executor, indices)
+            return overlaid_rows(executor, self, ids, lambda below: self._rows_in(below, ids, padded=padded))
+        return self._rows_in(executor, ids, padded=padded)
 
-    def _rows_in(self, executor: Executor, ids: ArrayLike) -> Any:
+    def _rows_in(self, executor: Executor, ids: ArrayLike, *, padded: bool) -> Any:
         """The rows as an executor sees them."""
         if not isinstance(executor, TracedProgram):
-            return jnp.asarray(self.policy.access.rows(self.layout, np.asarray(ids)))
+            return jnp.asarray(self.policy.access.rows(self.layout, np.asarray(ids), padded=padded))
         self.check_seen(executor)
-        if changed_in(executor, self):
-            return jnp.take(executor.values[self], jnp.asarray(ids), axis=0)
-        return read_rows(executor, self, ids)
+        if not changed_in(executor, self):
+            return read_rows(executor, self, ids, padded=padded)
+        ids = jnp.asarray(ids)
+        if padded:
+            ids = jnp.where(ids == np.asarray(-1, ids.dtype), jnp.zeros_like(ids), ids)
+        return jnp.take(executor.values[self], row_ids(ids, self.shape[0], self.name), axis=0)
 
     def __repr__(self) -> str:
         servers = ", ".join(map(str, sorted(self.layout.servers)))
