@@ -19,9 +19,9 @@ from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
-from jaxtribute._src.addons.launcher.regular_files import open_regular
 from jaxtribute._src.addons.launcher.terminal import say, widen, write
 from jaxtribute._src.addons.launcher.tracebacks import last_traceback, last_word
+from jaxtribute._src.regular_files import open_regular
 
 _CHUNK = 1 << 19
 _SHOW_S = 0.5

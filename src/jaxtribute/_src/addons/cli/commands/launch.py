@@ -216,8 +216,8 @@ def _variables(run: Path | None, trackers: Sequence[str]) -> dict[str, str]:
 
 def _read_key(path: Path) -> bytes:
     """The secret in a file, without the white space around it."""
-    from jaxtribute._src.addons.launcher.regular_files import known_to_all, read_secret
     from jaxtribute._src.addons.launcher.terminal import say
+    from jaxtribute._src.regular_files import known_to_all, read_secret
     from jaxtribute.errors import ArgumentError
 
     hint = f"HINT: make it once with `head -c 32 /dev/urandom | base64 > {path}`, and copy it to every machine."

@@ -57,7 +57,7 @@ def _serve(application: object, host: str, port: int, path: str) -> int:
 
 
 def _read(path: Path) -> str:
-    from jaxtribute._src.addons.launcher.regular_files import known_to_all, read_secret
+    from jaxtribute._src.regular_files import known_to_all, read_secret
     from jaxtribute.errors import ArgumentError
 
     try:
