@@ -235,7 +235,7 @@ class Save:
         old = standing(self.path)
         if old != self.path:  # a program was killed while it replaced this checkpoint
             old.rename(self.path)
-        # Writes that had been under way when a save failed may have made its folder anew.
+        # Writes that had been under way when a save failed may have made its folder again.
         for left in (self.unfinished, *left_over(self.path.parent, stem(self.path))):
             remove(left)
         with self._clearing():
