@@ -49,7 +49,6 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.devices import device_name as device_name
     from jaxtribute._src.core.devices import resolve_device as resolve_device
     from jaxtribute._src.core.environment import count as count
-    from jaxtribute._src.core.environment import parse_json as parse_json
     from jaxtribute._src.core.environment import shown as shown
     from jaxtribute._src.core.environment import whole_number as whole_number
     from jaxtribute._src.core.execution.budgets import within_budget as within_budget
@@ -119,5 +118,6 @@ if _TYPE_CHECKING:
     from jaxtribute._src.core.values.slices import Cut as Cut
     from jaxtribute._src.core.values.stored import Lease as Lease
     from jaxtribute._src.core.values.stored import updating as updating
+    from jaxtribute._src.json_reading import parse_json as parse_json
 
 _lazy_names(__name__)

@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import os
 import re
+import shutil
 import struct
 import termios
 import threading
@@ -124,6 +125,23 @@ def test_what_is_not_shown_is_in_the_log(written: list[bytes], tmp_path: Path) -
         rb"hidden\n\n--- start of 2\d\d\d-[-0-9]+ [:0-9]+\n$", (tmp_path / "logs" / "rank-1.log").read_bytes()
     )
     assert open_log(None, 0, 0) is None
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_log_that_is_deleted_is_told_once(
+    kept: bool, written: list[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank = RankOutput(b"[1] ", shown=False, log=open_log(tmp_path / "logs", 1, 0))
+    rank.feed(b"one\n")
+    log = tmp_path / "logs" / "rank-1.log"
+    if kept:
+        log.rename(tmp_path / "old.log")
+    else:
+        shutil.rmtree(tmp_path / "logs")
+    for _ in range(3):
+        rank.feed(b"more\n")
+    rank.close()
+    assert capsys.readouterr().err.count(f"the log {log} was deleted") == (0 if kept else 1)
 
 
 @pytest.mark.parametrize("before", ["before\n", "half a line ", "\r 40 % ####\r 50 % #####", "x" * (2 << 20)])

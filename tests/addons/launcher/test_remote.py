@@ -135,6 +135,39 @@ def test_launchers_know_each_other_by_a_key() -> None:
     assert with_meeting(2, come, KEY) == 3
 
 
+@pytest.mark.parametrize("key", [None, KEY])
+def test_a_crowd_of_strangers_delays_a_machine_only(key: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "STRANGERS", 5)
+    monkeypatch.setattr(remote, "HELLO_S", 0.5)
+    monkeypatch.setattr(follower, "RETRY_S", 0.02)
+
+    async def come(meeting: Meeting, address: Address) -> int:
+        silent = [await asyncio.open_connection(address.host, address.port) for _ in range(9)]
+        task = asyncio.ensure_future(follower_of(address, key=key).run())
+        await asyncio.wait([task, asyncio.ensure_future(ready(meeting))], return_when=asyncio.FIRST_COMPLETED)
+        await meeting.close(3)
+        for _, writer in silent:
+            writer.close()
+        return await task
+
+    assert with_meeting(2, come, key) == 3
+
+
+def test_who_closes_each_connection_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "RETRY_S", 0.02)
+
+    async def come() -> None:
+        async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+
+        async with await asyncio.start_server(close, "127.0.0.1", 0) as server:
+            address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
+            with pytest.raises(ClusterError, match=r"without a word.*HINT.*strangers"):
+                await asyncio.wait_for(follower_of(address, join_timeout_s=0.3).run(), 60)
+
+    asyncio.run(come())
+
+
 @pytest.mark.parametrize(("here", "there"), [(KEY, None), (None, KEY), (KEY, KEY[::-1])])
 def test_who_does_not_know_the_key_takes_no_part(
     here: bytes | None, there: bytes | None, capsys: pytest.CaptureFixture[str]

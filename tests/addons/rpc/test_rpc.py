@@ -6,7 +6,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, cast
 
@@ -371,7 +371,16 @@ class TestKeys:
         with pytest.raises(FileExistsError):
             rpc.make_keys(tmp_path / "keys")
 
-    @pytest.mark.parametrize("text", ["", "[]", '{"called_public": "x"}', '{"called_public": 1}'])
+    @pytest.mark.timeout(60)
+    @pytest.mark.parametrize(
+        "make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero"), lambda path: None]
+    )
+    def test_what_is_no_file_of_keys(self, tmp_path: Path, make: Callable[[Path], None]) -> None:
+        make(tmp_path / "keys")
+        with pytest.raises(ArgumentError, match=r"keys holds no keys.*HINT"):
+            read_keys(tmp_path / "keys")
+
+    @pytest.mark.parametrize("text", ["", "[]", '{"called_public": "x"}', '{"called_public": 1}', "[" * 50_000])
     def test_a_file_without_keys(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "keys").write_text(text)
         with pytest.raises(ArgumentError, match=r"holds no keys.*HINT"):

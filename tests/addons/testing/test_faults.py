@@ -1,5 +1,6 @@
 """Faults happen where, when and to whom they are meant to, and nowhere else."""
 
+import math
 import os
 import signal
 import threading
@@ -112,7 +113,20 @@ def test_what_cannot_be_corrupted() -> None:
         point("here")
 
 
-@pytest.mark.parametrize("wrong", [{"step": 0}, {"step": 1, "probability": 0.5}, {"probability": 2.0}, {"at": ""}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step": 0},
+        {"step": 1, "probability": 0.5},
+        {"probability": 2.0},
+        {"at": ""},
+        {"step": math.inf},
+        {"step": 1.5},
+        {"step": True},
+        {"rank": -1},
+        {"restart": "0"},
+    ],
+)
 def test_wrong_descriptions(wrong: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match="HINT"):
         kill(**wrong)

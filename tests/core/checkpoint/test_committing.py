@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,8 @@ import jax
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.core.checkpoint import committing, files
+from jaxtribute._src.core.checkpoint import arrays, committing, files
+from jaxtribute._src.core.checkpoint.files import UNFINISHED
 from jaxtribute.errors import CheckpointError, ConfigError, DeadlineError
 from processes import run_python
 
@@ -211,3 +213,22 @@ def test_processes_that_do_not_know_each_other(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ConfigError, match=r"one of 2 processes .* HINT"):
         committing.saving_cluster()
+
+
+def test_what_saves_that_failed_have_left_goes_at_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = jd.CheckpointManager(jd.Checkpoint(number=1), tmp_path, block=True)
+
+    def full(directory: Path, values: Any) -> None:
+        monkeypatch.setattr(committing, "remove", lambda path: None)  # a write that goes on makes its folder anew
+        raise OSError(errno.ENOSPC, "disk full")
+
+    for _ in range(3):
+        monkeypatch.setattr(arrays, "write", full)
+        with pytest.raises(CheckpointError, match="disk full"):
+            manager.save()
+        monkeypatch.undo()
+        assert len([path for path in tmp_path.iterdir() if path.name.endswith(UNFINISHED)]) == 1
+    (tmp_path / f"other-1{UNFINISHED}").mkdir()
+    assert manager.save()
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(UNFINISHED)] == [f"other-1{UNFINISHED}"]
+    manager.close()

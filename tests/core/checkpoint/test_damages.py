@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import random
 import shutil
 import zlib
@@ -21,6 +23,7 @@ from jaxtribute._src.core.checkpoint.description import Description
 from jaxtribute._src.core.checkpoint.leaves import CellLeaf, VariableLeaf
 from jaxtribute.errors import CheckpointDamagedError, CheckpointError, InputError
 
+NO_FILES = {"a pipe": os.mkfifo, "a device": lambda path: path.symlink_to("/dev/zero"), "a folder": os.mkdir}
 VALUES = {"w": (3, 2), "big": (4000,), "scalar": ()}
 
 
@@ -82,6 +85,50 @@ def damage_one(kind: str, folder: Path, files: list[str], number: int) -> None:
     old = folder / "ckpt-1" / earlier[min(number, len(earlier) - 1)]
     path, other = folder / "ckpt-2" / files[number], folder / "ckpt-2" / files[number - 1]
     damage(kind, path, other, old, random.Random(f"{kind} {number}"))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_what_is_no_file_is_damage_and_keeps_nobody_waiting(kind: str, saved: Path, tmp_path: Path) -> None:
+    program = Program()
+    for name in checksums.names(saved / "ckpt-2"):
+        folder = tmp_path / name.replace("/", "-")
+        shutil.copytree(saved, folder)
+        (folder / "ckpt-2" / name).unlink()
+        NO_FILES[kind](folder / "ckpt-2" / name)
+        with pytest.raises(CheckpointDamagedError, match="HINT") as caught:
+            program.checkpoint.restore(folder / "ckpt-2")
+        assert name in str(caught.value)
+        assert jd.latest_checkpoint(folder) == str(folder / "ckpt-1")
+        shutil.rmtree(folder)
+    assert program.numbers() == {0}
+
+
+FORGED = [
+    {"format": "2"},
+    {"values": 1},
+    {"values": {"w": 1}},
+    {"files": [1]},
+    {"files": {"turn.json": [1]}},
+    {"iterators": None},
+    {"workers": "many"},
+    {"written_at": {}},
+    {"turn": {"line": [[1e400, 1]], "number": 1, "unordered": 0}},
+]
+
+
+@pytest.mark.parametrize("change", FORGED, ids=str)
+def test_a_description_of_other_things(change: dict[str, Any], saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "ckpt-2" / "jaxtribute.json"
+    entries = {**json.loads(file.read_text()), **change}
+    del entries["checksum"]
+    file.write_text(json.dumps({"checksum": zlib.crc32(json.dumps(entries, sort_keys=True).encode()), **entries}))
+    with contextlib.suppress(CheckpointError):
+        jd.latest_checkpoint(tmp_path)
+    if "turn" not in change:
+        with pytest.raises(CheckpointError, match=r"ckpt-2.*HINT"):
+            Program().checkpoint.restore(tmp_path / "ckpt-2")
 
 
 @pytest.mark.quick_cases(2)

@@ -157,6 +157,44 @@ def test_a_job_elsewhere_that_is_gone(content: bytes | None, elsewhere: Path, mo
     assert list(elsewhere.parent.iterdir()) == []
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkfifo,
+        os.mkdir,
+        lambda file: file.symlink_to("/dev/zero"),
+        lambda file: file.symlink_to(file),
+        lambda file: file.symlink_to("nowhere"),
+        lambda file: file.write_bytes(b" " * (1 << 17)),
+    ],
+    ids=["pipe", "folder", "device", "loop", "nowhere", "large"],
+)
+def test_what_is_no_file_of_a_process(make: Callable[[Path], object], tmp_path: Path) -> None:
+    make(tmp_path / ".ckpt.owner")
+    with pytest.raises(CheckpointError, match=r"ckpt\.owner is to say.*HINT: move it away"):
+        Owner(tmp_path, "ckpt").claim()
+    assert [file.name for file in tmp_path.iterdir()] == [".ckpt.owner"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"[" * 50_000])
+def test_whom_it_waits_for_is_said_within_a_second(
+    content: bytes | None, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(owner, "_WORD_S", 0.1)
+    monkeypatch.setattr(owner, "_STALE_S", 0.5)
+    if content is not None:
+        elsewhere.write_bytes(content)
+    mine = Owner(elsewhere.parent, "ckpt")
+    mine.claim()
+    mine.release()
+    [record] = caplog.records
+    whom = " on other " if content is None else "a process that has not written its name"
+    assert str(elsewhere) in record.getMessage()
+    assert whom in record.getMessage()
+    assert "HINT" in record.getMessage()
+
+
 def test_the_file_of_this_process_is_touched_until_it_is_released(tmp_path: Path) -> None:
     mine, file = Owner(tmp_path, "ckpt"), tmp_path / ".ckpt.owner"
     mine.claim()

@@ -29,5 +29,5 @@ def test_what_is_free_is_what_machine_and_container_leave(
     monkeypatch: pytest.MonkeyPatch, changed: dict[str, list[str]], free: int
 ) -> None:
     found = MEMORY | changed
-    monkeypatch.setattr(restoring, "_lines", lambda path: found[path])
+    monkeypatch.setattr(restoring, "text_of", lambda path: "".join(f"{line}\n" for line in found[path]))
     assert restoring._free_on_host() == free  # pyright: ignore[reportPrivateUsage]

@@ -47,6 +47,13 @@ def test_a_task_that_does_not_train_is_told_who_does(job: str, index: int) -> No
         Roster.of(JOBS, job, index)
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "grpc://node:0", "[::1]:0"])
+@pytest.mark.parametrize("job", ["chief", "worker"])
+def test_an_address_that_nobody_can_call(job: str, address: str) -> None:
+    with pytest.raises(ClusterSpecError, match=rf"the address of {job} 0.*nobody can call.*:0.*HINT"):
+        Roster.of({"worker": ["node:1"], job: [address]}, "worker", 0)
+
+
 def test_a_malformed_address() -> None:
     with pytest.raises(ClusterSpecError, match="nowhere"):
         Roster.of({"worker": ["nowhere"]}, "worker", 0)

@@ -1,5 +1,6 @@
 """Layouts, as users write them, and the patterns of names that choose them."""
 
+import os
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -162,13 +163,33 @@ def test_a_file_of_layouts_may_be_written_by_hand(tmp_path: Any) -> None:
         ('{"w": 3}', ArgumentTypeError, "a layout is 3"),
         ('{"w": {}}', ArgumentTypeError, "a layout is None"),
         ('{"(": []}', ArgumentError, "no regular expression"),
+        ('{"w": [], "w": []}', ArgumentError, "'w' stands in it twice"),
+        ("[" * 50_000, ArgumentError, "too many brackets"),
     ],
 )
 def test_files_that_hold_no_layouts(tmp_path: Any, text: str, error: Any, words: str) -> None:
     path = tmp_path / "layout.json"
     path.write_text(text)
-    with pytest.raises(error, match=f"{words}.*HINT"):
+    with pytest.raises(error, match=f"layout.json.*{words}.*HINT"):
         jd.LayoutMap.load(path)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (os.mkfifo, "a named pipe"),
+        (os.mkdir, "a folder"),
+        (lambda path: path.symlink_to("/dev/zero"), "a device"),
+        (lambda path: path.symlink_to(path), "[Ss]ymbolic"),
+        (lambda path: (path.touch(), os.truncate(path, 1 << 31)), "more than"),
+        (lambda path: None, "No such file"),
+    ],
+)
+def test_what_is_no_file_of_layouts(make: Any, words: str, tmp_path: Any) -> None:
+    make(tmp_path / "layout.json")
+    with pytest.raises(OSError, match=f"{words}.*HINT.*layout.json"):
+        jd.LayoutMap.load(tmp_path / "layout.json")
 
 
 def test_a_note_goes_with_its_entry() -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from jaxtribute._src.core.reading import exists, passing, patiently
+from jaxtribute._src.regular_files import IrregularError, open_regular
 
 _PIECE_BYTES = 1 << 20
 _THREADS = 4
@@ -53,7 +54,7 @@ def checksum_of(path: Path) -> Mark:
     size = checksum = 0
     # One buffer for all pieces: whole files would take as much memory as the largest of them.
     buffer = memoryview(bytearray(_PIECE_BYTES))
-    with path.open("rb", buffering=0) as file:
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb", buffering=0) as file:
         while count := file.readinto(buffer):
             checksum = zlib.crc32(buffer[:count], checksum)
             size += count
@@ -106,8 +107,8 @@ def _problem(path: Path, written: Mark) -> str:
         if size != written[0]:
             return f"{size} bytes instead of {written[0]}"
         return "" if checksum_of(path) == written else "other bytes than were written"
-    except FileNotFoundError:
-        return "missing"
+    except (FileNotFoundError, IrregularError) as error:
+        return "missing" if isinstance(error, FileNotFoundError) else str(error)
     except OSError as error:
         if passing(error):
             raise

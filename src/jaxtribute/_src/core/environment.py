@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from jaxtribute.errors import ConfigError, JaxtributeError
-
-if TYPE_CHECKING:
-    from jaxtribute._src.core.types import Json
 
 _T = TypeVar("_T")
 
@@ -121,21 +117,6 @@ def seconds(variable: str, default: float, least: float) -> float:
             f"{variable}={shown(text)} is no number of seconds from {least:g} up. HINT: unset it for {default:g}."
         )
     return value
-
-
-def parse_json(text: str) -> Json:
-    """Reads JSON.
-
-    Args:
-      text: JSON, which anybody may have written.
-
-    Raises:
-      ValueError: it is none, or Python does not read it: numbers of thousands of digits, very many brackets.
-    """
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("there are too many brackets within brackets") from None
 
 
 def shown(value: object) -> str:

@@ -1,7 +1,7 @@
 """Reading files of disks that fail for a moment: what cannot be read now is not what is damaged.
 
-A file that is missing, or a folder in its place, is not what was written. Any other error of the system (EIO, ESTALE,
-no descriptor left, no permission, a network disk that does not answer) says nothing about what the file holds.
+A file that is missing, or a folder or a pipe in its place, is not what was written. Any other error of the system (EIO,
+ESTALE, no descriptor left, no permission, a network disk that does not answer) says nothing about what the file holds.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+
+from jaxtribute._src.regular_files import IrregularError
 
 _T = TypeVar("_T")
 
@@ -41,7 +43,7 @@ def passing(error: BaseException) -> bool:
     number = error_number(error)
     if number is None:
         return isinstance(error, OSError)
-    return number not in _OTHER_FILES
+    return number not in _OTHER_FILES and not isinstance(error, IrregularError)
 
 
 def patiently(read: Callable[[], _T]) -> _T:

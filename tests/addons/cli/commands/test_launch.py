@@ -89,6 +89,18 @@ def test_a_number_of_workers_is_at_least_one(program: str, capfd: pytest.Capture
     assert "0 is less than 1" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [("--run", "", "names no folder"), ("--log-dir", " ", "names no folder"), ("--port", "70000", "no port from 1")],
+)
+def test_what_would_be_taken_without_a_word(
+    option: str, value: str, words: str, program: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["launch", option, value, program])
+    assert words in capfd.readouterr().err
+
+
 def test_machines_that_do_not_come(program: str, capfd: pytest.CaptureFixture[str]) -> None:
     several = ["--nodes", "2", "--node-rank", "0", "--coordinator", "127.0.0.1:0", "--join-timeout", "0.1"]
     assert main(["launch", *several, program]) == 70

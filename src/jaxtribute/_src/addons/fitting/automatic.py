@@ -19,9 +19,9 @@ import jaxtribute as jd
 from jaxtribute._src.addons.fitting.asking import SEARCHING, SECONDS, fit
 from jaxtribute._src.addons.fitting.candidates import Outcome
 from jaxtribute._src.addons.launcher.compilation_cache import default_directory
-from jaxtribute._src.addons.launcher.regular_files import read_regular
 from jaxtribute._src.addons.memory.amounts import checked, known_as, memory_stats
 from jaxtribute._src.addons.tools.user_scripts import modules_beside
+from jaxtribute._src.regular_files import read_regular
 from jaxtribute.errors import ArgumentError, ConfigError
 from jaxtribute.extending import Callers, parse_json
 from jaxtribute.typing import Device, Foreign

@@ -53,6 +53,8 @@ class Line:
         self._own_salt = secrets.token_hex(_SALT // 2).encode()
         self._salts = b""
         self._said = self._heard = 0
+        self.silent = False
+        """True once the connection has ended before anything came."""
         if key is not None:
             writer.write(self._own_salt + b"\n")
         _notice_loss(writer.get_extra_info("socket"))
@@ -117,7 +119,9 @@ class Line:
                     return None
             message = json.loads(line)
         # Brackets within brackets without end are a RecursionError.
-        except (OSError, ValueError, RecursionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        except (OSError, ValueError, RecursionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            partly = isinstance(error, asyncio.IncompleteReadError) and error.partial
+            self.silent = isinstance(error, (OSError, EOFError)) and not partly and not self._heard and not self._salts
             return None
         if not isinstance(message, dict):
             return None

@@ -18,6 +18,10 @@ SPEAK_EVERY_S = 10.0
 RETRY_S = 0.2
 
 
+class _UnheardError(ClusterError):
+    """The error of a machine 0 that has closed the connection before it said anything."""
+
+
 class Follower:
     """This machine's launcher, led by the one of machine 0."""
 
@@ -52,7 +56,7 @@ class Follower:
           DeadlineError: machine 0 was not there in time.
           ClusterError: machine 0 does not want this one.
         """
-        lost, losses = None, 0
+        lost, losses, unheard = None, 0, None
         while True:
             line = await self._reach()
             # The address by which machine 0 is reached is one by which this machine can be.
@@ -60,13 +64,19 @@ class Follower:
             try:
                 line.send({"machine": self._options.node_rank})
                 code = await self._follow(line, self._node, again=losses < self._options.max_restarts)
-                lost = time.monotonic()
+                lost, unheard = time.monotonic(), None
                 if code is None:
                     losses += 1
                     say(
                         f"machine {self._options.node_rank} lost the launcher of machine 0 and tries to come back, for "
                         f"{self._options.join_timeout_s:g} s"
                     )
+            except _UnheardError:
+                # Machine 0 hears few strangers at a time, and closes the connections of all others.
+                unheard = unheard or time.monotonic()
+                if time.monotonic() - unheard > self._options.join_timeout_s:
+                    raise
+                code = None
             except ClusterError:
                 # Machine 0 may not have noticed yet that this machine was gone.
                 if lost is None or time.monotonic() - lost > self._options.join_timeout_s:
@@ -161,7 +171,13 @@ class Follower:
         if running is not None:
             node.stop()
             await running
-        # Not a word before the end: a stranger listens there, or the keys differ. To come back would be in vain.
+        if line.silent:
+            raise _UnheardError(
+                f"machine 0 at {self._address} closed each connection without a word for "
+                f"{self._options.join_timeout_s:g} s. HINT: see that a launcher of this job listens there, and that no "
+                "strangers take its connections: it says whom it has sent away."
+            )
+        # Other words than a launcher's: a stranger listens there, or the keys differ. To come back would be in vain.
         if not line.heard:
             raise ClusterError(
                 f"machine 0 at {self._address} did not answer as a launcher of this job. HINT: see what it says, and "

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
-from jaxtribute._src.addons.launcher.regular_files import open_regular
 from jaxtribute._src.addons.launcher.terminal import say, widen, write
 from jaxtribute._src.addons.launcher.tracebacks import last_traceback, last_word
+from jaxtribute._src.regular_files import open_regular
 
 _CHUNK = 1 << 19
 _SHOW_S = 0.5
@@ -158,6 +158,7 @@ class RankOutput:
 
     def __init__(self, prefix: bytes | None, *, shown: bool, log: FileIO | None) -> None:
         self._prefix, self.shown, self._log = prefix, shown, log
+        self._deleted = False
         self._kept: deque[bytes] = deque()
         """The last whole lines, in pieces of one or many, each with its end."""
         self._kept_bytes = 0
@@ -255,6 +256,9 @@ class RankOutput:
         try:
             while data and self._log is not None:
                 data = data[self._log.write(data) :]
+            if self._log is not None and not self._deleted and not os.fstat(self._log.fileno()).st_nlink:
+                self._deleted = True
+                say(f"the log {self._log.name} was deleted; nobody can read what comes. HINT: rename logs instead.")
         except OSError as error:
             log, self._log = self._log, None
             if log is not None:

@@ -1,8 +1,8 @@
 """Output of a job, carried to its readers by threads, so that a reader who stalls holds up nothing but his own lines.
 
 Between the ranks and a reader lies a buffer of bounded size. If it is full, a rank that prints more waits a moment, so
-that a reader who is only slow gets everything. If no room comes, the reader has stalled: from then on the oldest bytes
-are left out, and a line in their place says how many.
+that a reader who takes 2 MB a second (`_BATCH` in `ROOM_S`) gets everything. If no room comes, the reader has stalled:
+from then on the oldest bytes are left out, and a line in their place says how many.
 """
 
 from __future__ import annotations

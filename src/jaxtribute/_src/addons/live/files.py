@@ -19,7 +19,7 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from jaxtribute._src.addons.launcher.regular_files import open_regular, read_regular
+from jaxtribute._src.regular_files import open_regular, read_regular
 
 if TYPE_CHECKING:
     from jaxtribute.typing import Json

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
-from pathlib import Path
+
+from jaxtribute._src.regular_files import read_small
 
 CERTIFICATE, KEY, AUTHORITY = FILES = "JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE"
 """JAX's variables for a process's certificate, its key, and the authority that has signed those of all processes."""
@@ -27,7 +28,7 @@ def problem_of(environment: Mapping[str, str]) -> tuple[str, str] | None:
         )
     for name, file in zip(FILES, files, strict=True):
         try:
-            Path(file).read_bytes()
+            read_small(file)
         except (OSError, ValueError) as error:
             return (
                 f"{name}={file} cannot be read: {error}",

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxtribute._src.addons.launcher.regular_files import read_regular
 from jaxtribute._src.addons.planning.holding import Held, held_on
 from jaxtribute._src.addons.tools.hlo.exchanges import Collective
+from jaxtribute._src.regular_files import read_regular
 from jaxtribute.errors import ArgumentError
 from jaxtribute.extending import parse_json
 

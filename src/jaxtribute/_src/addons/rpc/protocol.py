@@ -13,6 +13,7 @@ from typing import Any
 import zmq
 
 from jaxtribute._src.addons.messaging.transport import Keys
+from jaxtribute._src.json_reading import read_json
 from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
 from jaxtribute.extending import Address
 
@@ -86,13 +87,13 @@ def read_keys(path: str | PathLike[str] | None) -> Keys | None:
     """The keys of a file that `make_keys` wrote.
 
     Raises:
-      ArgumentError: it holds none.
+      ArgumentError: it holds none, or cannot be read.
     """
     if path is None:
         return None
     try:
-        keys = Keys(**{name: key.encode() for name, key in json.loads(Path(path).read_text()).items()})
-    except (ValueError, TypeError, AttributeError) as error:
+        keys = Keys(**{name: key.encode() for name, key in read_json(Path(path), 1 << 16).items()})
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ArgumentError(f"{os.fspath(path)} holds no keys: {error}. HINT: make it with rpc.make_keys.") from error
     return keys
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import os
 from collections.abc import Callable, Sequence
 from os import PathLike, fspath
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, SupportsInt, TypeAlias
 
 import numpy as np
 
+from jaxtribute._src.regular_files import open_regular
 from jaxtribute.errors import ArgumentError
 
 Places: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -39,7 +41,7 @@ class FileRecords:
         record = position - (self._ends[file - 1] if file else 0)
         begin, end = (int(places[record]) for places in self._places[file])
         # Opened each time: Grain reads in several threads, and sends sources to processes, if no open file can go.
-        with Path(self.paths[file]).open("rb") as stream:
+        with os.fdopen(open_regular(self.paths[file], os.O_RDONLY), "rb") as stream:
             stream.seek(begin)
             return stream.read(end - begin)
 
@@ -77,7 +79,7 @@ class TextLineSource(FileRecords):
 def _lines(path: str) -> tuple[Places, Places]:
     """Positions where each line begins, and where the next one does."""
     size, found, offset = Path(path).stat().st_size, [0], 0
-    with Path(path).open("rb") as stream:
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as stream:
         # By blocks, since the file may not fit into memory.
         while block := stream.read(1 << 20):
             found += (np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + offset + 1).tolist()

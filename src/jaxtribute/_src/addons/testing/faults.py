@@ -85,8 +85,11 @@ class Fault:
                 f"{self.kind}(step={self.step!r}, probability={self.probability!r}). HINT: give one of the two, a "
                 "probability from 0 to 1."
             )
-        if self.step is not None and self.step < 1:
-            raise ArgumentError(f"{self.kind}(step={self.step!r}). HINT: steps are counted from 1.")
+        for name, least in (("step", 1), ("rank", 0), ("restart", 0)):
+            given: object = getattr(self, name)
+            # True is an int, too; infinite steps never come.
+            if given is not None and (type(given) is not int or given < least):
+                raise ArgumentError(f"{self.kind}({name}={shown(given)}). HINT: {name}s are counted from {least}.")
 
 
 def kill(*, number: int = signal.SIGKILL, **where: Unpack[Where]) -> Fault:

@@ -20,11 +20,13 @@ from jaxtribute._src.core.checkpoint.description import Description
 from jaxtribute._src.core.checkpoint.files import (
     REPLACED,
     UNFINISHED,
+    left_over,
     not_written,
     present,
     remedy,
     remove,
     standing,
+    stem,
     sync,
     write_text,
 )
@@ -233,7 +235,9 @@ class Save:
         old = standing(self.path)
         if old != self.path:  # a program was killed while it replaced this checkpoint
             old.rename(self.path)
-        remove(self.unfinished)
+        # Writes that had been under way when a save failed may have made its folder again.
+        for left in (self.unfinished, *left_over(self.path.parent, stem(self.path))):
+            remove(left)
         with self._clearing():
             (self.unfinished / STATE).mkdir(parents=True)
 

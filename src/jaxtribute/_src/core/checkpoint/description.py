@@ -19,6 +19,8 @@ from jaxtribute._src.core.checkpoint.forms import Spec
 from jaxtribute._src.core.checkpoint.turns import Turn
 from jaxtribute._src.core.checksums import Mark
 from jaxtribute._src.core.reading import passing, patiently
+from jaxtribute._src.json_reading import parse_json
+from jaxtribute._src.regular_files import read_small
 from jaxtribute.errors import CheckpointDamagedError, CheckpointError
 
 _FORMAT = 2
@@ -76,13 +78,16 @@ class Description:
         entries = entries_of(directory)
         if entries["format"] != _FORMAT:
             raise CheckpointError(
-                f"{directory} was written by jaxtribute {entries['jaxtribute']} in format {entries['format']}, and "
+                f"{directory} was written by jaxtribute {entries['jaxtribute']} in format {entries['format']!r}, and "
                 f"this version reads format {_FORMAT}. HINT: restore it with that version."
             )
-        values = {name: Spec.from_json(entry) for name, entry in entries["values"].items()}
-        files = {name: (size, checksum) for name, (size, checksum) in entries["files"].items()}
-        turn = Turn.parse(entries.get("turn"))
-        return cls(values, tuple(entries["iterators"]), entries["workers"], entries["written_at"], files, turn)
+        try:
+            values = {name: Spec.from_json(entry) for name, entry in entries["values"].items()}
+            files = {name: (int(size), int(checksum)) for name, (size, checksum) in entries["files"].items()}
+            turn, written_at = Turn.parse(entries.get("turn")), float(entries["written_at"])
+            return cls(values, tuple(entries["iterators"]), int(entries["workers"]), written_at, files, turn)
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise damaged(directory, f"{FILE} is no description: {type(error).__name__}: {error}") from None
 
     def without(self, name: str) -> Description:
         """The description but for one value."""
@@ -150,7 +155,7 @@ def entries_of(directory: Path) -> dict[str, Any]:
       CheckpointError: there is no such folder.
     """
     try:
-        content = patiently((directory / FILE).read_bytes)
+        content = patiently(lambda: read_small(directory / FILE))
     except (FileNotFoundError, NotADirectoryError):
         if not present(directory / "."):
             raise CheckpointError(
@@ -164,20 +169,21 @@ def entries_of(directory: Path) -> dict[str, Any]:
     except (OSError, MemoryError) as error:
         if passing(error):
             raise not_read(directory, error) from error
-        raise _damaged(directory, f"{FILE} cannot be read: {error}") from error
+        raise damaged(directory, f"{FILE} cannot be read: {error}") from error
     try:
-        entries = json.loads(content)
+        entries = parse_json(content)
         checksum = entries.pop("checksum", None)
         # The first format had no checksum; it is refused by its number later, not called damaged.
         sound = checksum == _checksum(entries) or (checksum is None and entries["format"] == _WITHOUT_CHECKSUM)
-    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
-        raise _damaged(directory, f"{FILE} cannot be read: {type(error).__name__}: {error}") from None
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise damaged(directory, f"{FILE} cannot be read: {type(error).__name__}: {error}") from None
     if not sound:
-        raise _damaged(directory, f"{FILE} does not hold what was written")
+        raise damaged(directory, f"{FILE} does not hold what was written")
     return entries
 
 
-def _damaged(directory: Path, problem: str) -> CheckpointDamagedError:
+def damaged(directory: Path, problem: str) -> CheckpointDamagedError:
+    """The error of a checkpoint that is not as it was written."""
     return CheckpointDamagedError(
         f"{directory} is damaged: {problem}. HINT: restore an earlier checkpoint; "
         "manager.restore_or_initialize() does so by itself."

@@ -28,6 +28,7 @@ from jaxtribute._src.core.checkpoint.files import (
 from jaxtribute._src.core.checkpoint.restoring import verify
 from jaxtribute._src.core.checkpoint.series import Entry, Identity, Series, identity_of
 from jaxtribute._src.core.reading import passing, patiently
+from jaxtribute._src.json_reading import read_json
 from jaxtribute.errors import CheckpointDamagedError, CheckpointError, CheckpointUnreadableError
 
 _LOG = logging.getLogger(__name__)
@@ -205,7 +206,7 @@ class KeptCheckpoints:
           CheckpointUnreadableError: the file cannot be read now.
         """
         try:
-            recorded = json.loads(patiently(lambda: self._file.read_text(encoding="utf-8")))
+            recorded = patiently(lambda: read_json(self._file))
             return {int(number): float(at) for number, at in recorded}
         except FileNotFoundError:
             return {}

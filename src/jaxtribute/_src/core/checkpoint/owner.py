@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import os
 import socket
 import sys
@@ -26,13 +27,17 @@ from typing import TypeAlias
 from jaxtribute._src.core.checkpoint.files import not_read
 from jaxtribute._src.core.folders import machine_name
 from jaxtribute._src.core.reading import passing, patiently
+from jaxtribute._src.json_reading import parse_json
+from jaxtribute._src.regular_files import IrregularError, read_small, text_of
 from jaxtribute.errors import CheckpointError, JaxtributeError
 
+_LOG = logging.getLogger(__name__)
 _TOUCHED_EVERY_S = 10.0
 _STALE_S = 60.0
 _GRACE_S = 5.0
 """Seconds that a living process may take to end, such as that of a job that is just being started again."""
 _POLL_S = 0.25
+_WORD_S = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +67,10 @@ class ProcessIdentity:
         return cls(socket.gethostname(), os.getpid(), _started(os.getpid()), machine, sys.argv[0])
 
     @classmethod
-    def parse(cls, text: str) -> ProcessIdentity | None:
+    def parse(cls, text: str | bytes) -> ProcessIdentity | None:
         """Reads what `asdict` gave, as JSON; None of anything else, such as half of it."""
         try:
-            process = cls(**json.loads(text))
+            process = cls(**parse_json(text))
         except (ValueError, TypeError):
             return None
         return process if isinstance(process.pid, int) else None  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -307,8 +312,8 @@ def _await_end(file: Path, own: ProcessIdentity, refusal: Refusal) -> ProcessIde
     Raises:
       JaxtributeError: the process is alive; what `refusal` makes.
     """
-    first: int | None = None
-    deadline = time.monotonic() + _GRACE_S
+    first, told = None, False
+    start = time.monotonic()
     while True:
         other = _parsed(file)
         if other is not None and (own.same(other) or other.ended(own.machine)):
@@ -320,10 +325,14 @@ def _await_end(file: Path, own: ProcessIdentity, refusal: Refusal) -> ProcessIde
             return None
         if age_s > _STALE_S:
             return other or _NOBODY
+        if not told and time.monotonic() > start + _WORD_S:
+            told = True
+            text = "%s: waits %.0f s at most, as %s may save there. HINT: delete the file if no job does."
+            _LOG.warning(text, file, _STALE_S - age_s, other or "a process that has not written its name")
         # Another machine's process cannot be looked at, only its file: touched while this one waits, it is alive.
         first = first or touched
         alive = other is not None and (touched != first or other.machine == own.machine)
-        if other is not None and alive and time.monotonic() > deadline:
+        if other is not None and alive and time.monotonic() > start + _GRACE_S:
             raise refusal(other, file)
         time.sleep(_POLL_S)
 
@@ -347,7 +356,7 @@ def _remove(file: Path, other: ProcessIdentity) -> None:
         file.rename(aside)
     except FileNotFoundError:
         return  # one that waited, too, was faster
-    holder = ProcessIdentity.parse(_text(aside))
+    holder = ProcessIdentity.parse(text_of(aside))
     if holder is not None and not holder.same(other):
         aside.rename(file)
     else:
@@ -358,13 +367,13 @@ def _renew(file: Path, own: ProcessIdentity, stop: threading.Event) -> None:
     """Touches the file until `stop` is set."""
     while not stop.wait(_TOUCHED_EVERY_S):
         with contextlib.suppress(OSError):  # the disk may be back next time
-            if own.same(ProcessIdentity.parse(_text(file))):
+            if own.same(ProcessIdentity.parse(text_of(file))):
                 os.utime(file)
 
 
 def _unlink(file: Path, own: ProcessIdentity) -> None:
     with contextlib.suppress(OSError):
-        if own.same(ProcessIdentity.parse(_text(file))):
+        if own.same(ProcessIdentity.parse(text_of(file))):
             file.unlink(missing_ok=True)
 
 
@@ -372,15 +381,15 @@ def _parsed(file: Path) -> ProcessIdentity | None:
     """The process that a file names; None if there is no file, or it says nothing.
 
     Raises:
-      CheckpointError: it cannot be read now, so that nobody knows.
+      CheckpointError: it cannot be read now, or is something else than a file, so that nobody knows.
     """
     try:
-        return ProcessIdentity.parse(patiently(file.read_text))
-    except ValueError:  # no UTF-8
-        return None
+        return ProcessIdentity.parse(patiently(lambda: read_small(file, 1 << 16)))
     except (OSError, MemoryError) as error:
         if passing(error):
             raise not_read(file, error) from error
+        if isinstance(error, IrregularError) or file.is_symlink():
+            raise CheckpointError(f"{file} is to say which process saves there: {error}. HINT: move it away.") from None
         return None
 
 
@@ -389,14 +398,7 @@ def _started(pid: int) -> str:
 
     That of one which has ended, and only waits for its parent to notice, is "ended".
     """
-    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
     if len(fields) < 20:
         return ""
     return "ended" if fields[0] in "ZX" else fields[19]
-
-
-def _text(path: Path | str) -> str:
-    try:
-        return Path(path).read_text()
-    except (OSError, ValueError):
-        return ""

@@ -21,7 +21,7 @@ from jaxtribute._src.core import checksums
 from jaxtribute._src.core.checkpoint import arrays
 from jaxtribute._src.core.checkpoint.collecting import Contents
 from jaxtribute._src.core.checkpoint.committing import STATE
-from jaxtribute._src.core.checkpoint.description import Description, Differences
+from jaxtribute._src.core.checkpoint.description import Description, Differences, damaged
 from jaxtribute._src.core.checkpoint.files import not_read, standing
 from jaxtribute._src.core.checkpoint.forms import Spec, dtype_of
 from jaxtribute._src.core.checkpoint.series import Identity, identity_of
@@ -30,6 +30,8 @@ from jaxtribute._src.core.cluster.runtime import Cluster
 from jaxtribute._src.core.input.iterator import position_file
 from jaxtribute._src.core.reading import passing, patiently
 from jaxtribute._src.core.values.stored import updating
+from jaxtribute._src.json_reading import read_json
+from jaxtribute._src.regular_files import IrregularError, text_of
 from jaxtribute.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -141,7 +143,9 @@ class Restore:
     def _position(self, name: str) -> Any:
         """The position of an iterator, from its file."""
         try:
-            return json.loads(patiently(lambda: (standing(self.path) / name).read_text("utf-8")))
+            return patiently(lambda: read_json(standing(self.path) / name))
+        except (ValueError, IrregularError) as error:
+            raise damaged(self.path, str(error)) from error
         except (OSError, MemoryError) as error:
             raise not_read(self.path, error) from error
 
@@ -360,20 +364,13 @@ def _room() -> int:
 def _free_on_host() -> int:
     """The bytes of the machine's memory, and of its container's, that this process may take; only Linux tells."""
     free = sys.maxsize
-    for line in _lines("/proc/meminfo"):
+    for line in text_of("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) * 1024
-    limit = "".join(_lines("/sys/fs/cgroup/memory.max"))
+    limit = text_of("/sys/fs/cgroup/memory.max").strip()
     if limit.isdecimal():
         # The container's count has the files that the kernel keeps in memory, and would give up: "inactive_file".
-        used = int("".join(_lines("/sys/fs/cgroup/memory.current")) or 0)
-        stat = dict(line.split() for line in _lines("/sys/fs/cgroup/memory.stat"))
+        used = int(text_of("/sys/fs/cgroup/memory.current") or 0)
+        stat = dict(line.split() for line in text_of("/sys/fs/cgroup/memory.stat").splitlines())
         free = min(free, int(limit) - used + int(stat.get("inactive_file", 0)))
     return free
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []

@@ -10,6 +10,7 @@ from jaxtribute._src.core.checkpoint.description import entries_of
 from jaxtribute._src.core.checkpoint.files import FILE, not_read, number_of, numbered, present, standing, stem
 from jaxtribute._src.core.checkpoint.turns import TURN, Turn
 from jaxtribute._src.core.reading import passing, patiently
+from jaxtribute._src.regular_files import read_small
 from jaxtribute.errors import CheckpointError, CheckpointUnreadableError
 
 Identity = tuple[int, int]
@@ -65,7 +66,7 @@ class Entry:
             written_at, described = float(entries.get("written_at", written_at)), True
         except CheckpointUnreadableError:
             raise
-        except CheckpointError:
+        except (CheckpointError, ArithmeticError, TypeError, ValueError):
             pass  # damaged, or deleted just now
         turns.append(_turn_of(place))
         # The larger of both: one of them may be of an older checkpoint, if a disk has mixed them up.
@@ -82,12 +83,10 @@ def _touched_at(place: Path) -> float:
 
 def _turn_of(place: Path) -> Turn | None:
     try:
-        return Turn.from_text(patiently(lambda: (place / TURN).read_text("utf-8")))
+        return Turn.from_text(patiently(lambda: read_small(place / TURN)))
     except (OSError, MemoryError) as error:
         if passing(error):
             raise not_read(place, error) from error
-    except ValueError:  # damaged: no UTF-8
-        pass
     return None
 
 

@@ -16,6 +16,8 @@ import zlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from jaxtribute._src.json_reading import parse_json
+
 TURN = "turn.json"
 """The file of a checkpoint that holds its turn once more."""
 _NONE = -1
@@ -58,16 +60,16 @@ class Turn:
         try:
             runs = tuple((int(first), int(last)) for first, last in entries["line"])
             return cls(int(entries["number"]), runs, int(entries["unordered"]))
-        except (KeyError, TypeError, ValueError):
+        except (ArithmeticError, KeyError, TypeError, ValueError):
             return None
 
     @classmethod
-    def from_text(cls, text: str) -> Turn | None:
+    def from_text(cls, text: str | bytes) -> Turn | None:
         """Reads what `as_text` gave; None if that is not what the file holds."""
         try:
-            entries = json.loads(text)
+            entries = parse_json(text)
             checksum = entries.pop("checksum")
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        except (KeyError, TypeError, ValueError, AttributeError):
             return None
         turn = cls.parse(entries)
         return turn if turn is not None and turn.checksum == checksum else None

@@ -66,7 +66,10 @@ class Roster:
         # Read here, so that a malformed address is an error on every worker and not only on those that call it.
         for member in members:
             try:
-                Address.parse(member.address)
+                if not Address.parse(member.address).port:
+                    raise ClusterSpecError(
+                        f"nobody can call {member.address}. HINT: give it a port that is free there."
+                    )
             except ClusterSpecError as error:
                 raise ClusterSpecError(
                     f"the address of {member.job} {member.index}, in TF_CONFIG or in the resolver: {error}"

@@ -19,6 +19,7 @@ from jaxtribute._src.core.input.splitting import Shard
 from jaxtribute._src.core.input.worker_steps import WorkerSteps
 from jaxtribute._src.core.observers import INPUT, observed
 from jaxtribute._src.core.types import E, Foreign, Nest
+from jaxtribute._src.json_reading import read_json
 from jaxtribute.errors import InputError, OutOfRangeError, TraceError
 
 _FORMAT = 1
@@ -256,4 +257,4 @@ async def _read(directory: Path, set_state: Callable[[dict[str, Any]], None]) ->
         raise InputError(
             f"{directory} holds no position of an iterator. HINT: it is saved with the iterator as a checkpointable."
         )
-    set_state(json.loads(file.read_text()))
+    set_state(read_json(file))

@@ -18,6 +18,8 @@ from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core.callers import warn
 from jaxtribute._src.core.types import Foreign, Numeric
 from jaxtribute._src.core.values.mesh import Layout, ReplicaMesh
+from jaxtribute._src.json_reading import read_json
+from jaxtribute._src.regular_files import with_hint
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 
@@ -269,14 +271,16 @@ class LayoutMap(MutableMapping[str, Any]):
         """Reads what `save` wrote; an entry may also be a layout alone: `"dense/kernel": [null, "model"]`.
 
         Raises:
-          ArgumentError: the file is no JSON object of layouts, or a key is no regular expression.
+          ArgumentError: the file is no JSON object of layouts, a key is no regular expression, or stands there twice.
           ArgumentTypeError: an entry is no layout.
-          FileNotFoundError: there is no such file.
+          OSError: there is no such file (FileNotFoundError), it cannot be read, or is no regular one.
         """
         try:
-            read: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+            read: Any = read_json(path)
+        except OSError as error:
+            raise with_hint(error, "give a file that LayoutMap.save wrote.") from error
         except ValueError as error:
-            raise ArgumentError(f"{os.fspath(path)} is no JSON: {error}. HINT: correct it, or save it anew.") from error
+            raise ArgumentError(f"{error}. HINT: correct it, or save it anew.") from error
         if not isinstance(read, dict):
             raise ArgumentError(
                 f"{os.fspath(path)} holds a {type(read).__name__}. "
@@ -286,9 +290,13 @@ class LayoutMap(MutableMapping[str, Any]):
         for key, entry in cast("dict[str, Any]", read).items():
             # An entry written by hand may be the layout alone.
             fields: dict[str, Any] = entry if isinstance(entry, dict) else {"layout": entry}
-            made[key] = fields.get("layout")
+            try:
+                made[key] = fields.get("layout")
+            except (ArgumentError, ArgumentTypeError) as error:
+                raise type(error)(f"{os.fspath(path)}: {key!r}: {error}") from error
             if "reason" in fields:
-                made.notes[key] = LayoutNote(tuple(fields.get("shape", ())), str(fields["reason"]))
+                shape: Any = fields.get("shape")
+                made.notes[key] = LayoutNote(tuple(shape) if isinstance(shape, list) else (), str(fields["reason"]))
         return made
 
     def find(self, name: str) -> Layout:

@@ -38,10 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpus-per-worker", type=_count, metavar="N", help="GPUs a process (all of this machine, divided)")
     add("--split", action="store_true", help=f"show rank 0 alone; the others go to log files ({LOGS}/rank-N.log)")
     add("--quiet", action="store_true", help="say nothing of the launcher's own, except why a rank failed")
-    add("--log-dir", type=Path, metavar="DIR", help="write a log file a rank there")
+    add("--log-dir", type=_folder, metavar="DIR", help="write a log file a rank there")
     add("--grace", type=_seconds, default=3.0, metavar="S", help="seconds from SIGTERM to SIGKILL after a failure (3)")
     add("--save-time", type=_seconds, default=60.0, metavar="S", help="seconds to save in after a preemption (60)")
-    add("--run", type=Path, metavar="DIR", help="record the run there, for `jaxtribute top` and `jaxtribute serve`")
+    add("--run", type=_folder, metavar="DIR", help="record the run there, for `jaxtribute top` and `jaxtribute serve`")
     add(
         "--track",
         action="append",
@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hosts", type=_hosts, default=(), metavar="HOST,HOST", help="addresses of all machines, by --node-rank"
     )
     islands.add_argument(
-        "--port", type=_count, default=20000, metavar="P", help="of the first island of each; more follow (20000)"
+        "--port", type=_port, default=20000, metavar="P", help="of the first island of each; more follow (20000)"
     )
     islands.add_argument(
         "--rejoin", action="store_true", help="join the islands of the other machines, which have trained before"
@@ -216,8 +216,8 @@ def _variables(run: Path | None, trackers: Sequence[str]) -> dict[str, str]:
 
 def _read_key(path: Path) -> bytes:
     """The secret in a file, without the white space around it."""
-    from jaxtribute._src.addons.launcher.regular_files import known_to_all, read_secret
     from jaxtribute._src.addons.launcher.terminal import say
+    from jaxtribute._src.regular_files import known_to_all, read_secret
     from jaxtribute.errors import ArgumentError
 
     hint = f"HINT: make it once with `head -c 32 /dev/urandom | base64 > {path}`, and copy it to every machine."
@@ -374,6 +374,19 @@ def _count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return number
+
+
+def _port(text: str) -> int:
+    number = _count(text)
+    if number > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is no port from 1 to 65535")
+    return number
+
+
+def _folder(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("an empty text names no folder; '.' is the current one")
+    return Path(text)
 
 
 def _seconds(text: str) -> float:

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _migrate(path: Path, *, write: bool, everything: bool) -> int:
     from jaxtribute._src.addons.compat.migrate.documents import read
-    from jaxtribute._src.addons.launcher.regular_files import read_regular
+    from jaxtribute._src.regular_files import read_regular
 
     notebook = path.suffix == ".ipynb"
     try:

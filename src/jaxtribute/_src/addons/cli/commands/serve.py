@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
+from collections import Counter
 from pathlib import Path
 
 HELP = "serve a web page that shows what a run does and where its time goes"
@@ -18,6 +20,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--port", type=int, default=_PORT, help=f"the port to listen at ({_PORT}); 0 for a free one")
     add("--token-file", type=Path, metavar="FILE", help="a file with the secret that visitors must give")
     parser.epilog = "The page only reads. With a token its address ends in ?token=SECRET."
+
+
+class Seldom(logging.Filter):
+    """Lets a message through the first time, the tenth, the hundredth: strangers must not fill the terminal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts = Counter[str]()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """True if the message is to be shown; it then tells its number."""
+        text = str(record.msg)
+        self._counts[text] += 1
+        count = self._counts[text]
+        if count > 1:
+            record.msg = f"{text} ({count:,} times until now)"
+        return str(count).strip("0") == "1"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,12 +71,13 @@ def _serve(application: object, host: str, port: int, path: str) -> int:
     sys.stdout.flush()
     # The address of a request may hold the token, so requests are not logged.
     config = uvicorn.Config(application, log_level="warning", access_log=False, server_header=False)  # pyright: ignore[reportArgumentType]
+    logging.getLogger("uvicorn.error").addFilter(Seldom())
     uvicorn.Server(config).run(sockets=[listener])
     return 0
 
 
 def _read(path: Path) -> str:
-    from jaxtribute._src.addons.launcher.regular_files import known_to_all, read_secret
+    from jaxtribute._src.regular_files import known_to_all, read_secret
     from jaxtribute.errors import ArgumentError
 
     try:

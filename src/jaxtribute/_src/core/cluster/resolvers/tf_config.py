@@ -9,7 +9,8 @@ from jaxtribute._src.core import settings
 from jaxtribute._src.core.cluster.resolvers import register
 from jaxtribute._src.core.cluster.resolvers.base import ClusterResolver, Detection
 from jaxtribute._src.core.cluster.spec import ClusterSpec, task_number
-from jaxtribute._src.core.environment import parse_json, shown
+from jaxtribute._src.core.environment import shown
+from jaxtribute._src.json_reading import parse_json
 from jaxtribute.errors import ArgumentTypeError, ClusterSpecError
 
 _NAME = "TF_CONFIG"

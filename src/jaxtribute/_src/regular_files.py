@@ -20,6 +20,17 @@ _MOST_OF_SECRET = 1 << 16
 """Bytes that are read of a secret that is longer."""
 _PATIENCE_S = 10.0
 """Seconds to wait for the program that writes to a pipe."""
+LARGEST = 1 << 30
+"""Bytes of a file that this library reads in one piece."""
+
+
+class IrregularError(OSError):
+    """The error of a file that is none of those that this library writes: it has no end, or would fill the memory."""
+
+
+def with_hint(error: OSError, hint: str) -> OSError:
+    """The same error of a file, with what helps."""
+    return type(error)(error.errno, f"{error.strerror or error}. HINT: {hint}", error.filename)
 
 
 def open_regular(path: str | Path, flags: int, mode: int = 0o644) -> int:
@@ -31,7 +42,8 @@ def open_regular(path: str | Path, flags: int, mode: int = 0o644) -> int:
       mode: the rights of a file that is made.
 
     Raises:
-      OSError: the file cannot be opened, or is no regular one: a named pipe or a device may have no end.
+      IrregularError: the file is no regular one: a named pipe or a device may have no end.
+      OSError: the file cannot be opened.
     """
     # Without O_NONBLOCK the opening of a named pipe waits for somebody at its other end. Regular files ignore it.
     try:
@@ -55,6 +67,29 @@ def read_regular(path: Path, most: int = -1) -> bytes:
     """
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         return file.read(most)
+
+
+def read_small(path: str | os.PathLike[str], most: int = LARGEST) -> bytes:
+    """The content of a regular file that is to be read in one piece.
+
+    Raises:
+      IrregularError: the file is no regular one, or has more bytes than `most`.
+      OSError: it cannot be read.
+    """
+    with os.fdopen(open_regular(Path(path), os.O_RDONLY), "rb") as file:
+        # Its size first, as what is read fills the memory; files of /proc say that they are empty.
+        content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None
+    if content is None or len(content) > most:
+        raise IrregularError(errno.EFBIG, f"it has more than {most:,} bytes, and is none of this library", str(path))
+    return content
+
+
+def text_of(path: str | os.PathLike[str]) -> str:
+    """The content of a small file; empty if there is none, or it cannot be read."""
+    try:
+        return read_small(path).decode()
+    except (OSError, ValueError):
+        return ""
 
 
 def read_secret(path: Path) -> bytes:
@@ -90,6 +125,6 @@ def known_to_all(path: Path) -> str | None:
     return None
 
 
-def _refusal(path: str | Path, mode: int) -> OSError:
+def _refusal(path: str | Path, mode: int) -> IrregularError:
     what = _KINDS.get(stat.S_IFMT(mode), "something else")
-    return OSError(errno.EINVAL, f"it is {what}, and no regular file", str(path))
+    return IrregularError(errno.EINVAL, f"it is {what}, and no regular file", str(path))
