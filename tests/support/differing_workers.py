@@ -112,8 +112,8 @@ def gathered_plainly() -> dict[str, Any]:
     alike = np.arange(2, dtype=np.float32)
     total = s.reduce("MEAN", s.run(lambda: jnp.ones(2)), axis=None)
     found = {
-        "equal": gather(np.float32([own, 1]), axis=0),
-        "jax": gather(jax.device_put(np.float32([own, 1]), jax.local_devices()[-1]), axis=0),
+        "equal": gather(np.array([own, 1], np.float32), axis=0),
+        "jax": gather(jax.device_put(np.array([own, 1], np.float32), jax.local_devices()[-1]), axis=0),
         "rows": gather(rows, axis=0),
         "columns": gather(jnp.asarray(columns), axis=1),
         "none": gather(np.ones((own, 2)), axis=0),
@@ -133,9 +133,13 @@ def gathered_plainly() -> dict[str, Any]:
         is_leaf=lambda leaf: isinstance(leaf, jd.DistributedValues),
     )
     errors = {
-        "compiled, of their own": told(lambda: jd.function(lambda x: gather(x, axis=0))(np.float32([own, 1]))),
+        "compiled, of their own": told(
+            lambda: jd.function(lambda x: gather(x, axis=0))(np.array([own, 1], np.float32))
+        ),
         "compiled, of other lengths": told(lambda: jd.function(lambda x: gather(x, axis=0))(rows)),
-        "compiled mean": told(lambda: jd.function(lambda x: s.reduce("MEAN", x, axis=None))(np.float32([own, 1]))),
+        "compiled mean": told(
+            lambda: jd.function(lambda x: s.reduce("MEAN", x, axis=None))(np.array([own, 1], np.float32))
+        ),
         "another axis": told(lambda: gather(rows, axis=1)),
         "another dtype": told(lambda: gather(alike.astype(np.float32 if own else np.int32), axis=0)),
         "scalar": told(lambda: gather(float(own), axis=0)),
