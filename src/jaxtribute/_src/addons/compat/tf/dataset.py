@@ -308,6 +308,10 @@ class _StreamedSource(IterableSource):
     """Adapter by which the input package reads a stream."""
 
     name = "tf.data.Dataset"
+    # Which files a function opens is not known before it has run.
+    to_share_files = (
+        "give all names to one reader, tf.data.TFRecordDataset(files), in place of interleave or flat_map over them"
+    )
 
     def __init__(self, pipeline: Streamed, policy: AutoShardPolicy | None) -> None:
         super().__init__(pipeline)
