@@ -36,6 +36,7 @@ def test_eager_values_are_those_of_all_workers(multi_process: SharedRunners, wor
         "own mean to": ranks.mean(),
         "same numbers merged": 3,
         "trained": (-rows.sum(0)).tolist(),
+        "of the first": [[1.0, 2.0], [replicas] * 2],
     }
     for found in multi_process(workers, devices).run(programs.eager_values):
         assert found == wanted

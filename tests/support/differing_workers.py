@@ -76,6 +76,13 @@ def eager_values() -> dict[str, Any]:
     def trained(x: Any) -> None:
         optimizer.apply_gradients(jd.grad(lambda: (v * x).sum(), [v])())  # noqa: PLW0108 (reads what it is of)
 
+    first = variable(s, np.zeros(2, np.float32), aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA)
+
+    def of_first(x: Any) -> Any:
+        # A write within a gradient; all replicas read the first one's array.
+        return jd.grad(lambda: first.assign(v + x).read_value().sum(), [v])()[0]
+
+    of_first_alone = s.reduce("SUM", s.run(of_first, (b,)), axis=None)
     s.run(trained, (b,))
     through = s.run(lambda x: x, (b,))
     mirrored = s.run(lambda x: here().all_reduce("SUM", x), (b,))
@@ -100,6 +107,7 @@ def eager_values() -> dict[str, Any]:
         "own mean to": float(s.extended.reduce_to("MEAN", float(own), jax.local_devices()[0])),
         "same numbers merged": s.experimental_local_results(number)[0],
         "trained": v.numpy().tolist(),
+        "of the first": [first.numpy().tolist(), np.asarray(of_first_alone).tolist()],
     }
 
 
