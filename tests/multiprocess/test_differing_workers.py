@@ -36,9 +36,39 @@ def test_eager_values_are_those_of_all_workers(multi_process: SharedRunners, wor
         "own mean to": ranks.mean(),
         "same numbers merged": 3,
         "trained": (-rows.sum(0)).tolist(),
+        "of the first": [[1.0, 2.0], [replicas] * 2],
     }
     for found in multi_process(workers, devices).run(programs.eager_values):
         assert found == wanted
+
+
+@pytest.mark.parametrize(("workers", "devices"), WORKERS)
+def test_each_workers_own_array_is_gathered_once(multi_process: SharedRunners, workers: int, devices: int) -> None:
+    ranks = range(workers)
+    rows = [[float(rank)] * 2 for rank in ranks for _ in range(1 + rank)]
+    equal = [number for rank in ranks for number in (float(rank), 1.0)]
+    alike = [0.0, 1.0] * workers
+    wanted: dict[str, Any] = {
+        "equal": equal,
+        "jax": equal,
+        "rows": rows,
+        "columns": [[rank for rank in ranks for _ in range(1 + rank)]] * 2,
+        "none": [[1.0, 1.0]] * sum(ranks),
+        "nest": {"a": [rows], "b": ([1.0] * workers * devices,)},
+        "merged": rows,
+        "total": [1.0] * 2 * workers,
+        "compiled": alike,
+        "compiled total": [1.0] * 2 * workers,
+        "compiled constant": [0, 1] * workers,
+        "compiled merged": alike,
+    }
+    first, *others = multi_process(workers, devices).run(programs.gathered_plainly)
+    assert first["found"] == wanted
+    for name, text in first["errors"].items():
+        assert "HINT" in text, (name, text)
+    # All the same on every worker: errors too, so that none waits for another.
+    assert all(other["found"] == wanted for other in others)
+    assert all(list(map(bool, other["errors"].values())) == [True] * 6 for other in others)
 
 
 def test_programs_that_differ_between_workers_are_refused(multi_process: SharedRunners) -> None:

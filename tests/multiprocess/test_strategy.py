@@ -174,7 +174,8 @@ def test_workers_that_run_out_first_take_part_until_the_end(multi_process: Share
     first, second = on_workers(multi_process, programs.own_data)
     assert first == second
     # Of worker 0's five rows the last is a remainder, once.
-    assert sum(first) == 2 * (sum(range(5)) + sum(range(2))) - 4
+    assert sum(first) == 2 * (sum(range(5)) + sum(range(2))) - 4 + sum(range(5))
+    assert sum(first[-2:]) == sum(range(5)), "one of them has no data at all"
 
 
 @pytest.mark.slow

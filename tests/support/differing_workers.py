@@ -76,6 +76,13 @@ def eager_values() -> dict[str, Any]:
     def trained(x: Any) -> None:
         optimizer.apply_gradients(jd.grad(lambda: (v * x).sum(), [v])())  # noqa: PLW0108 (reads what it is of)
 
+    first = variable(s, np.zeros(2, np.float32), aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA)
+
+    def of_first(x: Any) -> Any:
+        # A write within a gradient; all replicas read the first one's array.
+        return jd.grad(lambda: first.assign(v + x).read_value().sum(), [v])()[0]
+
+    of_first_alone = s.reduce("SUM", s.run(of_first, (b,)), axis=None)
     s.run(trained, (b,))
     through = s.run(lambda x: x, (b,))
     mirrored = s.run(lambda x: here().all_reduce("SUM", x), (b,))
@@ -100,7 +107,52 @@ def eager_values() -> dict[str, Any]:
         "own mean to": float(s.extended.reduce_to("MEAN", float(own), jax.local_devices()[0])),
         "same numbers merged": s.experimental_local_results(number)[0],
         "trained": v.numpy().tolist(),
+        "of the first": [first.numpy().tolist(), np.asarray(of_first_alone).tolist()],
     }
+
+
+def gathered_plainly() -> dict[str, Any]:
+    """What `gather` gives of arrays that are no distributed values, by the way they are gathered."""
+    s, own = strategy(), rank()
+    gather = s.gather
+    compiled = jd.function(gather)
+    rows, columns = np.full((1 + own, 2), own, np.float32), np.full((2, 1 + own), own, np.int32)
+    alike = np.arange(2, dtype=np.float32)
+    total = s.reduce("MEAN", s.run(lambda: jnp.ones(2)), axis=None)
+    found = {
+        "equal": gather(np.array([own, 1], np.float32), axis=0),
+        "jax": gather(jax.device_put(np.array([own, 1], np.float32), jax.local_devices()[-1]), axis=0),
+        "rows": gather(rows, axis=0),
+        "columns": gather(jnp.asarray(columns), axis=1),
+        "none": gather(np.ones((own, 2)), axis=0),
+        "nest": gather({"a": [rows], "b": (s.run(lambda: jnp.ones(1)),)}, axis=0),
+        "merged": s.run(lambda: here().merge_call(lambda s: s.gather(rows, axis=0))),
+        "total": gather(total, axis=0),
+        "compiled": compiled(alike, 0),
+        "compiled total": compiled(total, 0),
+        "compiled constant": jd.function(lambda: gather(jnp.arange(2), axis=0))(),
+        "compiled merged": jd.function(
+            lambda x: s.run(lambda: here().merge_call(lambda s: s.gather(x, axis=0))),
+        )(alike),
+    }
+    shown = jax.tree.map(
+        lambda leaf: np.asarray(s.experimental_local_results(leaf)[0]).tolist(),
+        found,
+        is_leaf=lambda leaf: isinstance(leaf, jd.DistributedValues),
+    )
+    errors = {
+        "compiled, of their own": told(
+            lambda: jd.function(lambda x: gather(x, axis=0))(np.array([own, 1], np.float32))
+        ),
+        "compiled, of other lengths": told(lambda: jd.function(lambda x: gather(x, axis=0))(rows)),
+        "compiled mean": told(
+            lambda: jd.function(lambda x: s.reduce("MEAN", x, axis=None))(np.array([own, 1], np.float32))
+        ),
+        "another axis": told(lambda: gather(rows, axis=1)),
+        "another dtype": told(lambda: gather(alike.astype(np.float32 if own else np.int32), axis=0)),
+        "scalar": told(lambda: gather(float(own), axis=0)),
+    }
+    return {"found": shown, "errors": errors}
 
 
 def placed_differently() -> dict[str, Any]:

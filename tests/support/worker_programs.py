@@ -247,15 +247,15 @@ def own_data() -> list[Any]:
     """Each worker has rows of its own, and the first has more; also if all batches have one shape."""
     s = strategy()
 
-    def sums(drop: bool) -> list[float]:
+    def sums(drop: bool, others: int = 2) -> list[float]:
         def make(context: Any) -> Any:
-            count = 5 if context.input_pipeline_id == 0 else 2
+            count = 5 if context.input_pipeline_id == 0 else others
             return s.experimental_make_numpy_dataset(np.arange(count, dtype=np.float32)).batch(2, drop_remainder=drop)
 
         step = jd.function(lambda element: s.reduce("SUM", element, axis=0))
         return [float(step(element)) for element in s.distribute_datasets_from_function(make)]
 
-    return [*sums(False), *sums(True)]
+    return [*sums(False), *sums(True), *sums(False, 0)]
 
 
 def off_course() -> str:

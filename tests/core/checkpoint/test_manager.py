@@ -53,6 +53,26 @@ def test_the_latest_is_what_save_returned_though_it_is_written_in_the_background
         assert manager.save() == tf.train.latest_checkpoint(folder)
 
 
+@pytest.mark.parametrize("names", [["ck"], ["my-model"], ["a", "b"], ["b", "a"]])
+def test_the_latest_of_a_folder_whatever_it_is_called(tmp_path: Path, names: list[str]) -> None:
+    value = jd.Variable(0.0)
+    checkpoint = jd.Checkpoint(v=value)
+    (tmp_path / "other-7").mkdir()
+    (tmp_path / "notes-9").write_text("no checkpoint")
+    assert jd.latest_checkpoint(tmp_path) is None
+    for number, name in enumerate(names):
+        value.assign(number)
+        path = checkpoint.save(tmp_path / name)  # in the background
+        assert jd.latest_checkpoint(tmp_path) == tf.train.latest_checkpoint(tmp_path) == path
+        assert jd.latest_checkpoint(tmp_path, "ckpt") is None
+    checkpoint.restore(jd.latest_checkpoint(tmp_path))
+    assert float(value) == len(names) - 1
+    # That of the name which managers give comes first, so that no clock is asked.
+    usual = checkpoint.save(tmp_path / "ckpt", block=True)
+    checkpoint.save(tmp_path / names[0], block=True)
+    assert jd.latest_checkpoint(tmp_path) == usual
+
+
 def test_numbers_and_names_of_ones_own(tmp_path: Path) -> None:
     value = jd.Variable(0)
     checkpoints = jd.CheckpointManager(
@@ -67,8 +87,8 @@ def test_numbers_and_names_of_ones_own(tmp_path: Path) -> None:
     checkpoints.save(checkpoint_number=4)
     assert not (tmp_path / "m-200.orbax-checkpoint-tmp").exists()
     assert names(checkpoints.checkpoints) == ["m-100", "m-20", "m-3", "m-4"]
-    assert jd.latest_checkpoint(tmp_path) is None
-    assert jd.latest_checkpoint(tmp_path, "m") == str(tmp_path / "m-4")
+    assert jd.latest_checkpoint(tmp_path, "ckpt") is None
+    assert jd.latest_checkpoint(tmp_path) == jd.latest_checkpoint(tmp_path, "m") == str(tmp_path / "m-4")
     assert jd.latest_checkpoint(tmp_path / "nowhere") is None
 
 

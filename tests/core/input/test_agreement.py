@@ -1,16 +1,22 @@
 """Agreements on the end of the data, over a key-value store."""
 
 import threading
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
+import grain
+import jax
 import numpy as np
 import pytest
 
 from jaxtribute._src.core.input.agreement import KeyValueAgreements, StepRows, alone
 from jaxtribute._src.core.input.batches import Batch
+from jaxtribute._src.core.input.dataset import distribute_dataset, distribute_from_function
+from jaxtribute._src.core.input.options import AutoShardPolicy, InputContext, InputOptions
 from jaxtribute._src.core.input.sources import adapt
 from jaxtribute._src.core.input.splitting import Shard
 from jaxtribute._src.core.input.worker_steps import FunctionSteps, GlobalSteps
+from jaxtribute._src.core.values.mesh import ReplicaMesh
 from jaxtribute.errors import InputError
 from simulated import Meeting, drain, on_workers
 
@@ -144,3 +150,57 @@ def test_replicas_whose_batches_differ_beyond_their_rows_are_not_told_to_be_even
 
     rows = (*[2] * last, shape[0]) if alike else None
     assert on_workers(workers, work) == [(even, rows)] * workers
+
+
+def steps_over(kind: str, batches: Any, worker: int, local: int, meeting: Meeting) -> Any:
+    context = InputContext(2, worker, 2 * local)
+    mesh, agree = ReplicaMesh(jax.devices()[: 2 * local]), meeting.of(worker)
+    if kind == "function":
+        return distribute_from_function(lambda _: batches, mesh, None, context, agree)._steps(0)  # pyright: ignore[reportPrivateUsage]
+    options = InputOptions(auto_shard_policy=AutoShardPolicy.OFF)
+    return distribute_dataset(batches, mesh, options, context, agree)._steps(0)  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize("empty", [0, 1])
+@pytest.mark.parametrize("local", [1, 2])
+@pytest.mark.parametrize("kind", ["function", "off"])
+@pytest.mark.parametrize("source", ["list", "grain"])
+def test_a_worker_without_any_data_takes_part_with_batches_of_the_others_form(
+    source: str, kind: str, local: int, empty: int
+) -> None:
+    def work(worker: int, meeting: Meeting) -> list[list[Any]]:
+        batches = [] if worker == empty else [{"x": np.ones((4, 3), np.float32), "y": np.arange(4)}] * 2
+        data: Any = batches if source == "list" else grain.MapDataset.source(batches)
+        steps = steps_over(kind, data, worker, local, meeting)
+        return [step.cut() for step in drain(steps)]
+
+    found = on_workers(2, work)
+    assert len(found[0]) == len(found[1]) > 0
+    for parts in found[empty]:
+        assert len(parts) == local
+        for part in parts:
+            assert {name: (leaf.shape, str(leaf.dtype)) for name, leaf in part.items()} == {
+                "x": ((0, 3), "float32"),
+                "y": ((0,), "int64"),
+            }
+    assert sum(len(part["y"]) for parts in found[1 - empty] for part in parts) == 8
+
+
+@pytest.mark.parametrize("kind", ["function", "off"])
+def test_workers_without_any_data_at_all_end_at_once(kind: str) -> None:
+    assert on_workers(2, lambda worker, meeting: drain(steps_over(kind, [], worker, 1, meeting))) == [[], []]
+
+
+def test_forms_that_cannot_be_told_are_an_error_on_all_workers() -> None:
+    class Hidden(NamedTuple):
+        x: Any
+
+    def work(worker: int, meeting: Meeting, batch: Any, match: str) -> str:
+        steps = steps_over("function", [] if worker == 1 else [batch], worker, 1, meeting)
+        with pytest.raises(InputError, match=match):
+            next(steps)
+        return "told"
+
+    cases = ((Hidden(np.zeros((2, 3))), "cannot be pickled.*HINT"), (np.float32(1), "unbatched scalar.*HINT"))
+    for batch, match in cases:
+        assert on_workers(2, partial(work, batch=batch, match=match)) == ["told", "told"]

@@ -14,6 +14,10 @@ from hypothesis import strategies as st
 
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
+from jaxtribute import AutoShardPolicy, InputOptions
+from jaxtribute._src.core.input.policy import resolve
+from jaxtribute._src.core.input.sources import adapt
+from jaxtribute._src.core.input.splitting import Shard
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, InputError
 from replicas import components
 
@@ -293,6 +297,24 @@ class TestDistributed:
         strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
         assert len(list(strategy.experimental_distribute_dataset(dataset))) == 2
         assert len(list(strategy.experimental_distribute_dataset(streamed(4).batch(2).with_options(options)))) == 2
+
+    @pytest.mark.parametrize("way", ["interleave", "flat_map", "listed"])
+    def test_files_that_a_function_opens_are_not_shared_out_and_it_is_said_what_to_write(
+        self, way: str, tmp_path: Path
+    ) -> None:
+        names = [str(tmp_path / f"{number}.txt") for number in range(2)]
+        for name in names:
+            Path(name).write_text("a\nb\n")
+        listed = Dataset.list_files(str(tmp_path / "*.txt")) if way == "listed" else Dataset.from_tensor_slices(names)
+        opened = getattr(listed, "interleave" if way == "interleave" else "flat_map")(tf.data.TextLineDataset)
+        source = adapt(opened.batch(2))
+        with pytest.warns(UserWarning, match=r"by DATA, because it reads no files.*HINT.*TFRecordDataset\(files\)"):
+            assert resolve(source, InputOptions(), Shard(2, 0, 2)).policy is AutoShardPolicy.DATA
+        with pytest.raises(InputError, match=r"FILE cannot shard.*HINT.*TFRecordDataset\(files\), in place of"):
+            resolve(source, InputOptions(auto_shard_policy=AutoShardPolicy.FILE), Shard(2, 0, 2))
+        # What the messages say to write.
+        whole = adapt(tf.data.TextLineDataset(names).batch(2))
+        assert resolve(whole, InputOptions(), Shard(2, 0, 2)).policy is AutoShardPolicy.FILE
 
     def test_a_dataset_without_options_has_no_policy(self) -> None:
         assert Dataset.range(3).policy is None

@@ -105,7 +105,7 @@ class SidecarEvaluator:
             # Also of one that a training has saved again under its old name, after it had gone back.
             present = saves_in(self._directory)
             if present != self._present:  # whether a checkpoint is whole takes long to find out
-                found = latest_checkpoint(self._directory)
+                found = latest_checkpoint(self._directory, "ckpt")
                 self._present = present
                 seen = None if found is None else (found, dict(saves_in(self._directory)).get(Path(found)))
                 if found is not None and seen != self._seen:

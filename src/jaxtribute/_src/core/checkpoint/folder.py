@@ -6,7 +6,7 @@ import heapq
 import json
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from jaxtribute.errors import CheckpointDamagedError, CheckpointError, Checkpoin
 _LOG = logging.getLogger(__name__)
 
 
-def latest_checkpoint(directory: str | PathLike[str], checkpoint_name: str = "ckpt") -> str | None:
+def latest_checkpoint(directory: str | PathLike[str], checkpoint_name: str | None = None) -> str | None:
     """Finds the whole checkpoint of a folder that was saved last; None if there is none at all.
 
     Its files are read and compared with their checksums. Of one that is damaged a warning says so, and the one before
@@ -43,7 +43,8 @@ def latest_checkpoint(directory: str | PathLike[str], checkpoint_name: str = "ck
 
     Args:
       directory: the folder.
-      checkpoint_name: what the checkpoints' names start with.
+      checkpoint_name: what the checkpoints' names start with. By default "ckpt", as a manager calls them, or whatever
+        they are called if there is none of that name: of several names the one that was written last by the clock.
 
     Raises:
       CheckpointDamagedError: there are checkpoints, and all that the last one's training has come through are damaged.
@@ -61,7 +62,9 @@ def latest_checkpoint(directory: str | PathLike[str], checkpoint_name: str = "ck
     Source: `tf.train.latest_checkpoint`.
     """
     folder = check_path(directory, "directory")
-    return latest_of(Series(folder, check_name(checkpoint_name, "checkpoint_name")), folder, {})
+    name = "ckpt" if checkpoint_name is None else check_name(checkpoint_name, "checkpoint_name")
+    own = latest_of(Series(folder, name), folder, {})
+    return _first_found(folder, lambda: latest_of_any_name(folder)) if own is checkpoint_name is None else own
 
 
 def latest_of_any_name(directory: str | PathLike[str]) -> str | None:
@@ -106,12 +109,15 @@ def latest_of(series: Series, directory: Path, known: dict[Path, Identity | None
         line, others = series.line()
         return newest_whole([entry.path for entry in line], directory, known, paths_of(others))
 
+    return _first_found(directory, found)
+
+
+def _first_found(directory: Path, found: Callable[[], str | None]) -> str | None:
+    """The path that a function finds, on the first of processes that train together."""
     group = together()
-    return (
-        found()
-        if group is None
-        else group.first(f"the latest checkpoint in {directory}", lambda: found() or "") or None
-    )
+    if group is None:
+        return found()
+    return group.first(f"the latest checkpoint in {directory}", lambda: found() or "") or None
 
 
 def paths_of(entries: Iterable[Entry]) -> list[str]:

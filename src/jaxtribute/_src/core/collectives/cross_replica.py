@@ -181,6 +181,17 @@ def of_workers(value: Numeric, mesh: ReplicaMesh) -> Any:
     return PerReplica.from_parts([np.asarray(value)] * len(mesh.local_ids), mesh)
 
 
+def once_a_worker(value: Numeric, axis: int, mesh: ReplicaMesh) -> Any:
+    """A value to gather along `axis`, for `gather_value`: of a plain array each worker's, once for its replicas."""
+    if mesh.peers is None or isinstance(value, ReplicaValues):
+        return value
+    axis, replicas = settings.gather_axis(axis, np.ndim(value)), len(mesh.local_ids)
+    if is_traced() or (isinstance(value, jax.Array) and not value.is_fully_addressable):
+        return jnp.concatenate([value] * (mesh.size // replicas), axis)  # the same for all, as in `of_workers`
+    array = np.asarray(value)
+    return PerReplica.from_parts([array] + [np.take(array, [], axis)] * (replicas - 1), mesh)
+
+
 def as_array(value: PerReplica) -> PerReplica:
     """The value as one global array, also if its components are Python numbers or lie on the host.
 

@@ -106,14 +106,25 @@ class LockstepReplica(Executor):
 
     def select(self, value: Numeric, replica: int) -> Any:
         run = self._run
-        _check_eager("a write of ONLY_FIRST_REPLICA", [value], self._run.step)
 
         def merge(payloads: list[Any]) -> list[Any]:
             if run.mesh.peers is not None:
                 return run.components(pick_value(join([tuple(payloads)], run.mesh, run.idle)[0], replica))
             return [run.near(payloads[replica], index) for index in range(len(payloads))]
 
-        return run.meet(self._index, f"a read of replica {replica}", value, merge)
+        def call(value: Numeric) -> Any:
+            _check_eager("a write of ONLY_FIRST_REPLICA", [value], run.step)
+            return run.meet(self._index, f"a read of replica {replica}", value, merge)
+
+        def backward(_: None, cotangent: Numeric) -> tuple[Any]:
+            total = self.all_reduce([cotangent], ReduceOp.SUM)[0]
+            return (total if run.mesh.local_ids[self._index] == replica else jnp.zeros_like(total),)
+
+        if not (_is_tracer(value) and _inexact([value])):
+            return call(value)
+        chosen = jax.custom_vjp(call)
+        chosen.defvjp(lambda value: (call(value), None), backward)
+        return chosen(value)
 
     def merge(self, fn: Function, args: Nest, kwargs: Nest) -> Any:
         """Runs `fn` once, in cross-replica context, with what all replicas brought."""

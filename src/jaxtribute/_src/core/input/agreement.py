@@ -24,7 +24,8 @@ class StepAgreement(Protocol):
 
         Args:
           step: counts from 0 in each iterator, or from where it was restored.
-          rows: rows of each local replica, or None at the end of this worker's data.
+          rows: rows of each local replica, or None at the end of this worker's data. Once, behind a step in which some
+            workers have data and others have none, all pass other numbers, of any length, by a number below 0.
         """
         ...
 

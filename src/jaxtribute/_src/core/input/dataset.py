@@ -172,7 +172,7 @@ class _Rebatched(DistributedDataset[Any]):
             return GlobalSteps(source.open(shard), shard, None if certain else self._agree())
         # Opened whole: the source is this worker's own part already.
         size = self._original.batch_size() or 0
-        return LocalSteps(source.open(Shard()), shard, self._agree(), lambda: self._spec_of_source, size)
+        return LocalSteps(source.open(Shard()), shard, self._agree(), lambda: self._known_spec, size)
 
     def _batches(self) -> int | None:
         length = self._sharding.source.length() if self._sharding.kind == "global" else None
@@ -184,8 +184,12 @@ class _Rebatched(DistributedDataset[Any]):
         return self._original
 
     @cached_property
+    def _known_spec(self) -> Nest | None:
+        return self._original.spec()
+
+    @property
     def _spec_of_source(self) -> Nest:
-        spec = self._original.spec()
+        spec = self._known_spec
         if spec is None:
             raise InputError(
                 f"this {self._original.name} is empty, so nothing is known of its elements. "
@@ -227,7 +231,7 @@ class _FromFunction(DistributedDataset[Any]):
         streams = [source.at_epoch(epoch).open(Shard()) for source in self._sources]
         # As TensorFlow: over several workers a step is kept for those who have data, whatever its shape.
         static = self._shard.workers == 1 and all(source.static_rows() for source in self._sources)
-        return FunctionSteps(streams, self._shard, self._agree(), lambda: self._spec_of_source, static=static)
+        return FunctionSteps(streams, self._shard, self._agree(), lambda: self._known_spec, static=static)
 
     @property
     def source(self) -> Source:
@@ -235,11 +239,13 @@ class _FromFunction(DistributedDataset[Any]):
         return self._sources[0]
 
     @cached_property
+    def _known_spec(self) -> Nest | None:
+        return next((spec for source in self._sources if (spec := source.spec()) is not None), None)
+
+    @property
     def _spec_of_source(self) -> Nest:
-        for source in self._sources:
-            spec = source.spec()
-            if spec is not None:
-                return spec
+        if self._known_spec is not None:
+            return self._known_spec
         raise InputError(
             f"the dataset function gave {len(self._sources)} empty dataset(s) to worker {self._shard.worker}, so "
             "nothing is known of the elements. HINT: give each worker at least one batch."

@@ -69,8 +69,8 @@ def _automatic(source: Source, shard: Shard) -> tuple[AutoShardPolicy, str]:
     if source.reads == "all":
         warn(
             f"AutoShardPolicy.AUTO shards this {source.name} by DATA, because {reason}: every worker reads all of it "
-            "and keeps its share. HINT: give at least one file a worker, use a Grain MapDataset, or choose "
-            "AutoShardPolicy.DATA to say that this is meant."
+            f"and keeps its share. HINT: {source.to_share_files}, or choose AutoShardPolicy.DATA to say that this is "
+            "meant."
         )
     elif files:
         warn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,7 +14,8 @@ from jaxtribute._src.core.input.agreement import StepAgreement, StepRows
 from jaxtribute._src.core.input.batches import Batch, check_splittable, empty_like, rows, split
 from jaxtribute._src.core.input.sources.base import Stream
 from jaxtribute._src.core.input.splitting import Shard, cycle_sizes, fill, slice_sizes
-from jaxtribute._src.core.types import Nest
+from jaxtribute._src.core.types import Leaf, Nest
+from jaxtribute._src.core.values.spec import ArraySpec
 from jaxtribute.errors import InputError
 
 _SAME = (
@@ -143,6 +145,70 @@ class GlobalSteps:
         self._stream.close()
 
 
+class _Rowless:
+    """Batches without rows, for replicas without data: as their own dataset says, or else as other workers' are.
+
+    Args:
+      template: gives the spec of a batch; None if this worker's datasets have none.
+      agree: how workers tell each other.
+    """
+
+    def __init__(self, template: Callable[[], Nest | None], agree: StepAgreement) -> None:
+        self.template, self._agree = template, agree
+        self._form: Nest = None
+        self._met = False
+
+    def meet(self, step: int, others: Sequence[StepRows], trees: Sequence[Nest]) -> None:
+        """Asks the other workers for the form of a batch, the first time that some have data and others have none.
+
+        Args:
+          step: the step.
+          others: the rows of all workers in it.
+          trees: this worker's batches in it.
+
+        Raises:
+          InputError: on all workers, if nobody can tell, or a batch is an unbatched scalar.
+        """
+        if self._met or None not in others:
+            return
+        self._met = True
+        own = trees[0] if trees else self.template()
+        # Below 0: no step's number.
+        told = self._agree(~step, () if own is None else _as_numbers(own))
+        forms = [pickle.loads(bytes(each)) for each in told if each]  # of this cluster's workers
+        if any(not leaf.shape for form in forms for leaf in jax.tree.leaves(form)):
+            raise _unbatched("some workers")
+        if not forms:
+            raise InputError(
+                f"at step {step} some workers have no data and have had none, and the others cannot tell what a batch "
+                "is, whose classes cannot be pickled. HINT: give each worker at least one batch."
+            )
+        if own is None:
+            self._form = forms[0]
+
+    def __call__(self) -> Nest:
+        return empty_like(self.template() if self._form is None else self._form)
+
+
+def _as_numbers(tree: Nest) -> tuple[int, ...]:
+    """The tree with no rows, pickled, as an agreement carries it; nothing if that cannot be done."""
+    try:
+        return tuple(pickle.dumps(jax.tree.map(_as_spec, tree)))
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return ()
+
+
+def _as_spec(leaf: Leaf) -> ArraySpec:
+    return ArraySpec(leaf.shape, leaf.dtype)
+
+
+def _unbatched(replicas: str) -> InputError:
+    return InputError(
+        f"the data ended for {replicas}, and an unbatched scalar cannot be left empty. HINT: batch the dataset, or "
+        "make its size a multiple of the replicas."
+    )
+
+
 class LocalSteps:
     """Each worker has batches of its own. Each is used up over as many steps as there are workers.
 
@@ -150,19 +216,19 @@ class LocalSteps:
       stream: this worker's batches, of the global batch size.
       shard: this worker's place.
       agree: how workers learn who has data.
-      template: gives the spec of a batch, for a worker without data.
+      template: gives the spec of a batch, for a worker without data; None if it has none at all.
       batch_size: rows of a full batch, or 0 if that is not known: then the largest batch so far counts as full.
     """
 
     kind = "local"
 
     def __init__(
-        self, stream: Stream, shard: Shard, agree: StepAgreement, template: Callable[[], Nest], batch_size: int
+        self, stream: Stream, shard: Shard, agree: StepAgreement, template: Callable[[], Nest | None], batch_size: int
     ) -> None:
         self._stream = stream
         self._shard = shard
         self._agree = agree
-        self._template = template
+        self._rowless = _Rowless(template, agree)
         self._before: Any = stream.get_state()
         self._batch: Batch | None = None
         self._used = 0
@@ -176,10 +242,11 @@ class LocalSteps:
         others = self._agree(self._step, sizes)
         if not any(others):
             raise StopIteration
+        self._rowless.meet(self._step, others, [] if sizes is None else [tree])
         self._step += 1
         counts = _rows_of_all(others, self._shard.local)
         if sizes is None:
-            return WorkerStep(empty_like(self._template()), None, (0,) * self._shard.local, even=False, rows=counts)
+            return WorkerStep(self._rowless(), None, (0,) * self._shard.local, even=False, rows=counts)
         return WorkerStep(tree, None, sizes, even=len(set(counts)) == 1, rows=counts)
 
     def _take(self) -> tuple[tuple[int, ...] | None, Nest]:
@@ -251,7 +318,7 @@ class FunctionSteps:
       streams: one, at which the worker's replicas take turns, or one a replica.
       shard: this worker's place.
       agree: how workers learn who has data.
-      template: gives the spec of an element, for replicas without data.
+      template: gives the spec of an element, for replicas without data; None if there is none at all.
       static: whether batches must all have one shape, so that a step that some replicas would sit out is left out.
     """
 
@@ -262,14 +329,14 @@ class FunctionSteps:
         streams: Sequence[Stream],
         shard: Shard,
         agree: StepAgreement,
-        template: Callable[[], Nest],
+        template: Callable[[], Nest | None],
         *,
         static: bool,
     ) -> None:
         self._streams = streams
         self._shard = shard
         self._agree = agree
-        self._template = template
+        self._rowless = _Rowless(template, agree)
         self._static = static
         self._step = 0
 
@@ -288,6 +355,7 @@ class FunctionSteps:
         # as a remainder is.
         if not told or (self._static and len(told) < len(others)):
             raise StopIteration
+        self._rowless.meet(self._step, others, trees)
         self._step += 1
         # The last number of each is the form; those before it are rows.
         counts = _rows_of_all([other and other[:-1] for other in others], local)
@@ -308,16 +376,13 @@ class FunctionSteps:
         missing = [part is None for part in parts]
         if any(missing) and not all(missing) and self._shard.workers == 1:
             # Numbers without rows have one shape, too: nobody can be given none of them.
-            return not (self._static or all(not leaf.shape for leaf in jax.tree.leaves(self._template())))
+            return not (self._static or all(not leaf.shape for leaf in jax.tree.leaves(self._rowless.template())))
         return not all(missing)
 
     def _empty(self) -> Nest:
-        if any(not leaf.shape for leaf in jax.tree.leaves(self._template())):
-            raise InputError(
-                f"the data ended for some of {self._shard.local} replicas, and an unbatched scalar cannot be left "
-                "empty. HINT: batch the dataset, or make its size a multiple of the replicas."
-            )
-        return empty_like(self._template())
+        if any(not leaf.shape for leaf in jax.tree.leaves(self._rowless.template())):
+            raise _unbatched(f"some of {self._shard.local} replicas")
+        return self._rowless()
 
     def get_state(self) -> dict[str, Any]:
         """The position."""

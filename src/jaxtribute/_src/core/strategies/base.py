@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Never, cast, overload
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from jaxtribute._src.core import context as contexts
 from jaxtribute._src.core import settings
+from jaxtribute._src.core.collectives.cross_replica import once_a_worker
 from jaxtribute._src.core.context import Context
 from jaxtribute._src.core.drawing import html_of
 from jaxtribute._src.core.execution.capture import unbound_axis
@@ -284,12 +284,9 @@ class Strategy(OlderMethods):
 
         Source: `tf.distribute.Strategy.reduce`.
         """
-        op = ReduceOp.parse(reduce_op)
-        context = contexts.require_cross_replica(self, "reduce")
-        leaves, tree = flatten_dense(value, "reduce")
-        leaves = [self._extended.components_of(leaf, usable=True) for leaf in leaves]
+        op, (executor, leaves, tree) = ReduceOp.parse(reduce_op), self._components(value, "reduce")
         # All go to the executor in one call: small values can share a message.
-        return tree.unflatten(context.executor.reduce(self, leaves, op, axis))
+        return tree.unflatten(executor.reduce(self, leaves, op, axis))
 
     @overload
     def gather(self, value: DistributedValues | ArrayLike, axis: int) -> jax.Array: ...
@@ -305,7 +302,7 @@ class Strategy(OlderMethods):
         """Concatenates distributed values over the replicas along `axis`.
 
         Args:
-          value: a nest of values that `run` returned, of rank 1 or more and equal in shape but for `axis`.
+          value: a nest of what `run` returned, equal in shape but for `axis`. Plain arrays count once a worker.
           axis: the axis, not negative.
 
         Returns:
@@ -318,10 +315,16 @@ class Strategy(OlderMethods):
 
         Source: `tf.distribute.Strategy.gather`.
         """
-        executor = contexts.require_cross_replica(self, "gather").executor
-        leaves, tree = flatten_dense(value, "gather")
-        components_of = partial(self._extended.components_of, usable=True)
-        return tree.unflatten([executor.gather(components_of(leaf), axis) for leaf in leaves])
+        (executor, leaves, tree), mesh = self._components(value, "gather"), self._extended.mesh
+        return tree.unflatten([executor.gather(once_a_worker(leaf, axis, mesh), axis) for leaf in leaves])
+
+    def _components(self, value: Nest, what: str) -> tuple[Any, list[Any], Any]:
+        executor, mesh = contexts.require_cross_replica(self, what).executor, self._extended.mesh
+        found, tree = flatten_dense(value, what)
+        leaves = [self._extended.components_of(leaf, usable=True) for leaf in found]
+        if mesh.peers is not None and not all(isinstance(leaf, ReplicaValues) for leaf in leaves):
+            executor.running(self.run, mesh)  # a traced program of all workers, who compare the arguments of such
+        return executor, leaves, tree
 
     @overload
     def place(self, nest: ArrayLike) -> Mirrored | jax.Array: ...

@@ -314,6 +314,11 @@ class _IndexedSource(_Source, MapSource):
 class _StreamedSource(_Source, IterableSource):
     """Adapter by which the input package reads a stream."""
 
+    # Which files a function opens is not known before it has run.
+    to_share_files = (
+        "give all names to one reader, tf.data.TFRecordDataset(files), in place of interleave or flat_map over them"
+    )
+
     def __init__(self, pipeline: Streamed, policy: AutoShardPolicy | None) -> None:
         super().__init__(pipeline)
         self._pipeline, self._policy = pipeline, policy

@@ -41,6 +41,8 @@ class Source(ABC):
     """Name of the kind of dataset, for messages."""
     reads = "all"
     """Rows that a worker reads under DATA: `"share"`, only its own, or `"all"`, to keep its share."""
+    to_share_files = "give at least one file a worker, use a Grain MapDataset"
+    """What to do so that workers share out the files, for messages."""
     finds_files = False
     """True if `by_file` may succeed although `files` knows none."""
     shuffled_anew = False
@@ -100,7 +102,7 @@ class Source(ABC):
 
     def by_file(self, shard: Shard) -> Source:
         """The dataset over this worker's files only."""
-        raise _cannot(self, AutoShardPolicy.FILE, "it reads no files that can be told apart")
+        raise _cannot(self, AutoShardPolicy.FILE, "it reads no files that can be told apart", self.to_share_files)
 
     def by_hint(self, shard: Shard) -> Source:
         """The dataset with its placeholder replaced by this worker's share."""
@@ -111,10 +113,10 @@ class Source(ABC):
         return None
 
 
-def _cannot(source: Source, policy: AutoShardPolicy, why: str) -> InputError:
+def _cannot(source: Source, policy: AutoShardPolicy, why: str, advice: str = "") -> InputError:
     return InputError(
-        f"AutoShardPolicy.{policy.name} cannot shard this {source.name}: {why}. HINT: use AutoShardPolicy.DATA, or "
-        "shard it yourself in strategy.distribute_datasets_from_function."
+        f"AutoShardPolicy.{policy.name} cannot shard this {source.name}: {why}. HINT: {advice}{advice and ', '}use "
+        "AutoShardPolicy.DATA, or shard it yourself in strategy.distribute_datasets_from_function."
     )
 
 
