@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from jaxtribute._src.core.nn import compute_average_loss, scale_regularization_loss
+from jaxtribute._src.losses import compute_average_loss, scale_regularization_loss
 from jaxtribute._src.public import lazy_names as _lazy_names
 from jaxtribute._src.public import publish as _publish
 

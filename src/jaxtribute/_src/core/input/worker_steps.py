@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import pickle
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from zlib import crc32
 
 import jax
+import numpy as np
 
 from jaxtribute._src.core.input.agreement import StepAgreement, StepRows
 from jaxtribute._src.core.input.batches import Batch, check_splittable, empty_like, rows, split
 from jaxtribute._src.core.input.sources.base import Stream
 from jaxtribute._src.core.input.splitting import Shard, cycle_sizes, fill, slice_sizes
-from jaxtribute._src.core.types import Leaf, Nest
+from jaxtribute._src.core.types import Nest
 from jaxtribute._src.core.values.spec import ArraySpec
 from jaxtribute.errors import InputError
 
@@ -175,13 +176,13 @@ class _Rowless:
         own = trees[0] if trees else self.template()
         # Below 0: no step's number.
         told = self._agree(~step, () if own is None else _as_numbers(own))
-        forms = [pickle.loads(bytes(each)) for each in told if each]  # of this cluster's workers
+        forms = [_built(json.loads(bytes(each))) for each in told if each]
         if any(not leaf.shape for form in forms for leaf in jax.tree.leaves(form)):
             raise _unbatched("some workers")
         if not forms:
             raise InputError(
-                f"at step {step} some workers have no data and have had none, and the others cannot tell what a batch "
-                "is, whose classes cannot be pickled. HINT: give each worker at least one batch."
+                f"at step {step} some workers have no data and have had none, and the others' batches have other parts "
+                "than dictionaries, tuples and lists of arrays. HINT: give each worker at least one batch."
             )
         if own is None:
             self._form = forms[0]
@@ -191,15 +192,38 @@ class _Rowless:
 
 
 def _as_numbers(tree: Nest) -> tuple[int, ...]:
-    """The tree with no rows, pickled, as an agreement carries it; nothing if that cannot be done."""
+    """The form of a batch in JSON, as an agreement carries it; nothing for classes that JSON does not know."""
     try:
-        return tuple(pickle.dumps(jax.tree.map(_as_spec, tree)))
-    except (pickle.PicklingError, AttributeError, TypeError):
+        return tuple(json.dumps(_told(tree)).encode())
+    except TypeError:
         return ()
 
 
-def _as_spec(leaf: Leaf) -> ArraySpec:
-    return ArraySpec(leaf.shape, leaf.dtype)
+def _told(tree: Nest) -> Any:
+    """The form of a tree of dictionaries, tuples, lists and arrays.
+
+    Raises:
+      TypeError: there is something else in it.
+    """
+    if type(tree) is dict and all(type(key) is str for key in tree):
+        return {key: _told(tree[key]) for key in tree}
+    if type(tree) in (tuple, list):
+        return [type(tree) is tuple, *map(_told, tree)]
+    if tree is None or isinstance(tree, dict | tuple | list):
+        raise TypeError(type(tree))
+    dtype = np.dtype(tree.dtype)
+    return f"{dtype.str if dtype.kind in 'USO' else dtype.name} {json.dumps(list(tree.shape))}"
+
+
+def _built(told: Any) -> Nest:
+    """The inverse of `_told`: a tree of specs."""
+    if isinstance(told, dict):
+        return {key: _built(told[key]) for key in told}
+    if isinstance(told, list):
+        is_tuple, *parts = told
+        return tuple(map(_built, parts)) if is_tuple else list(map(_built, parts))
+    dtype, _, shape = told.partition(" ")
+    return ArraySpec(tuple(json.loads(shape)), np.dtype(dtype))  # JAX has named its own types
 
 
 def _unbatched(replicas: str) -> InputError:
