@@ -17,7 +17,7 @@ FLOORS = [
     {"values"},
     {"collectives"},
     {"execution"},
-    {"input", "cluster", "nn"},
+    {"input", "cluster", "losses"},
     {"strategies", "config", "last_call", "main_process", "proxies", "roll_call", "stragglers"},
     {"optimizer"},
     {"checkpoint"},

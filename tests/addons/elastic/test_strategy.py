@@ -277,7 +277,7 @@ def test_means_weigh_islands_by_their_examples() -> None:
 def test_means_of_integers_are_of_the_default_float(x64: bool) -> None:
     def body(strategy: jd.Strategy) -> Any:
         with jax.enable_x64(x64):
-            return strategy.run(lambda: here().all_reduce("MEAN", jnp.asarray(2**24 + 1))).values[0].dtype
+            return strategy.run(lambda: here().all_reduce("MEAN", jnp.asarray(2**24 + 1))).values[0].dtype  # pyright: ignore[reportAttributeAccessIssue]
 
     assert Job(2).run(body) == [jnp.float64 if x64 else jnp.float32] * 2
 

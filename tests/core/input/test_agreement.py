@@ -201,6 +201,9 @@ def test_forms_that_cannot_be_told_are_an_error_on_all_workers() -> None:
             next(steps)
         return "told"
 
-    cases = ((Hidden(np.zeros((2, 3))), "have other parts than dictionaries.*HINT"), (np.float32(1), "unbatched scalar.*HINT"))
+    cases = (
+        (Hidden(np.zeros((2, 3))), "have other parts than dictionaries.*HINT"),
+        (np.float32(1), "unbatched scalar.*HINT"),
+    )
     for batch, match in cases:
         assert on_workers(2, partial(work, batch=batch, match=match)) == ["told", "told"]

@@ -64,7 +64,7 @@ def latest_checkpoint(directory: str | PathLike[str], checkpoint_name: str | Non
     folder = check_path(directory, "directory")
     name = "ckpt" if checkpoint_name is None else check_name(checkpoint_name, "checkpoint_name")
     own = latest_of(Series(folder, name), folder, {})
-    return _first_found(folder, lambda: latest_of_any_name(folder)) if own is checkpoint_name is None else own
+    return _first_latest(folder, lambda: latest_of_any_name(folder)) if own is checkpoint_name is None else own
 
 
 def latest_of_any_name(directory: str | PathLike[str]) -> str | None:
@@ -104,20 +104,20 @@ def saves_in(directory: str | PathLike[str], checkpoint_name: str = "ckpt") -> l
 def latest_of(series: Series, directory: Path, known: dict[Path, Identity | None]) -> str | None:
     """The last whole checkpoint of a series, once saves under way are complete; otherwise as `newest_whole`."""
 
-    def found() -> str | None:
+    def latest() -> str | None:
         settle_all(directory)
         line, others = series.line()
         return newest_whole([entry.path for entry in line], directory, known, paths_of(others))
 
-    return _first_found(directory, found)
+    return _first_latest(directory, latest)
 
 
-def _first_found(directory: Path, found: Callable[[], str | None]) -> str | None:
+def _first_latest(directory: Path, latest: Callable[[], str | None]) -> str | None:
     """The path that a function finds, on the first of processes that train together."""
     group = together()
     if group is None:
-        return found()
-    return group.first(f"the latest checkpoint in {directory}", lambda: found() or "") or None
+        return latest()
+    return group.first(f"the latest checkpoint in {directory}", lambda: latest() or "") or None
 
 
 def paths_of(entries: Iterable[Entry]) -> list[str]:

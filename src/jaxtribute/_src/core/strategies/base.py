@@ -320,8 +320,8 @@ class Strategy(OlderMethods):
 
     def _components(self, value: Nest, what: str) -> tuple[Any, list[Any], Any]:
         executor, mesh = contexts.require_cross_replica(self, what).executor, self._extended.mesh
-        found, tree = flatten_dense(value, what)
-        leaves = [self._extended.components_of(leaf, usable=True) for leaf in found]
+        given, tree = flatten_dense(value, what)
+        leaves = [self._extended.components_of(leaf, usable=True) for leaf in given]
         if mesh.peers is not None and not all(isinstance(leaf, ReplicaValues) for leaf in leaves):
             executor.running(self.run, mesh)  # a traced program of all workers, who compare the arguments of such
         return executor, leaves, tree

@@ -42,7 +42,7 @@ class Source(ABC):
     reads = "all"
     """Rows that a worker reads under DATA: `"share"`, only its own, or `"all"`, to keep its share."""
     to_share_files = "give at least one file a worker, use a Grain MapDataset"
-    """What to do so that workers share out the files, for messages."""
+    """Advice, so that workers share out the files, for messages."""
     finds_files = False
     """True if `by_file` may succeed although `files` knows none."""
     shuffled_anew = False
