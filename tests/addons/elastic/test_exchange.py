@@ -20,7 +20,6 @@ from tests.support.processes import free_ports
 from jaxtribute._src.addons.elastic.exchange import Islands, change, teller
 from jaxtribute._src.addons.elastic.membership import Island, View
 from jaxtribute._src.addons.elastic.packing import Parcel
-from jaxtribute._src.addons.elastic.waits import Waits
 from jaxtribute._src.addons.launcher.certificates import write_certificates
 from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
 
@@ -288,7 +287,7 @@ def test_parcels_join_small_arrays_of_a_dtype() -> None:
 
 
 def test_the_slowest_island_is_named(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Waits.__init__, "__defaults__", (0.5,))
+    monkeypatch.setattr("jaxtribute._src.addons.elastic.waits._EVERY_S", 0.5)
 
     def run(island: Islands) -> int:
         for _ in range(12):
