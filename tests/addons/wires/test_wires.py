@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import jaxtribute as jd
 import wire_programs
 from jaxtribute._src.addons.testing.shared import SharedRunners
+from jaxtribute._src.addons.wires.formats import FORMATS
 from jaxtribute._src.core.collectives.summation import AutoSum
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 from replicas import execute, here
@@ -306,3 +307,20 @@ def test_rounding_by_numpy_is_within_half_a_step() -> None:
     values = np.random.default_rng(0).normal(size=2560).astype(np.float32)
     steps = np.abs(values.reshape(-1, 256)).max(1, keepdims=True) / 127
     assert (np.abs(rounded(values, "int8") - values).reshape(-1, 256) <= 0.51 * steps).all()
+
+
+@pytest.mark.parametrize("wire", sorted(FORMATS))
+@given(seed=st.integers(0, 2**32 - 1), blocks=st.integers(1, 3), rows=st.sampled_from([(), (1,), (3,)]))
+@settings(max_examples=30)
+def test_numpy_and_jax_read_the_same_bits(wire: str, seed: int, blocks: int, rows: tuple[int, ...]) -> None:
+    chance, kind = np.random.default_rng(seed), FORMATS[wire]
+    values = chance.normal(size=(*rows, 256 * blocks)) * 10.0 ** chance.integers(-40, 38, size=256 * blocks)
+    with np.errstate(over="ignore"):
+        values = values.astype(np.float32)
+    values[..., chance.integers(256 * blocks)] = chance.choice([0, np.inf, -np.inf, np.nan, 1e-45])
+    sent = jax.jit(kind.encode)(values)
+    by_jax, by_numpy = np.asarray(jax.jit(kind.decode)(sent)), kind.decode(np.asarray(sent), np)
+    assert by_numpy.dtype == np.float32
+    np.testing.assert_array_equal(np.isnan(by_jax), np.isnan(by_numpy))
+    finite = ~np.isnan(by_jax)
+    np.testing.assert_array_equal(by_jax[finite].view(np.int32), by_numpy[finite].view(np.int32))

@@ -59,4 +59,4 @@ class Courier:
 
     def _move(self) -> None:
         while not self._stops:
-            self._traffic.move(_TURN_S)
+            self._traffic.move(_TURN_S, looks=False)

@@ -205,11 +205,16 @@ class Traffic:
         for rank in [rank for rank in self._outgoing if rank not in ranks]:
             self._outgoing.pop(rank).drop()
 
-    def move(self, wait_s: float) -> None:
-        """Sends and receives; waits if there is nothing to be sent or received, until `wake` or for `wait_s`."""
+    def move(self, wait_s: float, *, looks: bool = True) -> None:
+        """Sends and receives; waits if there is nothing to be sent or received, until `wake` or for `wait_s`.
+
+        Args:
+          wait_s: seconds.
+          looks: False if another thread has use for the core meanwhile.
+        """
         if self._moved():
             return
-        if self._looks and self._looked():
+        if looks and self._looks and self._looked():
             return
         poll = select.poll()
         # Closed meanwhile, they have no number; what comes of it is seen when they are used.

@@ -25,17 +25,12 @@ class Wire:
 
     def __init__(self, wire: Format | None) -> None:
         self._wire = wire
-        self._encode, self._decode = jax.jit(self._encoded), jax.jit(self._decoded)
+        self._encode = jax.jit(self._encoded)
 
     def _encoded(self, arrays: list[Array]) -> list[Array]:
         wire = self._wire
         assert wire is not None
         return [wire.encode(jnp.pad(array.reshape(-1), (0, -array.size % wire.block))) for array in arrays]
-
-    def _decoded(self, arrays: list[Array]) -> list[Array]:
-        wire = self._wire
-        assert wire is not None
-        return list(map(wire.decode, arrays))
 
     def takes(self, array: Any) -> bool:
         """True for an array that is rounded."""
@@ -50,13 +45,13 @@ class Wire:
         return found
 
     def received(self, arrays: Sequence[HostArray], like: Sequence[Any]) -> list[HostArray]:
-        """The arrays that an island has sent, which were like these."""
-        places = [place for place, array in enumerate(like) if self.takes(array)]
-        found = list(arrays)
-        came = [np.ascontiguousarray(arrays[place]) for place in places]
-        for place, array in zip(places, _on_host(self._decode, came), strict=True):
-            found[place] = array[: like[place].size].reshape(like[place].shape)
-        return found
+        """The arrays that an island has sent, which were like these; waits for no step that is still computed."""
+        return [self._arrived(array, given) for array, given in zip(arrays, like, strict=True)]
+
+    def _arrived(self, array: HostArray, like: Any) -> HostArray:
+        if self._wire is None or not self.takes(like):
+            return array
+        return self._wire.decode(array, np)[: like.size].reshape(like.shape)
 
 
 def _on_host(call: Callable[[Any], Any], arrays: list[HostArray]) -> list[HostArray]:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxtribute.typing import Array
@@ -30,8 +31,13 @@ class Format(ABC):
         """Rounds rows of float32 elements; what travels is integers, which no compiler widens or leaves out."""
 
     @abstractmethod
-    def decode(self, sent: Array) -> Array:
-        """Returns what was sent as float32, exactly."""
+    def decode(self, sent: Any, xp: Any = jnp) -> Any:
+        """Returns what was sent as float32, exactly: the same bits by NumPy, on the host, as by JAX.
+
+        Args:
+          sent: arrays of `encode`.
+          xp: `jax.numpy`, or `numpy`, which waits for no device.
+        """
 
 
 class Floats(Format):
@@ -51,8 +57,8 @@ class Floats(Format):
         # As their bits: a compiler may take a float to a wider one for a collective, or skip two conversions.
         return lax.bitcast_convert_type(values.astype(self._dtype), jnp.uint16)
 
-    def decode(self, sent: Array) -> Array:
-        return lax.bitcast_convert_type(sent, self._dtype).astype(jnp.float32)
+    def decode(self, sent: Any, xp: Any = jnp) -> Any:
+        return _bitcast(sent, self._dtype, xp).astype(xp.float32)
 
 
 class Integers(Format):
@@ -93,16 +99,24 @@ class Integers(Format):
         bits = lax.bitcast_convert_type(scale, jnp.int8).reshape(*values.shape[:-1], -1)
         return jnp.concatenate([integers.reshape(*values.shape[:-1], -1), bits], -1)
 
-    def decode(self, sent: Array) -> Array:
+    def decode(self, sent: Any, xp: Any = jnp) -> Any:
         blocks = sent.shape[-1] // self._sent
         of_integers, rest = blocks * (self._sent - 2), sent.shape[:-1]
         integers = sent[..., :of_integers].reshape(*rest, blocks, -1)
         if self._each == 2:  # shifted back, so that the sign is that of the upper bit
-            four = jnp.int8(4)
-            integers = jnp.concatenate([(integers << four) >> four, integers >> four], -1)
+            four = xp.int8(4)
+            integers = xp.concatenate([(integers << four) >> four, integers >> four], -1)
         bits = sent[..., of_integers:].reshape(*rest, blocks, 2)
-        scale = lax.bitcast_convert_type(bits, jnp.bfloat16).astype(jnp.float32)
-        return (integers.astype(jnp.float32) * scale[..., None]).reshape(*rest, -1)
+        scale = _bitcast(bits, jnp.bfloat16, xp).astype(xp.float32)
+        return (integers.astype(xp.float32) * scale[..., None]).reshape(*rest, -1)
+
+
+def _bitcast(array: Any, dtype: Any, xp: Any) -> Any:
+    """An array's bits as elements of another type; if these are larger, those of the last axis make up one."""
+    if xp is jnp:
+        return lax.bitcast_convert_type(array, dtype)
+    found = np.ascontiguousarray(array).view(dtype)
+    return found if found.shape == array.shape else found[..., 0]
 
 
 def _inverse(scale: Array) -> Array:

@@ -64,7 +64,9 @@ def latest_checkpoint(directory: str | PathLike[str], checkpoint_name: str | Non
     folder = check_path(directory, "directory")
     name = "ckpt" if checkpoint_name is None else check_name(checkpoint_name, "checkpoint_name")
     own = latest_of(Series(folder, name), folder, {})
-    return _first_latest(folder, lambda: latest_of_any_name(folder)) if own is checkpoint_name is None else own
+    if own is not None or checkpoint_name is not None:
+        return own
+    return _first_latest(folder, lambda: latest_of_any_name(folder))
 
 
 def latest_of_any_name(directory: str | PathLike[str]) -> str | None:
