@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import NamedTuple
 
 from jaxtribute._src.addons.elastic.packing import Parcel
@@ -11,6 +12,8 @@ from jaxtribute._src.addons.elastic.traffic import Head, Traffic
 AHEAD = -2
 """The place in a step of what is sent before it."""
 _TURN_S = 0.05
+_REST_S = 0.005
+"""Seconds in which more may come: each time it wakes, it takes Python's lock from the program."""
 
 
 class Ahead(NamedTuple):
@@ -60,3 +63,4 @@ class Courier:
     def _move(self) -> None:
         while not self._stops:
             self._traffic.move(_TURN_S, looks=False)
+            time.sleep(_REST_S)

@@ -14,6 +14,8 @@ from jaxtribute.typing import Array, HostArray
 
 _LEAST = 256
 """Elements of the smallest array that is rounded."""
+_BY_NUMPY = 1 << 18
+"""Elements up to which arrays that have come are read by NumPy: a program has to wait for the steps before it."""
 
 
 class Wire:
@@ -25,12 +27,16 @@ class Wire:
 
     def __init__(self, wire: Format | None) -> None:
         self._wire = wire
-        self._encode = jax.jit(self._encoded)
+        self._encode, self._decode = jax.jit(self._encoded), jax.jit(self._decoded)
 
     def _encoded(self, arrays: list[Array]) -> list[Array]:
         wire = self._wire
         assert wire is not None
         return [wire.encode(jnp.pad(array.reshape(-1), (0, -array.size % wire.block))) for array in arrays]
+
+    def _decoded(self, arrays: list[Any], xp: Any = jnp) -> list[Any]:
+        wire = self._wire
+        return [] if wire is None else [wire.decode(array, xp) for array in arrays]
 
     def takes(self, array: Any) -> bool:
         """True for an array that is rounded."""
@@ -45,13 +51,15 @@ class Wire:
         return found
 
     def received(self, arrays: Sequence[HostArray], like: Sequence[Any]) -> list[HostArray]:
-        """The arrays that an island has sent, which were like these; waits for no step that is still computed."""
-        return [self._arrived(array, given) for array, given in zip(arrays, like, strict=True)]
-
-    def _arrived(self, array: HostArray, like: Any) -> HostArray:
-        if self._wire is None or not self.takes(like):
-            return array
-        return self._wire.decode(array, np)[: like.size].reshape(like.shape)
+        """The arrays that an island has sent, which were like these."""
+        places = [place for place, array in enumerate(like) if self.takes(array)]
+        found = list(arrays)
+        came = [np.ascontiguousarray(arrays[place]) for place in places]
+        few = sum(like[place].size for place in places) <= _BY_NUMPY
+        decoded = self._decoded(came, np) if few else _on_host(self._decode, came)
+        for place, array in zip(places, decoded, strict=True):
+            found[place] = array[: like[place].size].reshape(like[place].shape)
+        return found
 
 
 def _on_host(call: Callable[[Any], Any], arrays: list[HostArray]) -> list[HostArray]:
