@@ -131,8 +131,7 @@ def _scheduled(model: KerasModel, strategy: Strategy, kind: str) -> Function:
 def _stateful(model: KerasModel, strategy: Strategy, method: Callable[[Any], Any], *, joins: bool = False) -> OnBatch:
     """One step in TensorFlow's form on a batch from Keras: each replica runs it as a loop of the user's own would."""
     lists = Lists.of(model)
-    for variable in lists.all:
-        adopt(variable, strategy)
+    _adopt_all(lists, strategy)
     compiled = model.jit_compile and not model.run_eagerly
     place = Placer(strategy, compiled, whole=joins)
 
@@ -179,6 +178,16 @@ def _stateful(model: KerasModel, strategy: Strategy, method: Callable[[Any], Any
     return on_batch
 
 
+def _adopt_all(lists: Lists, strategy: Strategy) -> None:
+    """Makes a model's variables the strategy's, and says which are an optimizer's, wherever they were made."""
+    for variable in (*lists.trainable, *lists.layers, *lists.metrics):
+        adopt(variable, strategy)
+    # Parameter servers make slots of their own.
+    for variable in () if on_servers(strategy) else lists.optimizer:
+        adopt(variable, strategy)
+        variable.of_optimizer = True
+
+
 def shown_as(name: str, rows: int) -> str:
     """The name of a step in reports: what Keras does with it, and its rows, by which a last batch is told."""
     kind = {"train": "training step", "test": "validation step"}.get(name.split("_")[0], "step")
@@ -195,13 +204,7 @@ def _tell_all(parts: PartsOfSteps, strategy: Strategy, batch: Nest, rows: int) -
 def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], Step]) -> OnBatch:
     """One step on a batch from Keras: compiled, or each replica's Python if the model runs eagerly."""
     lists = Lists.of(model)
-    for variable in (*lists.trainable, *lists.layers, *lists.metrics):
-        adopt(variable, strategy)
-    # Parameter servers make slots of their own.
-    if not on_servers(strategy):
-        for variable in lists.optimizer:
-            adopt(variable, strategy)
-            variable.of_optimizer = True  # also one that was made elsewhere
+    _adopt_all(lists, strategy)
     replica = make(model, lists)
     # Keras's own condition for compiling.
     compiled = model.jit_compile and not model.run_eagerly

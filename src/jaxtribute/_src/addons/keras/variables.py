@@ -27,14 +27,8 @@ if TYPE_CHECKING:
     from jaxtribute import Strategy
 
 
-AVERAGE = "_average"
+_AVERAGE = "_average"
 """The end of the names of optimizers' moving averages of weights."""
-_AGGREGATIONS = {
-    "none": VariableAggregation.NONE,
-    "mean": VariableAggregation.MEAN,
-    "sum": VariableAggregation.SUM,
-    "only_first_replica": VariableAggregation.ONLY_FIRST_REPLICA,
-}
 
 
 class StrategyVariable(keras.Variable):
@@ -143,9 +137,9 @@ class StrategyVariable(keras.Variable):
     def role(self) -> tuple[bool, VariableAggregation]:
         """True if the variable learns, and how its values become one where islands that have trained alone meet."""
         if self.trainable or self.aggregation not in (None, "none"):
-            return self.trainable, _AGGREGATIONS[self.aggregation or "none"]
+            return self.trainable, VariableAggregation[(self.aggregation or "none").upper()]
         # Slots stay an island's own, and frozen weights as they are. Statistics of layers become means.
-        averaged = self.name.endswith(AVERAGE) if self.of_optimizer else not self.stored.trainable
+        averaged = self.name.endswith(_AVERAGE) if self.of_optimizer else not self.stored.trainable
         mean = averaged and np.issubdtype(self.stored.dtype, np.inexact)
         return False, VariableAggregation.MEAN if mean else VariableAggregation.NONE
 
