@@ -245,6 +245,7 @@ def test_a_partial_batch_is_foreseen() -> None:
     assert [len(x) for x, _ in batches_of(37, 16)] == [16, 16, 5]
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
 def test_a_padded_step_is_verified(reduction: str) -> None:
     """On one device as well, where the step is padded likewise, losses and regularizers are those of true rows."""

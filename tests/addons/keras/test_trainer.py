@@ -258,6 +258,7 @@ class Listener(keras.callbacks.Callback):
 HOOKS = "on_batch_end", "on_train_batch_end", "on_test_batch_end", "on_predict_batch_end"
 
 
+@pytest.mark.quick_cases(6, whole=True)
 @pytest.mark.parametrize("in_threads", [False, True])
 @pytest.mark.parametrize(
     "names", [(), *((name,) for name in HOOKS), HOOKS], ids=lambda names: "+".join(names) or "none"

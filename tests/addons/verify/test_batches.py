@@ -281,6 +281,7 @@ step()
 KEY = "jax.random.fold_in(jax.random.key(0), jd.get_replica_context().replica_id_in_sync_group)"
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize(
     ("rows", "status", "said"),
     [("held", 1, "not-distributed"), (f"jax.random.normal({KEY}, (3, 3))", 2, "NOT VERIFIED")],
@@ -343,6 +344,7 @@ def in_layers(model: Any, before: Any, x: Any, y: Any) -> Any:
     return jax.lax.scan(lambda total, w: (total + part(w, x, y), None), jnp.float32(0), model.value["layers"])[0]
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.filterwarnings("ignore:.*reads none of its variables")  # the library's own, while it traces
 @pytest.mark.parametrize("how", ["minimize", "value_and_grad", "grad"])
 def test_a_loss_that_reads_nothing_that_is_trained_is_named_with_its_line(how: str) -> None:

@@ -22,7 +22,7 @@ END
 """
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("end", "status"), [("", 0), ("raise ValueError('at its end')", 2)], ids=["right", "fails"])
 @pytest.mark.parametrize("name", ["package.train", "package"])
 def test_a_module_of_a_package_is_verified(

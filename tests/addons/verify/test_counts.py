@@ -156,7 +156,7 @@ def verified(module: Any) -> testing.Verdict:
         return testing.verify(module.step, *arrays((12, 3), (12, 1)), strategy=module.strategy, raises=False)
 
 
-@pytest.mark.quick_cases(6)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("loss", [WRONG, RIGHT], ids=["wrong", "right"])
 def test_a_kept_number_of_replicas_is_that_of_the_devices(
@@ -171,6 +171,7 @@ def test_a_kept_number_of_replicas_is_that_of_the_devices(
     assert {name: vars(module)[name] for name in before} == before
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("form", FIXED.values(), ids=FIXED)
 def test_a_number_that_nothing_can_change_is_not_verified(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -180,6 +181,7 @@ def test_a_number_that_nothing_can_change_is_not_verified(
     assert any("keeps the number of replicas" in one for one in found.unverified), str(found)
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize(
     "kept",
     ["BATCH = 6 * strategy.num_replicas_in_sync", "REPLICAS = strategy.num_replicas_in_sync\nBATCH = 6 * REPLICAS"],

@@ -113,6 +113,7 @@ def branching(x: Any, w: Any) -> Any:
     w.assign_sub(context().all_reduce("SUM", x.sum(0)[:, None]) * (1.0 if float(x.sum()) > 0 else 2.0))
 
 
+@pytest.mark.quick_cases(4, whole=True)
 @pytest.mark.parametrize(
     ("replica", "status", "told"),
     [
@@ -162,7 +163,7 @@ BRANCH = (
 )
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("replica", "loop", "status", "told"),
     [

@@ -76,6 +76,7 @@ def test_what_a_wrong_gradient_leads_to_is_no_mistake_of_its_own(transform: Any)
     assert place.line == line_of("averaged"), str(found)
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("bound", [1e-2, 0.5, 1e3])
 def test_a_mean_that_a_clip_hides_on_batches_that_divide_is_named_as_without_the_clip(bound: float) -> None:
     strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
