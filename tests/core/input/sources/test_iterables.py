@@ -106,6 +106,31 @@ def test_looking_at_the_first_batch_of_a_generator_keeps_it() -> None:
         next(stream)
 
 
+@pytest.mark.parametrize("read", range(4))
+def test_looking_at_the_first_batch_within_a_pass_takes_nothing_from_it(read: int) -> None:
+    source = adapt(np.full(number + 1, number) for number in range(3))
+    stream = source.open(Shard())
+    given = [next(stream).tree[0] for _ in range(min(read, 3))]
+    assert next(stream, None) is None if read == 3 else True
+    first = source.first()
+    assert isinstance(first, np.ndarray)
+    assert first.tolist() == [0]
+    while (batch := next(stream, None)) is not None:
+        given.append(batch.tree[0])
+    assert given == [0, 1, 2]
+
+
+@pytest.mark.parametrize("make", [list, iter, lambda batches: (batch for batch in batches)])
+def test_a_last_step_that_some_replicas_have_no_batch_for(make: Any) -> None:
+    strategy = jd.MirroredStrategy(2)
+    for batches in ([np.zeros(3), np.ones(3), np.full(2, 2.0)], [np.arange(3.0)]):
+        data = strategy.distribute_datasets_from_function(lambda _, batches=batches: make(batches))
+        steps = [[part.tolist() for part in step.values] for step in data]
+        assert steps == [
+            [a.tolist(), b.tolist()] for a, b in zip(batches[::2], [*batches[1::2], np.zeros(0)], strict=True)
+        ]
+
+
 def test_batches_do_not_share_memory_with_their_producer() -> None:
     buffer = np.zeros(1_000)
     stream = adapt(buffer for _ in range(2)).open(Shard())

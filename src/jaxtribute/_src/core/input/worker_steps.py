@@ -187,8 +187,9 @@ class _Rowless:
         if own is None:
             self._form = forms[0]
 
-    def __call__(self) -> Nest:
-        return empty_like(self.template() if self._form is None else self._form)
+    def form(self) -> Nest:
+        """The spec of a batch, or a batch."""
+        return self.template() if self._form is None else self._form
 
 
 def _as_numbers(tree: Nest) -> tuple[int, ...]:
@@ -270,7 +271,7 @@ class LocalSteps:
         self._step += 1
         counts = _rows_of_all(others, self._shard.local)
         if sizes is None:
-            return WorkerStep(self._rowless(), None, (0,) * self._shard.local, even=False, rows=counts)
+            return WorkerStep(empty_like(self._rowless.form()), None, (0,) * self._shard.local, even=False, rows=counts)
         return WorkerStep(tree, None, sizes, even=len(set(counts)) == 1, rows=counts)
 
     def _take(self) -> tuple[tuple[int, ...] | None, Nest]:
@@ -368,8 +369,9 @@ class FunctionSteps:
         local = self._shard.local
         # All of them, though one may have ended: the pipelines of a worker stay at one step.
         parts = list(map(self._next, range(local)))
-        has_data = self._complete(parts)
-        trees = [self._empty() if part is None else part.tree for part in parts] if has_data else []
+        given = [part.tree for part in parts if part is not None]
+        has_data = len(given) == local or self._goes_on(given)
+        trees = [self._empty(given[0]) if part is None else part.tree for part in parts] if has_data else []
         sizes = tuple(0 if part is None else part.total or 0 for part in parts) if has_data else None
         # A number for shapes and dtypes goes along with the rows: workers must know whether all have the same, without
         # an exchange of its own.
@@ -386,7 +388,7 @@ class FunctionSteps:
         forms = {other[-1] for other in told}
         alike = len(forms) == 1 and forms != {0}
         even = len(set(counts)) == 1 and alike
-        trees = trees or [self._empty()] * local
+        trees = trees or [self._empty(self._rowless.form())] * local
         return WorkerStep(None, trees, sizes or (0,) * local, even=even, rows=counts if alike else None)
 
     def _next(self, replica: int) -> Batch | None:
@@ -396,17 +398,17 @@ class FunctionSteps:
         except StopIteration:
             return None
 
-    def _complete(self, parts: list[Batch | None]) -> bool:
-        missing = [part is None for part in parts]
-        if any(missing) and not all(missing) and self._shard.workers == 1:
+    def _goes_on(self, given: list[Nest]) -> bool:
+        """True if there is a step although some of this worker's replicas have no batch."""
+        if given and self._shard.workers == 1:
             # Numbers without rows have one shape, too: nobody can be given none of them.
-            return not (self._static or all(not leaf.shape for leaf in jax.tree.leaves(self._rowless.template())))
-        return not all(missing)
+            return not (self._static or all(not leaf.shape for leaf in jax.tree.leaves(given[0])))
+        return bool(given)
 
-    def _empty(self) -> Nest:
-        if any(not leaf.shape for leaf in jax.tree.leaves(self._rowless.template())):
+    def _empty(self, like: Nest) -> Nest:
+        if any(not leaf.shape for leaf in jax.tree.leaves(like)):
             raise _unbatched(f"some of {self._shard.local} replicas")
-        return self._rowless()
+        return empty_like(like)
 
     def get_state(self) -> dict[str, Any]:
         """The position."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 
 from jaxtribute._src.core.input.batches import Batch, as_batch, copied
@@ -23,35 +24,22 @@ class IterableSource(Source):
     name = "iterable of batches"
 
     def __init__(self, iterable: Iterable[Nest]) -> None:
-        self._iterable = iterable
+        self._iterable = _Once(iterable) if isinstance(iterable, Iterator) else iterable
         self.reads = "share" if isinstance(iterable, (list, tuple)) else "all"  # what lies in memory costs nothing
-        self._peeked: Iterator[Nest] | None = None
         self._is_begun = False
 
     def open(self, shard: Shard) -> CountingStream:
         """Starts a pass; a worker reads all of it, and its share is cut from each batch."""
         if isinstance(self._iterable, Sequence):
             return CountingStream(iter(self._iterable), self._iterable)
-        if isinstance(self._iterable, Iterator):
-            peeked, self._peeked = self._peeked, None
-            rest = self._iterable if peeked is None else peeked
+        if isinstance(self._iterable, _Once):
             begun, self._is_begun = self._is_begun, True
-            # In a chain, so that closing the stream leaves the user's own generator open.
-            return CountingStream(_unless_ended(rest) if begun else itertools.chain(rest))
+            return CountingStream(_unless_ended(self._iterable) if begun else self._iterable)
         return CountingStream(iter(self._iterable), reiterable=True)
 
     def first(self) -> Nest | None:
-        """The first element, put back where it was taken from a one-shot iterator."""
-        if not isinstance(self._iterable, Iterator):
-            return super().first()
-        # The element goes back in front of a one-shot iterator.
-        iterator: Iterator[Nest] = self._iterable if self._peeked is None else self._peeked
-        try:
-            element = copied(as_batch(next(iterator)).tree)
-        except StopIteration:
-            return None
-        self._peeked = itertools.chain([element], iterator)
-        return element
+        """The first element; a one-shot iterator gives it to the pass all the same."""
+        return self._iterable.first() if isinstance(self._iterable, _Once) else super().first()
 
     def length(self) -> tuple[int, int] | None:
         """Batches and examples of one pass, if they are known."""
@@ -66,6 +54,34 @@ class IterableSource(Source):
         return isinstance(self._iterable, Sequence)
 
 
+class _Once(Iterator[Nest]):
+    """A one-shot iterator, whose first element can be looked at before, while and after a pass reads it.
+
+    Closing a pass leaves the user's own generator open.
+    """
+
+    def __init__(self, iterator: Iterator[Nest]) -> None:
+        self._iterator = iterator
+        self._ahead: list[Nest] = []
+        self._first: Nest | None = None
+        # Passes are read by a thread. A generator that asks for itself gets Python's error, and does not hang.
+        self._lock = threading.RLock()
+
+    def __next__(self) -> Nest:
+        with self._lock:
+            element = self._ahead.pop() if self._ahead else next(self._iterator)
+            if self._first is None:
+                self._first = copied(as_batch(element).tree)
+            return element
+
+    def first(self) -> Nest | None:
+        """The first element, or None if there is none."""
+        with self._lock:
+            if self._first is None:
+                self._ahead.extend(itertools.islice(self, 1))
+            return self._first
+
+
 def _unless_ended(iterator: Iterator[Nest]) -> Iterator[Nest]:
     """The rest of a one-shot iterator that an earlier pass has begun.
 
@@ -78,7 +94,8 @@ def _unless_ended(iterator: Iterator[Nest]) -> Iterator[Nest]:
             "another pass over a one-shot iterator, which has ended. HINT: distribute a list of batches, an object "
             "whose __iter__ begins anew, or a dataset; or distribute a new iterator for each epoch."
         )
-    yield from itertools.chain([first], iterator)  # in a chain, which leaves the user's generator open
+    yield first
+    yield from iterator
 
 
 class CountingStream:
