@@ -56,6 +56,56 @@ def test_training_a_table_on_servers_is_training_it_anywhere(transform: Any) -> 
     np.testing.assert_allclose(table, expected_table, rtol=1e-4, atol=1e-6)
 
 
+MOVES: dict[str, Any] = {
+    "sgd": optax.sgd(0.5),
+    "adagrad": optax.adagrad(0.5),
+    "norm of all": optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.5)),
+    "centred": optax.chain(optax.centralize(), optax.sgd(0.5)),
+    "weights by path": optax.masked(optax.sgd(0.5), {"table": True}),
+}
+MIXES: dict[str, Any] = {
+    "in two steps": optax.MultiSteps(optax.sgd(0.5), 2),
+    "in every second": optax.chain(optax.apply_every(2), optax.sgd(0.5)),
+    "lamb": optax.lamb(0.5),
+    "lars": optax.lars(0.5),
+    "root mean square": optax.chain(optax.clip_by_block_rms(0.1), optax.sgd(1.0)),
+    "adafactor": optax.adafactor(0.5, min_dim_size_to_factor=2),
+}
+
+
+@pytest.mark.parametrize("given", ["lookup", "slices"])
+@pytest.mark.parametrize("name", [*MOVES, *MIXES])
+def test_rows_alone_are_updated_as_with_the_whole_gradient_or_not_at_all(name: str, given: str) -> None:
+    transform, weights = (MOVES | MIXES)[name], float32([[1, 2]])
+    expected: Any = {"table": jnp.ones((5, 2))}
+    state: Any = transform.init(expected)
+    with threads() as strategy:
+        with strategy.scope():
+            table = jd.Variable(np.ones((5, 2), np.float32))
+            optimizer = jd.Optimizer(transform, {"table": table})
+
+        def gradient(ids: Any) -> Any:
+            if given == "slices":
+                return jd.IndexedSlices(jnp.ones((1, 2)) * weights, ids, (5, 2))
+
+            def loss() -> Any:
+                return (jd.nn.embedding_lookup(table, ids) * weights).sum()
+
+            return jd.grad(loss, [table])()[0]
+
+        step = jd.function(lambda ids: optimizer.apply_gradients({"table": gradient(ids)}))
+        for row in (0, 1, 0, 3):
+            if name in MIXES:
+                with pytest.raises(ArgumentError, match=r"Variable:0.*HINT.*read_value\(\)\[ids\]"):
+                    step(int32([row]))
+                continue
+            step(int32([row]))
+            whole = {"table": jnp.zeros((5, 2)).at[row].set(weights[0])}
+            updates, state = transform.update(whole, state, expected)
+            expected = optax.apply_updates(expected, updates)
+        np.testing.assert_allclose(table.numpy(), expected["table"], rtol=1e-6)
+
+
 def numbered(shape: tuple[int, ...], shard_info: Any) -> np.ndarray:
     return np.full(shape, 0.01, np.float32) + np.float32(shard_info.offset[0] * 0)
 

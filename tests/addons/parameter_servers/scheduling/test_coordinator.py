@@ -1,5 +1,6 @@
 """Scheduling: results, errors, input of each worker, what travels and what does not."""
 
+import functools
 import threading
 import time
 import weakref
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxtribute as jd
@@ -269,3 +271,32 @@ def test_a_function_that_closes_over_the_coordinator_sees_its_strategy(coordinat
         coordinator.schedule(lambda: coordinator.schedule(is_the_strategy)).fetch()
     with pytest.raises(ArgumentTypeError, match="on a worker"):
         coordinator.join()
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+def test_settings_of_jax_hold_on_workers_and_servers(compiled: bool) -> None:
+    """They are set for this thread alone, as `jax.config.update` in a program is for its process alone."""
+    with coordinated() as coordinator:
+        told = lambda: (jax.config.jax_default_matmul_precision, str(jnp.ones(1).dtype))  # noqa: E731
+        with jax.enable_x64(True), jax.default_matmul_precision("float32"):
+            with coordinator.strategy.scope():
+                seen = jd.Variable(2**40)
+                w = jd.Variable(functools.partial(_thirds, shape=(2, 1)), dtype=np.float64)
+                optimizer = jd.Optimizer(optax.sgd(0.1, momentum=0.9), [w])
+
+            def step() -> Any:
+                seen.assign_add(2**41 + 1)
+                gradient = w.read_value() * 3
+                optimizer.apply_gradients([gradient])
+                return gradient / 7
+
+            value = coordinator.schedule(jd.function(step) if compiled else step).fetch()
+            assert int(seen.numpy()) == 2**40 + 2**41 + 1
+            np.testing.assert_allclose(w.numpy(), np.full((2, 1), np.float64(1) / 3 - 0.1), rtol=1e-15)
+            np.testing.assert_allclose(value, np.full((2, 1), np.float64(1) / 7), rtol=1e-15)
+            assert coordinator.schedule(told).fetch() == ("float32", "float64")
+        assert coordinator.schedule(told).fetch() == (None, "float32")
+
+
+def _thirds(shape: tuple[int, ...], shard_info: Any) -> Any:
+    return jnp.ones(shape, float) / 3

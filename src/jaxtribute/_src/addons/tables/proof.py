@@ -27,6 +27,8 @@ _KEEP_ZERO = frozenset(
 """Functions of one operand that give zero for zero; of `integer_pow` those with a positive exponent."""
 _ALONG = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim")
 _REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod", "argmax", "argmin")
+_LATER = (optax.MultiStepsState, optax.ApplyEvery)
+"""States of transformations that keep gradients for a later step, which touches other rows."""
 _SIZES = (1009, 2003)
 """Numbers of rows that the update is traced with: primes that nothing else in a program is likely to be."""
 
@@ -67,9 +69,18 @@ def check_row_wise(
       tables: the places of the tables among them.
 
     Raises:
-      ArgumentError: a row's update depends on other rows, or on how many there are.
+      ArgumentError: a row's update depends on other rows, or on how many there are, or comes in a later step.
     """
     names = ", ".join(variables[place].name for place in tables)
+    with optax_rules():
+        state = jax.eval_shape(transform.init, parameters.abstract)
+    for one in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, _LATER)):
+        if isinstance(one, _LATER):
+            raise ArgumentError(
+                f"an optimizer of tables, {names}, updates the rows of each call, and {type(one).__name__} keeps "
+                "gradients for a later one. HINT: use larger batches, or make an optimizer of its own for the other "
+                "variables."
+            )
     try:
         programs = [_traced(transform, update, parameters, slots, variables, tables, size) for size in _SIZES]
         for (program, rows), size in zip(programs, _SIZES, strict=True):

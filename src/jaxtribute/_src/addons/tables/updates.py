@@ -14,10 +14,8 @@ from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxtribute import IndexedSlices, PerReplica, ReduceOp, Variable
 from jaxtribute._src.addons.tables.exact import CatchUp
@@ -77,7 +75,6 @@ class RowUpdates:
         for place, owner in enumerate(slots.owners):
             if owner in self._tables:
                 self._tables[owner].append(len(self._variables) + place)
-        _check_each_step([self._variables[place] for place in tables], optimizer, parameters)
         check_row_wise(optimizer.transform, update, parameters, slots, self._variables, tables)
         self._exact: dict[int, CatchUp] = {}
         """The steps that rows have missed, of tables that are updated exactly."""
@@ -319,21 +316,6 @@ def _check_options(tables: Sequence[Variable], options: Mapping[str, Any]) -> No
             f"an optimizer of tables, {names}, updates the rows of each call: {present} is not for it. HINT: leave it "
             "out, or make an optimizer of its own for the other variables."
         )
-
-
-def _check_each_step(tables: Sequence[Variable], optimizer: Optimizer, parameters: Parameters) -> None:
-    """Refuses what keeps gradients for a later step, which touches other rows."""
-    with optax_rules():
-        state = jax.eval_shape(optimizer.transform.init, parameters.abstract)
-    later = (optax.MultiStepsState, optax.ApplyEvery)
-    for one in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, later)):
-        if isinstance(one, later):
-            names = ", ".join(table.name for table in tables)
-            raise ArgumentError(
-                f"an optimizer of tables, {names}, updates the rows of each call, and {type(one).__name__} keeps "
-                "gradients for a later one. HINT: use larger batches, or make an optimizer of its own for the other "
-                "variables."
-            )
 
 
 def _as_slices(grad: Any, variable: Any) -> IndexedSlices:

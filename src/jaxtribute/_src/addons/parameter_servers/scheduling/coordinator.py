@@ -10,12 +10,14 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import jax
 import numpy as np
 
 from jaxtribute import Variable
 from jaxtribute._src.addons.messaging.encoding import NotPlainError, encode
 from jaxtribute._src.addons.messaging.errors import name_of, told
+from jaxtribute._src.addons.parameter_servers import numerics
 from jaxtribute._src.addons.parameter_servers.scheduling import pickling
 from jaxtribute._src.addons.parameter_servers.scheduling.closures import MAX_ATTEMPTS, Definition, checked_timeout
 from jaxtribute._src.addons.parameter_servers.scheduling.per_worker import (
@@ -169,7 +171,8 @@ class ClusterCoordinator:
         # By identity: comparing constants may be costly, or be the user's code; the same objects are passed again and
         # again.
         self._let_go()
-        key = fn, tree, tuple(self._key_of(constant) for constant in constants)
+        settings = numerics.current()
+        key = fn, tree, tuple(self._key_of(constant) for constant in constants), *settings.values()
         try:
             if any(isinstance(constant, np.ndarray) for constant in constants):
                 raise TypeError  # such as a masked array: its elements may be others than the last time
@@ -186,7 +189,7 @@ class ClusterCoordinator:
         else:
             places = [i for i, constant in enumerate(constants) if constant is _PLACE]
             arguments = _Arguments(tree, [None if c is _PLACE else c for c in constants], places)
-            blob = pickling.dumps((fn, arguments), watch=watch)
+            blob = cloudpickle.dumps((settings, pickling.dumps((fn, arguments), watch=watch)))
             # The constants are kept, so that their ids stay theirs. Values of each worker are known by number, and go
             # when the user lets go of them.
             kept = [constant for constant in constants if not isinstance(constant, PerWorkerValues)]

@@ -13,6 +13,7 @@ from jaxtribute._src.addons.messaging.encoding import NotPlainError, as_sent, de
 from jaxtribute._src.addons.messaging.errors import pack_error, told, trace_of
 from jaxtribute._src.addons.messaging.transport import Endpoint, TaskSettings, deadline
 from jaxtribute._src.addons.messaging.wire import Frames, Header, pack
+from jaxtribute._src.addons.parameter_servers import numerics
 from jaxtribute._src.addons.parameter_servers.scheduling import pickling
 from jaxtribute._src.addons.parameter_servers.scheduling.line import Line, attempt_of
 from jaxtribute._src.addons.parameter_servers.scheduling.worker_home import WorkerHome
@@ -177,10 +178,10 @@ class WorkerTask:
         start = time.perf_counter()
         if header.get("say"):
             self._say_begun(*self._line.attempt)  # before the function is unpickled, as that imports its modules
-        function, arguments = self._call(header["d"])
+        function, arguments, settings = self._call(header["d"])
         given = iter(arrays)
         name = str(getattr(function, "__name__", type(function).__name__))
-        with self._home.strategy.scope(), Kinds.CLOSURE.during(self, name):
+        with numerics.within(settings), self._home.strategy.scope(), Kinds.CLOSURE.during(self, name):
             args, kwargs = arguments([decode(plain, given, as_sent) for plain in header["v"]])
             result = function(*args, **kwargs)
         values: list[Any] = []
@@ -227,8 +228,8 @@ class WorkerTask:
             reply["odd"] = 1
         return pack(reply)
 
-    def _call(self, key: int) -> tuple[Any, Callable[[list[Any]], Any]]:
-        """The function and what puts its arguments together."""
+    def _call(self, key: int) -> tuple[Any, Callable[[list[Any]], Any], numerics.Settings]:
+        """The function, what puts its arguments together, and the settings of JAX that it runs under."""
         if key not in self._calls:
             left = deadline(self._timeout_s)
             with self._arrived:
@@ -240,8 +241,10 @@ class WorkerTask:
                         "brought. HINT: is the connection to the coordinator's node up?"
                     )
                 blob = self._blobs.pop(key)
-            function, arguments = pickling.loads(blob)
+            settings, inner = pickling.loads(blob)
+            with numerics.within(settings):
+                function, arguments = pickling.loads(inner)
             if not callable(function):
                 raise ClusterError(f"{function!r} was scheduled. HINT: schedule a function.")
-            self._calls[key] = function, arguments
+            self._calls[key] = function, arguments, settings
         return self._calls[key]

@@ -234,6 +234,11 @@ class Exchange:
             staleness.note(most)
 
     @property
+    def changes(self) -> bool:
+        """True if it changes what the servers hold."""
+        return bool(self._ops)
+
+    @property
     def empty(self) -> bool:
         """True if there is nothing to ask."""
         return not (self._ops or self._pulls or self._rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxtribute._src.addons.parameter_servers import numerics
 from jaxtribute.extending import Slots, optax_rules
 from jaxtribute.typing import Array, Nest
 
@@ -23,6 +25,7 @@ class ShardOptimizer:
     Args:
       transform: the transformation.
       nest: the nest of all parameters, with their numbers as leaves.
+      settings: the settings of JAX that it computes under, as far as they differ from those of this process.
       params: keys of the shards that it updates.
       places: for each the number of its parameter.
       slots: keys of the leaves of its state, in their order; of one that belongs to several shards one for each.
@@ -34,6 +37,7 @@ class ShardOptimizer:
         self,
         transform: optax.GradientTransformation,
         nest: Nest,
+        settings: numerics.Settings = MappingProxyType({}),
         *,
         params: Sequence[int],
         places: Sequence[int],
@@ -42,7 +46,7 @@ class ShardOptimizer:
         owners: Sequence[int | None],
     ) -> None:
         self.transform: optax.GradientTransformation = transform
-        self._nest = nest
+        self._nest, self._settings = nest, settings
         self.params, self.slots, self.owners = list(params), list(slots), list(owners)
         self.places, self.leaves = list(places), list(leaves)
         self._tree: Any = None
@@ -50,7 +54,7 @@ class ShardOptimizer:
 
     def initial(self, params: Sequence[Any]) -> list[Any]:
         """The leaves of the first state."""
-        with optax_rules():
+        with numerics.within(self._settings), optax_rules():
             state = jax.jit(self.transform.init)(self._whole([jnp.asarray(param) for param in params]))
         self._tree = jax.tree.structure(state)
         return self._parted_state(state, params)
@@ -61,12 +65,13 @@ class ShardOptimizer:
         def init(params: Sequence[Any]) -> Any:
             return self.transform.init(self._whole(params))
 
-        with optax_rules():
+        with numerics.within(self._settings), optax_rules():
             self._tree = jax.tree.structure(jax.eval_shape(init, list(params)))
 
     def update(self, grads: Sequence[Any], leaves: Sequence[Any], params: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """New shards and new leaves of the state. Arrays of one argument may be some rows of those that are kept."""
-        return self._update(list(grads), list(leaves), list(params))
+        with numerics.within(self._settings):
+            return self._update(list(grads), list(leaves), list(params))
 
     def _step(self, grads: list[Any], leaves: list[Any], params: list[Any]) -> tuple[list[Any], list[Any]]:
         nest, state = self._whole(params), self._tree.unflatten(_joined(leaves, self.leaves))

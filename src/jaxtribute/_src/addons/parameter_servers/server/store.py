@@ -58,7 +58,8 @@ class Store:
     """The shards of one server.
 
     Args:
-      optimizer_of: gives an optimizer's transformation, and the nest that it knows parameters in, by its id.
+      optimizer_of: gives by an optimizer's id its transformation, the nest that it knows parameters in, and the
+        settings of JAX that it computes under.
     """
 
     def __init__(self, optimizer_of: Callable[[int], Any]) -> None:
@@ -116,8 +117,7 @@ class Store:
 
     def optimizer(self, header: Header, _: Sequence[Array]) -> Answer:
         """Makes an optimizer over shards that exist, and its slots unless they exist too."""
-        transform, nest = self._optimizer_of(header["id"])
-        made = ShardOptimizer(transform, nest, **{name: header[name] for name in _OPTIMIZER})
+        made = ShardOptimizer(*self._optimizer_of(header["id"]), **{name: header[name] for name in _OPTIMIZER})
         params = [np.asarray(self._entry(key).value) for key in made.params]
         if all(key in self.entries for key in made.slots):
             made.adopt(params)

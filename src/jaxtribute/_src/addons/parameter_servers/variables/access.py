@@ -50,16 +50,18 @@ class Access:
         self._ready = None
         if exchange.empty:
             return {}
-        # Drawn once, outside the retry: asked again under the same name, a push that had been applied is not applied
+        # Reads have no name: whoever runs a closure again may read more or less often, as values may be there already.
+        # A name is drawn once, outside the retry: asked again under it, a push that had been applied is not applied
         # twice.
-        header = self._token()
+        header = self._token() if exchange.changes else {}
         try:
             if Kinds.WAIT.observers:
                 with Kinds.WAIT.during(self, "for the servers"):
                     return self._retry(lambda: exchange.run(header))
             return self._retry(lambda: exchange.run(header))
         finally:
-            self._ended(header)
+            if header:
+                self._ended(header)
 
     def follows(self, age: int) -> bool:
         """True if a program's next pull should go with its push: where it runs again at once, and is too old."""

@@ -17,6 +17,7 @@ from jaxtribute._src.addons.parameter_servers.server.layout import Shard
 from jaxtribute._src.addons.parameter_servers.server.staleness import OPTIMIZER
 from jaxtribute._src.addons.parameter_servers.variables.access import summed_rows
 from jaxtribute._src.addons.parameter_servers.variables.operations import OptimizerOperation
+from jaxtribute._src.addons.tables.proof import check_row_wise
 from jaxtribute.errors import ArgumentError
 from jaxtribute.extending import (
     Context,
@@ -193,6 +194,8 @@ class RemoteOptimizer:
       variables: the variables that it updates.
       parts: what each server does.
       slots: the variables of its state.
+      transform: the transformation.
+      nest: the nest of the variables, with their numbers as leaves.
     """
 
     key: int
@@ -200,9 +203,19 @@ class RemoteOptimizer:
     slots: Slots
 
     def __init__(
-        self, key: int, variables: Sequence[ServerVariable], parts: Sequence[ServerPart], slots: Slots
+        self,
+        key: int,
+        variables: Sequence[ServerVariable],
+        parts: Sequence[ServerPart],
+        slots: Slots,
+        transform: optax.GradientTransformation,
+        nest: Nest,
     ) -> None:
         self.key, self.variables, self._parts, self.slots = key, tuple(variables), tuple(parts), slots
+        self._transform: optax.GradientTransformation = transform
+        self._nest = nest
+        self._by_rows: set[int] = set()
+        """The variables, by their places, that are known to be updated by their rows."""
 
     def apply(self, grads: Sequence[Any], context: Context) -> None:
         """Sends the gradients, now or at the end of the step that is being traced."""
@@ -211,6 +224,7 @@ class RemoteOptimizer:
             raise ArgumentError("apply_gradients inside a function that jd.grad differentiates. HINT: call it outside.")
         forms: list[int] = []
         values: list[Any] = []
+        self._check_rows({i for i, grad in enumerate(grads) if isinstance(grad, IndexedSlices)})
         for grad, variable in zip(grads, self.variables, strict=True):
             if isinstance(grad, IndexedSlices):
                 forms.append(2)
@@ -227,6 +241,30 @@ class RemoteOptimizer:
             exchange = Exchange(access.client)
             self.add_to(exchange, forms, values)
             access.run(exchange)
+
+    def _check_rows(self, places: set[int]) -> None:
+        """Checks that a server can update some variables by the rows of their gradients alone.
+
+        Raises:
+          ArgumentError: a row's update depends on other rows, or on how many there are, or comes in a later step.
+        """
+        if places <= self._by_rows:
+            return
+        parameters = Parameters.of(self.variables, jax.tree.structure(self._nest))
+
+        def update(grads: Sequence[Any], values: Sequence[Any], params: Sequence[Any], _: Any) -> list[Any]:
+            nest, state = parameters.nest(params), self.slots.tree.unflatten(values)
+            with optax_rules():
+                updates, fresh = self._transform.update(parameters.nest(grads), state, nest)
+                return [*jax.tree.leaves(optax.apply_updates(nest, updates)), *Slots.arrays_of(fresh)]
+
+        try:
+            check_row_wise(self._transform, update, parameters, self.slots, self.variables, sorted(places))
+        except ArgumentError as error:
+            raise ArgumentError(
+                f"{error} Or look the rows up as variable.read_value()[ids], whose gradient is of the whole variable."
+            ) from None
+        self._by_rows |= places
 
     def add_to(self, exchange: Exchange, forms: Sequence[int], values: Sequence[Any]) -> None:
         """Puts a step into a request: to each server the gradients of its shards."""
