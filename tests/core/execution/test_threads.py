@@ -4,7 +4,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -176,3 +178,35 @@ def test_a_step_that_only_reads_sees_what_others_write() -> None:
         return before, float(v.read_value())
 
     assert strategy.run(fn) == (0.0, 3.0)
+
+
+SETTINGS: dict[str, tuple[Callable[[], Any], Any]] = {
+    "enable_x64": (lambda: str(jnp.ones(1, float).dtype), True),
+    "default_matmul_precision": (lambda: jax.config.jax_default_matmul_precision, "float32"),
+    "default_prng_impl": (lambda: str(jax.random.key_impl(jax.random.key(0))), "rbg"),
+    "numpy_rank_promotion": (lambda: jax.config.jax_numpy_rank_promotion, "warn"),
+    "numpy_dtype_promotion": (lambda: jax.config.jax_numpy_dtype_promotion, "standard"),
+    "debug_nans": (lambda: jax.config.jax_debug_nans, True),
+    "disable_jit": (lambda: jax.config.jax_disable_jit, True),
+}
+
+
+@each_strategy
+@pytest.mark.parametrize("setting", [*SETTINGS, "numpy"])
+def test_settings_of_the_thread_that_calls_hold_on_every_replica(setting: str, name: str) -> None:
+    """JAX keeps those of its context managers by thread, and replicas that wait for each other have threads."""
+    strategy = strategies()[name]
+    told: list[Any] = []
+    ask, value = SETTINGS.get(setting, (lambda: np.geterr()["under"], "raise"))
+
+    def replica() -> None:
+        jd.get_replica_context().all_reduce("SUM", jnp.ones(()))  # pyright: ignore[reportOptionalMemberAccess]
+        told.append(ask())
+
+    strategy.run(replica)
+    usual = set(told)
+    told.clear()
+    with np.errstate(under=value) if setting == "numpy" else getattr(jax, setting)(value):
+        strategy.run(replica)
+        wanted = ask()
+    assert set(told) == {wanted} != usual

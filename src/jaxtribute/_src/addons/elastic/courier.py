@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from jaxtribute._src.addons.elastic.packing import Parcel
 from jaxtribute._src.addons.elastic.traffic import Head, Traffic
+from jaxtribute._src.jax_settings import AsHere
 
 AHEAD = -2
 """The place in a step of what is sent before it."""
@@ -44,7 +45,7 @@ class Courier:
         """Begins to send and to receive."""
         self.stop()
         self._stops = False
-        self._thread = threading.Thread(target=self._move, name="islands: courier", daemon=True)
+        self._thread = threading.Thread(target=AsHere(self._move), name="islands: courier", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from jaxtribute._src.core.callers import caller
 from jaxtribute._src.core.execution.interrupts import undisturbed
 from jaxtribute._src.core.types import Nest
+from jaxtribute._src.jax_settings import AsHere
 from jaxtribute.errors import ContextError
 
 
@@ -276,7 +279,8 @@ class Workers:
         self._idle: list[_Worker] = []
 
     def submit(self, job: _Job) -> None:
-        """Runs `job` in a thread of its own."""
+        """Runs `job` in a thread of its own, in the context variables and the settings of JAX of this one."""
+        job = partial(contextvars.copy_context().run, AsHere(job))
         with self._lock:
             taken = bool(self._idle) and self._idle.pop().give(job)
         if not taken:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import operator
 import queue
 import threading
@@ -10,8 +9,6 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
-
-import jax
 
 from jaxtribute._src.core.execution.rendezvous import Workers
 from jaxtribute.errors import InputError
@@ -37,15 +34,12 @@ class Prefetcher(Generic[T]):
 
     def __init__(self, produce: Callable[[], T], release: Callable[[], None], buffer: int) -> None:
         self._channel = channel = _Channel(buffer)
-        # The thread works in the scope of the one who iterates. JAX keeps its settings by thread instead.
-        context = contextvars.copy_context()
-        x64 = bool(jax.config.read("jax_enable_x64"))
         self._end: BaseException | None = None
         self._taken: list[Any] = []
         """The element that the last call took and an interrupt kept it from handing out."""
         self._free = partial(channel.places.put, True)
         self._finalizer = weakref.finalize(self, _stop, channel)
-        _threads.submit(lambda: context.run(_work, channel, produce, release, x64))
+        _threads.submit(partial(_work, channel, produce, release))
 
     def get(self) -> T:
         """Returns the next element, waiting for it if need be.
@@ -102,15 +96,14 @@ class _Channel:
             self.places.put(True)
 
 
-def _work(channel: _Channel, produce: Callable[[], Any], release: Callable[[], None], x64: bool) -> Callable[[], None]:
+def _work(channel: _Channel, produce: Callable[[], Any], release: Callable[[], None]) -> Callable[[], None]:
     """Fills the channel; whoever waits for the end finds the thread idle."""
     channel.thread = threading.get_ident()
     try:
-        with jax.enable_x64(x64):
-            # A place is taken before an element is made: no more than `buffer` are ever there, on devices with little
-            # memory too.
-            while channel.places.get() and not channel.stopped:
-                channel.elements.put((produce(), None))
+        # A place is taken before an element is made: no more than `buffer` are ever there, on devices with little
+        # memory too.
+        while channel.places.get() and not channel.stopped:
+            channel.elements.put((produce(), None))
     except BaseException as error:  # noqa: BLE001  # it belongs to the thread that asks for the element
         channel.elements.put((None, error))
     finally:

@@ -18,9 +18,9 @@ import numpy as np
 import optax
 
 from jaxtribute import VariableAggregation, VariableSynchronization
+from jaxtribute._src import jax_settings
 from jaxtribute._src.addons.messaging.transport import Endpoint, Hub, TaskSettings, deadline, end_idle_threads
 from jaxtribute._src.addons.messaging.wire import Header
-from jaxtribute._src.addons.parameter_servers import numerics
 from jaxtribute._src.addons.parameter_servers.engines.engine import Engine
 from jaxtribute._src.addons.parameter_servers.partitioners import Partitioner
 from jaxtribute._src.addons.parameter_servers.scheduling.closures import Numbers, Worker
@@ -164,7 +164,7 @@ class Cluster:
 
     def _initialize(self, shard: Shard, function: functools.partial[Any], dtype: np.dtype[Any]) -> None:
         id_ = next(self._placement.keys)
-        self.engine.define("ps", shard.server, id_, cloudpickle.dumps(numerics.AsHere(_PartOf(function))))
+        self.engine.define("ps", shard.server, id_, cloudpickle.dumps(jax_settings.AsHere(_PartOf(function))))
         header: Header = {"t": "initialize", "id": id_, "key": shard.key, "start": shard.start}
         self._ask({shard.server: ({**header, "shape": shard.shape, "dtype": dtype.name}, [])})
 
@@ -179,7 +179,7 @@ class Cluster:
         owners: list[int | None] = [None] * len(leaves)
         # A structure cannot be sent, but a nest of that structure.
         numbers = tree.unflatten(range(len(variables)))
-        key, code = next(self._placement.keys), cloudpickle.dumps((transform, numbers, numerics.current()))
+        key, code = next(self._placement.keys), cloudpickle.dumps((transform, numbers, jax_settings.current()))
         self._define(key, code)
         requests: dict[int, Request] = {}
         for part in parts:

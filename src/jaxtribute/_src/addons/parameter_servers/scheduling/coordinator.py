@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from jaxtribute import Variable
+from jaxtribute._src import jax_settings
 from jaxtribute._src.addons.messaging.encoding import NotPlainError, encode
 from jaxtribute._src.addons.messaging.errors import name_of, told
-from jaxtribute._src.addons.parameter_servers import numerics
 from jaxtribute._src.addons.parameter_servers.scheduling import pickling
 from jaxtribute._src.addons.parameter_servers.scheduling.closures import MAX_ATTEMPTS, Definition, checked_timeout
 from jaxtribute._src.addons.parameter_servers.scheduling.per_worker import (
@@ -171,7 +171,7 @@ class ClusterCoordinator:
         # By identity: comparing constants may be costly, or be the user's code; the same objects are passed again and
         # again.
         self._let_go()
-        settings = numerics.current()
+        settings = jax_settings.current()
         key = fn, tree, tuple(self._key_of(constant) for constant in constants), *settings.values()
         try:
             if any(isinstance(constant, np.ndarray) for constant in constants):

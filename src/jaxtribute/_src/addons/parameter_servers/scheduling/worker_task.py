@@ -9,11 +9,11 @@ from typing import Any
 
 import cloudpickle
 
+from jaxtribute._src import jax_settings
 from jaxtribute._src.addons.messaging.encoding import NotPlainError, as_sent, decode, encode
 from jaxtribute._src.addons.messaging.errors import pack_error, told, trace_of
 from jaxtribute._src.addons.messaging.transport import Endpoint, TaskSettings, deadline
 from jaxtribute._src.addons.messaging.wire import Frames, Header, pack
-from jaxtribute._src.addons.parameter_servers import numerics
 from jaxtribute._src.addons.parameter_servers.scheduling import pickling
 from jaxtribute._src.addons.parameter_servers.scheduling.line import Line, attempt_of
 from jaxtribute._src.addons.parameter_servers.scheduling.worker_home import WorkerHome
@@ -181,7 +181,7 @@ class WorkerTask:
         function, arguments, settings = self._call(header["d"])
         given = iter(arrays)
         name = str(getattr(function, "__name__", type(function).__name__))
-        with numerics.within(settings), self._home.strategy.scope(), Kinds.CLOSURE.during(self, name):
+        with jax_settings.within(settings), self._home.strategy.scope(), Kinds.CLOSURE.during(self, name):
             args, kwargs = arguments([decode(plain, given, as_sent) for plain in header["v"]])
             result = function(*args, **kwargs)
         values: list[Any] = []
@@ -228,7 +228,7 @@ class WorkerTask:
             reply["odd"] = 1
         return pack(reply)
 
-    def _call(self, key: int) -> tuple[Any, Callable[[list[Any]], Any], numerics.Settings]:
+    def _call(self, key: int) -> tuple[Any, Callable[[list[Any]], Any], jax_settings.Settings]:
         """The function, what puts its arguments together, and the settings of JAX that it runs under."""
         if key not in self._calls:
             left = deadline(self._timeout_s)
@@ -242,7 +242,7 @@ class WorkerTask:
                     )
                 blob = self._blobs.pop(key)
             settings, inner = pickling.loads(blob)
-            with numerics.within(settings):
+            with jax_settings.within(settings):
                 function, arguments = pickling.loads(inner)
             if not callable(function):
                 raise ClusterError(f"{function!r} was scheduled. HINT: schedule a function.")

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxtribute._src.addons.parameter_servers import numerics
+from jaxtribute._src import jax_settings
 from jaxtribute.extending import Slots, optax_rules
 from jaxtribute.typing import Array, Nest
 
@@ -37,7 +37,7 @@ class ShardOptimizer:
         self,
         transform: optax.GradientTransformation,
         nest: Nest,
-        settings: numerics.Settings = MappingProxyType({}),
+        settings: jax_settings.Settings = MappingProxyType({}),
         *,
         params: Sequence[int],
         places: Sequence[int],
@@ -54,7 +54,7 @@ class ShardOptimizer:
 
     def initial(self, params: Sequence[Any]) -> list[Any]:
         """The leaves of the first state."""
-        with numerics.within(self._settings), optax_rules():
+        with jax_settings.within(self._settings), optax_rules():
             state = jax.jit(self.transform.init)(self._whole([jnp.asarray(param) for param in params]))
         self._tree = jax.tree.structure(state)
         return self._parted_state(state, params)
@@ -65,12 +65,12 @@ class ShardOptimizer:
         def init(params: Sequence[Any]) -> Any:
             return self.transform.init(self._whole(params))
 
-        with numerics.within(self._settings), optax_rules():
+        with jax_settings.within(self._settings), optax_rules():
             self._tree = jax.tree.structure(jax.eval_shape(init, list(params)))
 
     def update(self, grads: Sequence[Any], leaves: Sequence[Any], params: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """New shards and new leaves of the state. Arrays of one argument may be some rows of those that are kept."""
-        with numerics.within(self._settings):
+        with jax_settings.within(self._settings):
             return self._update(list(grads), list(leaves), list(params))
 
     def _step(self, grads: list[Any], leaves: list[Any], params: list[Any]) -> tuple[list[Any], list[Any]]:

@@ -1,4 +1,4 @@
-"""Settings of JAX that numbers depend on: what runs in another process runs under those of the user's program."""
+"""Settings of JAX that a program's numbers depend on: they hold in the threads and processes that work for it, too."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _NAMES = (
     "numpy_rank_promotion",
     "debug_nans",
     "debug_infs",
+    "disable_jit",
 )
-"""Context managers of JAX; the value of each is `jax.config.jax_<name>`."""
+"""Context managers of JAX, each for the thread that enters it; the value of each is `jax.config.jax_<name>`."""
 
 
 def current() -> dict[str, Any]:
