@@ -87,6 +87,8 @@ def test_programs_that_differ_between_workers_are_refused(multi_process: SharedR
     assert one["rate"].count("differing_workers.py:") == 2
     assert "y=3 of integer_pow" in one["exponent"]
     assert "array 0 of the arguments" in one["argument"]
+    assert "\n  worker 0: float32[" in one["dtype"]
+    assert "\n  worker 1: int32[" in one["dtype"]
 
 
 @pytest.mark.parametrize(("workers", "devices"), WORKERS)

@@ -59,6 +59,8 @@ def fixed_differently() -> dict[str, str]:
     total = jd.function(lambda x: s.reduce("SUM", s.run(lambda x: x.sum(), (x,)), axis=None))
     found["argument"] = told(lambda: total(np.ones(3, np.float32) * own))
     found["argument alike"] = told(lambda: total(np.ones(3, np.float32)))
+    (mixed,) = s.experimental_distribute_dataset([np.ones((2, 3), "fi"[own])])
+    found["dtype"] = told(lambda: jd.function(lambda x: s.run(lambda x: x * 2 + 1, (x,)))(mixed))
     found["value"] = str(v.numpy().tolist())
     return found
 

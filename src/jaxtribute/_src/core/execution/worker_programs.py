@@ -41,7 +41,7 @@ def compare_programs(name: str, program: ClosedJaxpr, mesh: ReplicaMesh | None, 
     if mesh is None or mesh.peers is None:
         return
     arguments: list[Fixed] = [(text, "the call") for text in own_arguments(leaves)]
-    _compare(name, [*fixed_values(program), *arguments], mesh.peers)
+    _compare(name, [*fixed_values(program), *arguments], [str(aval) for aval in program.in_avals], mesh.peers)
 
 
 def compared(fn: Function, name: str, mesh: ReplicaMesh) -> Function:
@@ -71,7 +71,7 @@ def own_arguments(leaves: Sequence[Any]) -> list[str]:
     return described
 
 
-def _compare(name: str, arrays: Sequence[Fixed], peers: Peers) -> None:
+def _compare(name: str, arrays: Sequence[Fixed], inputs: Sequence[str], peers: Peers) -> None:
     # In no order: a program may be put together by way of a set, whose order differs from process to process.
     texts = sorted(text for text, _ in arrays)
     digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
@@ -80,7 +80,14 @@ def _compare(name: str, arrays: Sequence[Fixed], peers: Peers) -> None:
         return
     # All workers have seen that they differ, so all come here.
     told = exchanged(peers, f"the values of {name}", arrays[:_TOLD])
+    forms = exchanged(peers, f"the arguments of {name}", inputs)
     other = next(rank for rank, one in enumerate(digests) if one != digests[0])
+    if forms[0] != forms[other]:  # as then most else does
+        told = "".join(f"\n  worker {rank}: {', '.join(forms[rank])}" for rank in (0, other))
+        raise ClusterError(
+            f"the workers call {name} with arguments, or variables, of other shapes or dtypes:{told}\n"
+            "HINT: give all the same data, of which each takes its rows, or batches of one size and dtype."
+        )
     lines: list[str] = []
     for rank, beside in ((0, other), (other, 0)):
         rest = Counter(text for text, _ in told[rank]) - Counter(text for text, _ in told[beside])
