@@ -137,6 +137,21 @@ def test_mistakes_are_those_of_any_variable(strategy: ParameterServerStrategy, t
         __import__("copy").deepcopy(table)
 
 
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+@pytest.mark.parametrize(
+    "write", ["assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_max", "scatter_mul"]
+)
+def test_booleans_are_not_added_up(strategy: ParameterServerStrategy, write: str, compiled: bool) -> None:
+    with strategy.scope():
+        flags = jd.Variable(np.zeros(3, bool))
+    delta: Any = jd.IndexedSlices(np.ones(1, bool), int32([1])) if "scatter" in write else np.ones(3, bool)
+    call = lambda: getattr(flags, write)(delta)  # noqa: E731
+    with pytest.raises(VariableError, match=rf"{write}: the variable has dtype bool.*HINT"):
+        (jd.function(call) if compiled else call)()
+    flags.scatter_update(jd.IndexedSlices(np.ones(1, bool), int32([1])))
+    assert flags.numpy().tolist() == [False, True, False]
+
+
 class Columns(Partitioner):
     def __call__(self, shape: Any, dtype: Any, axis: int = 0) -> list[int]:
         return [1, 2]

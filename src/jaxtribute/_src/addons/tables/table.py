@@ -229,7 +229,7 @@ class ShardedTable(Variable):
             return super()._scatter(delta, how)
         if self._context().replica is not None:
             return self._update(delta, Update.ADD)  # which says why not
-        return self._update(how.apply(self.read_value(), *self._checked_rows(delta)), Update.ASSIGN)
+        return self._update(how.apply(self.read_value(), *self._checked_rows(delta, how)), Update.ASSIGN)
 
     def sparse_read(self, indices: ArrayLike, *, mask: Any = None) -> jax.Array:
         """Returns the rows at `indices`, of shape `(*indices.shape, width)`.

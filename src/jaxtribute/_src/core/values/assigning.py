@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self, cast
 
 from jaxtribute._src.core.types import Numeric
-from jaxtribute._src.core.values.policies.base import Update
+from jaxtribute._src.core.values.policies.base import Update, check_arithmetic
 
 if TYPE_CHECKING:
     import jax
@@ -41,12 +41,14 @@ class AssignMethods:
         self, delta: Numeric, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Self:
         """Adds `delta` to the value; otherwise as `assign`. Source: `tf.Variable.assign_add`."""
+        check_arithmetic(cast("Variable", self), "assign_add")
         return self._update(delta, Update.ADD)
 
     def assign_sub(
         self, delta: Numeric, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Self:
         """Subtracts `delta` from the value; otherwise as `assign`. Source: `tf.Variable.assign_sub`."""
+        check_arithmetic(cast("Variable", self), "assign_sub")
         return self._update(delta, Update.SUB)
 
     def value(self) -> jax.Array:

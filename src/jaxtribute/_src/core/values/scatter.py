@@ -128,17 +128,15 @@ class ScatterMethods:
         """Replaces rows, each of which must come once; otherwise as `scatter_add`."""
         return self._scatter(sparse_delta, Scatter.UPDATE)
 
-    def _checked_rows(self, delta: IndexedSlices) -> tuple[Any, Any]:
+    def _checked_rows(self, delta: IndexedSlices, how: Scatter) -> tuple[Any, Any]:
         """The indices and rows of `delta`, which fit the variable."""
-        return checked_rows(cast("Variable", self), delta)
+        return checked_rows(cast("Variable", self), delta, how)
 
     def _scatter(self, delta: IndexedSlices, how: Scatter) -> Self:
         variable = cast("Variable", self)
         contexts.current().strategy.extended.check_variable(variable)
-        if how is not Scatter.UPDATE:
-            check_arithmetic(variable, how.value)
         context = contexts.of(variable.distribute_strategy)
-        indices, values = checked_rows(variable, delta)
+        indices, values = checked_rows(variable, delta, how)
         executor, policy = context.executor, variable.policy
         if not policy.shared:
             _scatter_own(variable, indices, values, how, context)
@@ -158,8 +156,10 @@ class ScatterMethods:
         return self
 
 
-def checked_rows(variable: Variable, delta: IndexedSlices) -> tuple[Any, Any]:
+def checked_rows(variable: Variable, delta: IndexedSlices, how: Scatter) -> tuple[Any, Any]:
     """The indices and rows, once they are known to fit."""
+    if how is not Scatter.UPDATE:
+        check_arithmetic(variable, how.value)
     if not isinstance(delta, IndexedSlices):
         raise ArgumentTypeError(
             f"{variable.name} was given {delta!r} of type {type(delta).__name__} for some of its rows. "

@@ -27,7 +27,7 @@ from jaxtribute._src.core.values.layouts import check_layout, parse_layout
 from jaxtribute._src.core.values.numbers import initial_array, initial_shape, row_ids
 from jaxtribute._src.core.values.operators import ArrayOperators
 from jaxtribute._src.core.values.placing import put
-from jaxtribute._src.core.values.policies.base import Policy, Update, check_arithmetic
+from jaxtribute._src.core.values.policies.base import Policy, Update
 from jaxtribute._src.core.values.scatter import ScatterMethods
 from jaxtribute._src.core.values.stored import StoredArray
 from jaxtribute.errors import ArgumentError, VariableError
@@ -323,8 +323,6 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
     def _update(self, value: Numeric, update: Update) -> Self:
         context = self._context()
         context.strategy.extended.check_variable(self)
-        if update is not Update.ASSIGN:
-            check_arithmetic(self, update.value)
         context.executor.standpoint.write(context.executor, self, value, update, context.replica is not None)
         return self
 

@@ -277,7 +277,7 @@ class ServerVariable(Variable):
     def _scatter(self, delta: IndexedSlices, how: Scatter) -> Any:
         context = Context.current()
         context.strategy.extended.check_variable(self)
-        ids, rows = self._checked_rows(delta)
+        ids, rows = self._checked_rows(delta, how)
         executor = context.executor
         if isinstance(executor, TracedProgram):
             executor.record(Operation(how.value, self, 2), [ids, rows], self)
