@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,35 @@ def used(model: Any, x: Any, validation: Any, path: Path) -> dict[str, Any]:
     result |= {"rate": model.optimizer.learning_rate.numpy(), "steps": seen.steps, "sums": seen.sums}
     result |= {"evaluated": model.evaluate(X, Y, batch_size=4, verbose=0), "predicted": model.predict(X, verbose=0)}
     return result | {"more": model.train_on_batch(*BATCHES[0])}
+
+
+OPTIMIZERS = sorted(
+    name
+    for name, kind in vars(keras.optimizers).items()
+    if isinstance(kind, type) and issubclass(kind, keras.optimizers.Optimizer) and name != "Optimizer"
+)
+
+
+@pytest.mark.quick_cases(3, whole=True)
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "Muon"] + ["Muon"])
+def test_each_of_kerass_optimizers_trains_on_a_server_as_on_one_device(servers: Any, name: str) -> None:
+    def trained(data: Any) -> list[Any]:
+        model = stateful()
+        of: dict[str, Callable[[], Any]] = {
+            "LossScaleOptimizer": lambda: keras.optimizers.SGD(0.05),
+            "MultiOptimizer": lambda: keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.05)),
+        }
+        model.compile(getattr(keras.optimizers, name)(of.get(name, lambda: 0.05)()), crossentropy())
+        history = model.fit(data, steps_per_epoch=STEPS, epochs=2, shuffle=False, verbose=0).history
+        return [history["loss"], *model.get_weights(), *(variable.numpy() for variable in model.optimizer.variables)]
+
+    batches = itertools.cycle(BATCHES)
+    with jd.OneDeviceStrategy("CPU:0").scope():
+        expected = trained(one for one in batches)
+    with servers.scope():
+        found = trained(AT_ONCE)
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-5)
 
 
 def test_one_worker_gives_what_one_device_gives(servers: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import keras
 import numpy as np
@@ -74,6 +74,15 @@ LAYERS_OF_TENSORFLOW: tuple[Any, ...] = (
 tracked_dicts = (TrackedDict, TrackedOrderedDict)
 tracked_lists: dict[type[Any], type[Any]] = {TrackedList: list, TrackedSet: set}
 """Containers that tell a layer of what is put in, and what they are besides."""
+
+
+def untracked(value: Any) -> Any:
+    """A container of Keras's, with those in it, as Python's own; anything else as it is."""
+    if isinstance(value, dict):
+        return {key: untracked(part) for key, part in cast("dict[Any, Any]", value).items()}
+    if type(value) in (list, tuple, set, *tracked_lists):
+        return tracked_lists.get(type(value), type(value))(map(untracked, value))
+    return value
 
 
 _NUMBERS = "object_name_uids"

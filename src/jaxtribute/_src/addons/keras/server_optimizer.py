@@ -68,7 +68,9 @@ class KerasTransform:
     """
 
     def __init__(self, optimizer: KerasOptimizer, variables: Sequence[Any]) -> None:
-        self._kind, self._config = type(optimizer), optimizer.get_config()
+        self._kind = type(optimizer)
+        # Keras's own lists know the object that they are attributes of: it would travel along, with all its variables.
+        self._config = {name: internals.untracked(value) for name, value in optimizer.get_config().items()}
         rate = internals.learning_rate(optimizer)
         # `get_config` gives it as a dictionary, which could be read back for Keras's own schedules alone.
         if callable(rate):  # a schedule, which may be the user's own
