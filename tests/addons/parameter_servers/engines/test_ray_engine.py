@@ -239,7 +239,27 @@ def test_a_cluster_needs_servers_and_workers() -> None:
         tasks_of({"worker": 1})
 
 
-@pytest.mark.parametrize("address", ["nobody.invalid:1", "nobody..invalid:1", f"{'a' * 64}.invalid:1", "127.0.0.1:"])
+@pytest.mark.parametrize("address", ["127.0.0.1:", "localhost", "", "127.0.0.1:70000", "127.0.0.1:-1", "127.0.0.1:a"])
+def test_an_address_without_a_port_is_named(address: str) -> None:
+    with pytest.raises(
+        ClusterError, match=rf"the address '{address}' of the cluster names no port. HINT: write host:port"
+    ):
+        ray_node.start_head(address)
+
+
+def test_a_chief_needs_an_address_of_its_own() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for bad, told in {
+            address: "Address already in use",
+            "127.0.0.1:0": "has port 0",
+            "192.0.2.1:99": "Cannot assign",
+        }.items():
+            with pytest.raises(ClusterError, match=rf"the chief's address {bad} .*{told}.*HINT"):
+                ray_node.start_head(bad)
+
+
+@pytest.mark.parametrize("address", ["nobody.invalid:1", "nobody..invalid:1", f"{'a' * 64}.invalid:1"])
 def test_a_host_that_nobody_knows_is_named(address: str) -> None:
     with pytest.raises(ClusterError, match=rf"the address '{address}' .*does not know.*HINT"):
         ray_node.start_head(address)

@@ -10,10 +10,10 @@ import optax
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.errors import ClusterError
+from jaxtribute.errors import CancelledError, ClusterError
 from jaxtribute.partitioners import FixedShardsPartitioner
 from parameter_servers import clusters
-from parameter_servers.clusters import coordinated, engine_of
+from parameter_servers.clusters import SHARED, coordinated, engine_of
 
 
 def counting(coordinator: Any) -> tuple[jd.Variable, Any]:
@@ -69,6 +69,11 @@ def test_a_closure_that_had_pushed_is_not_applied_again() -> None:
         assert int(count) == 2
 
 
+def _held() -> None:
+    SHARED["begun"].set()
+    SHARED["held"].wait(30)
+
+
 def test_a_lost_server_is_one_clear_error_until_what_was_saved_is_restored() -> None:
     with coordinated(servers=2, partitioner=FixedShardsPartitioner(2)) as coordinator:
         count, step = counting(coordinator)
@@ -81,7 +86,14 @@ def test_a_lost_server_is_one_clear_error_until_what_was_saved_is_restored() -> 
         for _ in range(3):
             coordinator.schedule(step)
         coordinator.join()
+        SHARED["held"] = held = threading.Event()
+        SHARED["begun"] = begun = threading.Event()
+        running = coordinator.schedule(_held)
+        assert begun.wait(20)
         engine_of(coordinator).crash("ps", 0)
+        with pytest.raises(CancelledError, match=r"parameter server 0 has ended.*HINT: coordinator.restore\(\)"):
+            running.fetch()
+        held.set()
         for _ in range(2):
             with pytest.raises(ClusterError, match=r"parameter server 0 has ended.*HINT: coordinator.restore\(\)"):
                 coordinator.schedule(step)

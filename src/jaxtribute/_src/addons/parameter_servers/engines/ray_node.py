@@ -90,10 +90,11 @@ def start_head(address: str) -> RayNode:
     """Starts the node that holds the cluster, on the chief's address.
 
     Raises:
-      ClusterError: Ray could not be started; the message ends with what it said.
+      ClusterError: somebody else has the address, or Ray could not be started; the message ends with what it said.
       DeadlineError: it does not answer.
     """
     host, port = _resolved(address)
+    _check_free(address, host, port)
     make_token()
     node = RayNode(["--head", f"--node-ip-address={host}", f"--port={port}"])
     left = deadline(START_S)
@@ -107,6 +108,23 @@ def start_head(address: str) -> RayNode:
             raise DeadlineError(f"Ray on {address} has not answered for {START_S:.0f} s. HINT: see `ray status`.")
         time.sleep(_POLL_S)
     return node
+
+
+def _check_free(address: str, host: str, port: int) -> None:
+    """Checks that this process can have the chief's address, or another program would be taken for Ray."""
+    if not port:
+        raise ClusterError(
+            f"the chief's address {address} has port 0, so that the other tasks cannot find it. HINT: name a port."
+        )
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Ray: an earlier run's may not have cooled down
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ClusterError(
+                f"the chief's address {address} cannot be had: {error.strerror}. HINT: name an address of this "
+                "machine, and a port that no other program has."
+            ) from error
 
 
 def prepare_ray() -> None:
@@ -190,10 +208,12 @@ def _answers(host: str, port: int) -> bool:
 
 
 def _resolved(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
+    host, colon, port = address.rpartition(":")
+    if not (colon and port.isdecimal() and int(port) < 1 << 16):
+        raise ClusterError(f"the address {address!r} of the cluster names no port. HINT: write host:port, as h0:2222.")
     try:
         return socket.gethostbyname(host), int(port)
-    except (OSError, ValueError) as error:  # a name or a port that can be none is a ValueError
+    except (OSError, ValueError) as error:  # a name that can be none is a ValueError
         raise ClusterError(
             f"the address {address!r} of the cluster is one that this machine does not know: {error}. HINT: "
             "correct the cluster spec or TF_CONFIG, or wait until the name is known."

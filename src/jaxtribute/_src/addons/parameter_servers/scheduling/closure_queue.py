@@ -214,7 +214,7 @@ class ClosureQueue:
             self.cancel(error)
             # The loss is raised by every call until it is mended, not by the next one alone.
             self._error, self._broken = None, error
-            self._drop_running()
+            self._drop_running(error)
             self.changed.notify_all()
 
     def fail(self, reason: str) -> None:
@@ -227,7 +227,7 @@ class ClosureQueue:
             self.cancel(self._failed)
             # Kept as the lasting failure; as the error of a call it would be raised once and forgotten.
             self._error = None
-            self._drop_running()
+            self._drop_running(self._failed)
             self.changed.notify_all()
 
     def mend(self) -> None:
@@ -235,8 +235,10 @@ class ClosureQueue:
         with self.changed:
             self._broken = self._error = None
 
-    def _drop_running(self) -> None:
+    def _drop_running(self, error: BaseException) -> None:
         for worker in self.workers.values():
             for closure in worker.running.values():
-                self._drop(closure, CancelledError("the function ended with the state that it worked on"))
+                self._drop(
+                    closure, CancelledError(f"the function ended with the state that it worked on: {told(error)}")
+                )
             worker.running.clear()
