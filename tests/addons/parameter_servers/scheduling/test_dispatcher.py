@@ -13,7 +13,7 @@ import jaxtribute as jd
 from jaxtribute.errors import CancelledError, ClusterError
 from jaxtribute.partitioners import FixedShardsPartitioner
 from parameter_servers import clusters
-from parameter_servers.clusters import SHARED, coordinated, engine_of
+from parameter_servers.clusters import coordinated, engine_of
 
 
 def counting(coordinator: Any) -> tuple[jd.Variable, Any]:
@@ -70,8 +70,8 @@ def test_a_closure_that_had_pushed_is_not_applied_again() -> None:
 
 
 def _held() -> None:
-    SHARED["begun"].set()
-    SHARED["held"].wait(30)
+    clusters.SHARED["begun"].set()
+    clusters.SHARED["held"].wait(30)
 
 
 def test_a_lost_server_is_one_clear_error_until_what_was_saved_is_restored() -> None:
@@ -86,8 +86,8 @@ def test_a_lost_server_is_one_clear_error_until_what_was_saved_is_restored() -> 
         for _ in range(3):
             coordinator.schedule(step)
         coordinator.join()
-        SHARED["held"] = held = threading.Event()
-        SHARED["begun"] = begun = threading.Event()
+        clusters.SHARED["held"] = held = threading.Event()
+        clusters.SHARED["begun"] = begun = threading.Event()
         running = coordinator.schedule(_held)
         assert begun.wait(20)
         engine_of(coordinator).crash("ps", 0)
