@@ -13,7 +13,7 @@ from types import FrameType
 
 _LIBRARIES = tuple(Path(path).resolve() for path in set(map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))))
 _OWN = Path(__file__).resolve().parents[2]
-_NOT_THE_USERS = ("jaxtribute.", "jax.", "threading", "concurrent.")
+_NOT_THE_USERS = ("jaxtribute.", "jax.", "optax.", "flax.", "equinox.", "keras.", "threading", "concurrent.")
 
 
 def caller() -> str:

@@ -160,7 +160,7 @@ def list_collectives(jaxpr: Jaxpr, axis: str, caller: str = _UNKNOWN) -> list[st
     """
     lines: list[str] = []
     for eqn in jaxpr.eqns:
-        line = user_line(eqn, "/jaxtribute/") or caller
+        line = user_line(eqn, "/jaxtribute/", "-packages/") or user_line(eqn, "/jaxtribute/") or caller
         if is_collective(eqn, axis):
             # Tokens, which order effects, are operands without a shape.
             shapes = [in_words(aval(var)) for var in eqn.invars if hasattr(var.aval, "shape")]
