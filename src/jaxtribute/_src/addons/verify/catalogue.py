@@ -72,8 +72,8 @@ _PATTERNS = (
         "local-count",
         "this replica's sum is divided by this replica's own count (of tokens, sample weights or examples)",
         "divide by the count of all replicas: jd.get_replica_context().all_reduce('SUM', {part}). The quotients are "
-        "then parts of the whole: add them up ('SUM'), and the gradients, as apply_gradients does by default, and divide "
-        "by no number of replicas",
+        "then parts of the whole: add them up ('SUM'), and the gradients, as apply_gradients does by default, and "
+        "divide by no number of replicas",
         "what this line divides by",
         "divide by the count of all replicas: jd.get_replica_context().all_reduce('SUM', {part}). fit adds up what is "
         "a sum over the rows: reduce nothing else",
