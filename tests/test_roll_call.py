@@ -150,6 +150,48 @@ def test_strangers_change_nothing(line: bytes) -> None:
     assert calls.ended() == dict.fromkeys(range(3))
 
 
+@pytest.mark.parametrize("kind", ["silent", "accepts", "drips", "web server"])
+def test_a_stranger_at_the_first_workers_address_keeps_nobody_beyond_the_deadline(kind: str) -> None:
+    ends, taken = threading.Event(), list[socket.socket]()
+
+    def serve(server: socket.socket) -> None:
+        while not ends.is_set():
+            with contextlib.suppress(TimeoutError):
+                taken.append(server.accept()[0])
+            for connection in taken if kind == "drips" else ():
+                with contextlib.suppress(OSError):
+                    connection.sendall(b"x")
+            if kind == "web server" and taken:
+                with taken.pop() as connection:
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.05)
+        thread = threading.Thread(target=serve, args=(server,))
+        if kind != "silent":
+            thread.start()
+        tasks = [f"127.0.0.1:{server.getsockname()[1]}", *addresses(1)]
+        result: list[BaseException] = []
+
+        def call() -> None:
+            try:
+                roll_call.call(Roster.of({"worker": tasks}, "worker", 1), tasks[0], 1.0)
+            except BaseException as error:  # noqa: BLE001 (told by the test)
+                result.append(error)
+
+        caller = threading.Thread(target=call, daemon=True)
+        caller.start()
+        caller.join(20)
+        ends.set()
+        if kind != "silent":
+            thread.join()
+        for connection in taken:
+            connection.close()
+    assert not caller.is_alive(), "the roll call hangs"
+    assert isinstance(result[0], DeadlineError), result
+    assert "worker 0" in str(result[0])
+
+
 @pytest.mark.slow
 def test_an_address_that_is_not_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -34,7 +34,8 @@ _LONGEST = 1 << 16
 _SHOWN = 80
 _SPEAK_S = 1.0
 """Seconds that the first worker gives a caller to say its line: nobody else is heard meanwhile."""
-_ANSWER_S = 10.0
+_ANSWER_S = 3.0
+"""Seconds that a caller waits for an answer, and then calls again. With more, its process would seem stopped."""
 _PRESENT_S = 3.0
 """Seconds after a call for which a worker counts as there, beside what the number of workers takes."""
 _CALLS_PER_S = 1000
@@ -143,8 +144,7 @@ class _Door:
         ]
 
     def _hear(self, connection: socket.socket) -> None:
-        connection.settimeout(_SPEAK_S)
-        told = _read(connection) or {}
+        told = _read(connection, _SPEAK_S) or {}
         rank, theirs = told.get("rank"), told.get("foundation")
         if type(rank) is not int or rank not in self._others or not isinstance(theirs, dict):
             connection.close()  # no worker
@@ -182,7 +182,7 @@ def _missing(roster: Roster, line: bytes) -> Sequence[int]:
     try:
         with socket.create_connection((address.host, address.port), timeout=_ANSWER_S) as connection:
             connection.sendall(line)
-            told = _read(connection)
+            told = _read(connection, _ANSWER_S)
     except OSError:
         return [0]
     if told is None:
@@ -194,11 +194,19 @@ def _missing(roster: Roster, line: bytes) -> Sequence[int]:
     return [rank for rank in missing if rank in range(len(roster.members))] if isinstance(missing, list) else []
 
 
-def _read(connection: socket.socket) -> dict[str, Any] | None:
-    """A line of JSON; empty if something else comes, None if nothing does in time."""
+def _read(connection: socket.socket, within_s: float) -> dict[str, Any] | None:
+    """A line of JSON; empty if something else comes, None if no line does in time, however slowly its bytes come."""
+    end, line = time.monotonic() + within_s, b""
     try:
-        with connection.makefile("rb") as file:
-            told = json.loads(file.readline(_LONGEST))
+        while b"\n" not in line and len(line) < _LONGEST:
+            connection.settimeout(max(0.001, end - time.monotonic()))
+            part = connection.recv(_LONGEST)
+            if not part:
+                break
+            line += part
+        if line.startswith(b"HTTP/1"):  # a web server: neither a first worker nor JAX's service
+            return None
+        told = json.loads(line.partition(b"\n")[0])
     except OSError:
         return None
     except (ValueError, RecursionError):
