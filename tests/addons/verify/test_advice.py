@@ -207,12 +207,12 @@ CASES = {
 }
 
 
-def verdict(case: Case, *, right: bool) -> testing.Verdict:
+def verdict(case: Case, *, right: bool, transform: Any = None) -> testing.Verdict:
     strategy, how = jd.MirroredStrategy(["CPU:0", "CPU:1"]), case.rightly if right else case.how
     value = case.right if right else case.wrong
     with strategy.scope():
         w = jd.Variable(np.array([0.5, -0.3, 0.2], np.float32), name="w")
-        optimizer = jd.Optimizer(optax.sgd(0.1), [w])
+        optimizer = jd.Optimizer(transform or optax.sgd(0.1), [w])
         seen = None if case.first is None else jd.Variable(case.first, name="seen", trainable=False, **how)
 
     def replica(x: Any, y: Any) -> None:
@@ -239,6 +239,16 @@ def test_the_mistake_has_its_line_and_advice(name: str) -> None:
     # No call that changes a variable is put into another one.
     assert "', seen.assign" not in str(found), str(found)
     assert "(seen.assign" not in str(found), str(found)
+
+
+@pytest.mark.quick_cases(3, whole=True)
+@pytest.mark.parametrize(
+    "transform", [optax.adam(0.1), optax.adamw(0.1), optax.lion(0.1)], ids=["adam", "adamw", "lion"]
+)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.first is None])
+def test_the_advice_is_the_same_where_the_size_of_gradients_changes_slots_alone(name: str, transform: Any) -> None:
+    found = verdict(CASES[name], right=False, transform=transform)
+    assert CASES[name].advice in str(found), str(found)
 
 
 @pytest.mark.slow

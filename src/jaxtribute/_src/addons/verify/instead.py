@@ -36,7 +36,9 @@ def instead(runs: Runs, pattern: str, number: int, apart: Sequence[Difference]) 
       apart: what differs.
     """
     variables = [one.variable for one in apart if one.variable is not None]
-    if pattern in _OF_A_VALUE and variables and not any(one.trainable for one in variables):
+    # Slots may be all that differs, of an optimizer whose update does not depend on the size of gradients.
+    learned = any(one.trainable or one.derived for one in variables) or runs.differentiated(number)
+    if pattern in _OF_A_VALUE and variables and not learned:
         return _of_a_variable(runs, pattern, number, variables[0])
     if pattern == "extreme-over-batch":
         return _of_an_extreme(runs, number)
