@@ -335,7 +335,7 @@ _CAUSES = {
     "compile": "its compiling",
     "recovery": "its recovery",
     "collective": "a barrier",
-    "silent": "nothing that it tells: it is stopped, or its machine is gone",
+    "silent": "a reason that it has not told: it is stopped, or its machine is gone",
 }
 
 
