@@ -63,6 +63,7 @@ def rows_of(executor: str, name: str) -> list[str]:
     return [row for row in rows if ROWS[row].takes(executor) and not (central and ROWS[row].kept_apart)]
 
 
+@pytest.mark.quick_cases(8, whole=True)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_table_of_behaviours(name: str, executor: str) -> None:
@@ -152,6 +153,7 @@ class Trainer:
         return {name: np.asarray(v.read_value()) for name, v in self.params.items()}
 
 
+@pytest.mark.quick_cases(4, whole=True)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_training_is_that_by_hand(name: str, *, compiled: bool) -> None:

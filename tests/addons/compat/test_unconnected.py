@@ -60,6 +60,7 @@ CASES: dict[str, tuple[Loss, bool]] = {
 """Losses that depend on the first variable alone, and whether they read the second."""
 
 
+@pytest.mark.quick_cases(24, whole=True)
 @pytest.mark.parametrize("executor", ["lockstep", "compiled"])
 @pytest.mark.parametrize(("loss", "reads"), CASES.values(), ids=CASES)
 @pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES)

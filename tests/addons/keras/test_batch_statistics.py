@@ -77,7 +77,7 @@ def check(layer: str, *, masked: bool, data: str, eager: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Layer .* does not support masking", "ignore:Explicitly requested dtype float64")
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("data", INPUTS)
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
 @pytest.mark.parametrize("layer", LAYERS)

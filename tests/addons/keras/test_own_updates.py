@@ -61,7 +61,7 @@ def trained(optimizer: str, options: dict[str, Any], make: Callable[[], Any], st
     return [np.asarray(variable) for variable in variables]
 
 
-@pytest.mark.quick_cases(12)
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -177,6 +177,7 @@ def held(variables: Any) -> int:
     return max(found.values())
 
 
+@pytest.mark.quick_cases(2, whole=True)
 @pytest.mark.parametrize("kind", [jd.MirroredStrategy, jd.FullyShardedStrategy])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_limit_that_nothing_meets_is_told(kind: Any, replicas: int) -> None:

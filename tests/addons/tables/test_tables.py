@@ -204,7 +204,7 @@ def sixty_four_bits() -> Iterator[None]:
     jax.config.update("jax_enable_x64", False)
 
 
-@pytest.mark.quick_cases(14, whole=True)
+@pytest.mark.quick_cases(8, whole=True)
 @pytest.mark.parametrize("dtype", ["uint32", "int64", "uint64"])
 @pytest.mark.parametrize("options", [{}, {"updates": "exact"}, {"partition": "range"}], ids=str)
 @pytest.mark.parametrize("name", ["default", "one", "two", "sharded"])
@@ -489,7 +489,7 @@ def branched(kind: str, look: Any, ids: Any) -> Any:
     return jax.vmap(inner)(jnp.ones(2)).sum(0)
 
 
-@pytest.mark.quick_cases(10, whole=True)
+@pytest.mark.quick_cases(7, whole=True)
 @pytest.mark.parametrize("eager", [False, True], ids=["compiled", "eager"])
 @pytest.mark.parametrize("count", [4, 3])
 @pytest.mark.parametrize("kind", KINDS)

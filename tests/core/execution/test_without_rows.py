@@ -86,7 +86,7 @@ def trained(strategy: jd.Strategy, losses: Callable[..., Any], sizes: tuple[int,
 @pytest.mark.parametrize("sizes", [(4, 1, 3), (1, 1), (2, 3)], ids=str)
 @pytest.mark.parametrize("losses", [others_alone, taken, from_the_mean, all_of_it])
 @pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.quick_cases(6)
+@pytest.mark.quick_cases(4)
 def test_their_gradients_are_those_of_one_device(name: str, losses: Any, sizes: tuple[int, ...]) -> None:
     values, w = trained(STRATEGIES[name](), losses, sizes, compiled=True)
     wanted, expected = trained(one_device(1), losses, sizes, compiled=True)

@@ -108,6 +108,7 @@ def test_reduced_gradients_are_taken_as_they_are(name: str, rows: int, *, compil
     np.testing.assert_allclose(found, -np.arange(8.0) * (np.arange(2.0 * rows) + 1).sum(), rtol=1e-6)
 
 
+@pytest.mark.quick_cases(32, whole=True)
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("rows", [8, 5])
 @pytest.mark.parametrize("own", OWN)

@@ -277,6 +277,7 @@ def test_arrays_in_parts_from_around_the_function_are_right_or_refused(name: str
         assert "HINT: pass arrays that lie elsewhere, or on the devices of all" in "".join(error.__notes__)  # noqa: PT017
 
 
+@pytest.mark.quick_cases(2, whole=True)
 @pytest.mark.parametrize("options", [{"accumulate_steps": 2}, {"shard_update": True}])
 @pytest.mark.parametrize("kind", [jd.MirroredStrategy, jd.FullyShardedStrategy])
 def test_options_of_optimizers(kind: Any, options: Any) -> None:
