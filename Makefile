@@ -33,7 +33,7 @@ format: $(READY)  ## write the formatting and the safe fixes
 	$(BIN)/ruff check --fix .
 
 SLOW =
-test: $(READY)  ## the tests that start no process of their own: minutes; with SLOW=24 also one in twenty-four of the others
+test: $(READY)  ## the tests that start no process of their own: minutes; with SLOW=32 also one in thirty-two of the others
 	$(PYTEST) $(if $(SLOW),--numprocesses=5 --durations=30 --slow-share=$(SLOW),-m "not slow")
 
 test-core: $(READY)  ## the core's tests that start no process
