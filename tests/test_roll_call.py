@@ -192,6 +192,27 @@ def test_a_stranger_at_the_first_workers_address_keeps_nobody_beyond_the_deadlin
     assert "worker 0" in str(result[0])
 
 
+def test_silent_strangers_keep_the_first_worker_not_beyond_the_deadline() -> None:
+    calls = Calls([0.0, *[None] * 7], timeout_s=1.0)
+    ends, strangers = threading.Event(), list[socket.socket]()
+
+    def come() -> None:
+        while not ends.wait(0.1):
+            with contextlib.suppress(OSError):
+                strangers.append(socket.create_connection(("127.0.0.1", calls.port), 5.0))
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    end = time.monotonic() + 25
+    while 0 not in calls.results and time.monotonic() < end:
+        time.sleep(0.05)
+    ends.set()
+    thread.join()
+    for stranger in strangers:
+        stranger.close()
+    assert isinstance(calls.results.get(0), DeadlineError), calls.results
+
+
 @pytest.mark.slow
 def test_an_address_that_is_not_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -35,7 +35,7 @@ _SHOWN = 80
 _SPEAK_S = 1.0
 """Seconds that the first worker gives a caller to say its line: nobody else is heard meanwhile."""
 _ANSWER_S = 3.0
-"""Seconds that a caller waits for an answer, and then calls again. With more, its process would seem stopped."""
+"""Seconds that a look at who is there takes, or little more. With many more the process would seem stopped."""
 _PRESENT_S = 3.0
 """Seconds after a call for which a worker counts as there, beside what the number of workers takes."""
 _CALLS_PER_S = 1000
@@ -122,7 +122,10 @@ class _Door:
 
     def absent(self) -> Sequence[int]:
         """Hears who has called meanwhile; the ranks that have not."""
+        end = time.monotonic() + _ANSWER_S
         for _ in self._roster.members:  # no more at a look, or strangers could keep it from the deadline
+            if time.monotonic() > end:
+                break
             try:
                 connection, _ = self._socket.accept()
             except OSError:
@@ -144,7 +147,7 @@ class _Door:
         ]
 
     def _hear(self, connection: socket.socket) -> None:
-        told = _read(connection, _SPEAK_S) or {}
+        told = _read(connection, time.monotonic() + _SPEAK_S) or {}
         rank, theirs = told.get("rank"), told.get("foundation")
         if type(rank) is not int or rank not in self._others or not isinstance(theirs, dict):
             connection.close()  # no worker
@@ -178,11 +181,11 @@ class _Door:
 def _missing(roster: Roster, line: bytes) -> Sequence[int]:
     """Calls the first worker with a line; who is missing, as far as it knows."""
     time.sleep(len(roster.members) / _CALLS_PER_S)
-    address = Address.parse(roster.members[0].address)
+    address, end = Address.parse(roster.members[0].address), time.monotonic() + _ANSWER_S
     try:
         with socket.create_connection((address.host, address.port), timeout=_ANSWER_S) as connection:
             connection.sendall(line)
-            told = _read(connection, _ANSWER_S)
+            told = _read(connection, end)
     except OSError:
         return [0]
     if told is None:
@@ -194,12 +197,15 @@ def _missing(roster: Roster, line: bytes) -> Sequence[int]:
     return [rank for rank in missing if rank in range(len(roster.members))] if isinstance(missing, list) else []
 
 
-def _read(connection: socket.socket, within_s: float) -> dict[str, Any] | None:
-    """A line of JSON; empty if something else comes, None if no line does in time, however slowly its bytes come."""
-    end, line = time.monotonic() + within_s, b""
+def _read(connection: socket.socket, end: float) -> dict[str, Any] | None:
+    """A line of JSON; empty if something else comes, None if no line does by `end`, however slowly its bytes come."""
+    line = b""
     try:
         while b"\n" not in line and len(line) < _LONGEST:
-            connection.settimeout(max(0.001, end - time.monotonic()))
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                return None
+            connection.settimeout(left_s)
             part = connection.recv(_LONGEST)
             if not part:
                 break

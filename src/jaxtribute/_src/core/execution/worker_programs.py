@@ -79,13 +79,12 @@ def _compare(name: str, arrays: Sequence[Fixed], inputs: Sequence[str], peers: P
     if len(set(digests)) == 1:
         return
     # All workers have seen that they differ, so all come here.
-    told = exchanged(peers, f"the values of {name}", arrays[:_TOLD])
-    forms = exchanged(peers, f"the arguments of {name}", inputs)
+    forms, told = zip(*exchanged(peers, f"the values of {name}", [inputs, arrays[:_TOLD]]), strict=True)
     other = next(rank for rank, one in enumerate(digests) if one != digests[0])
     if forms[0] != forms[other]:  # as then most else does
-        told = "".join(f"\n  worker {rank}: {', '.join(forms[rank])}" for rank in (0, other))
+        both = "".join(f"\n  worker {rank}: {', '.join(forms[rank])}" for rank in (0, other))
         raise ClusterError(
-            f"the workers call {name} with arguments, or variables, of other shapes or dtypes:{told}\n"
+            f"the workers call {name} with arguments, or variables, of other shapes or dtypes:{both}\n"
             "HINT: give all the same data, of which each takes its rows, or batches of one size and dtype."
         )
     lines: list[str] = []

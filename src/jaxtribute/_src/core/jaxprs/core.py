@@ -211,6 +211,11 @@ def user_line(eqn: JaxprEqn, *but: str) -> str | None:
     return None
 
 
+def line_of_program(eqn: JaxprEqn) -> str | None:
+    """The innermost line of the user's that made an operation, or a library's if there is none."""
+    return user_line(eqn, "/jaxtribute/", "-packages/") or user_line(eqn, "/jaxtribute/")
+
+
 def current_trace() -> Any:
     """The JAX trace that operations of this thread are recorded in."""
     with core.take_current_trace() as trace:

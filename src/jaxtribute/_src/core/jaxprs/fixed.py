@@ -15,9 +15,9 @@ from jaxtribute._src.core.jaxprs.core import (
     constants,
     in_words,
     is_program,
+    line_of_program,
     numbers_of,
     opened,
-    user_line,
 )
 from jaxtribute._src.core.jaxprs.walking import programs_in
 
@@ -41,7 +41,7 @@ def fixed_values(program: ClosedJaxpr, caller: str = _UNKNOWN) -> Iterator[Fixed
     jaxpr = opened(program)
     consts = {var: value_in_words(value) for var, value in zip(jaxpr.constvars, constants(program), strict=False)}
     for eqn in jaxpr.eqns:
-        line = user_line(eqn, "/jaxtribute/", "-packages/") or user_line(eqn, "/jaxtribute/") or caller
+        line = line_of_program(eqn) or caller
         for atom in eqn.invars:
             text = value_in_words(atom.val) if isinstance(atom, Literal) else consts.pop(atom, "")
             if text:

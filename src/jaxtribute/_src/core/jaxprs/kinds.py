@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 
-from jaxtribute._src.core.jaxprs.core import Jaxpr, JaxprEqn, Primitive, aval, in_words, opened, user_line
+from jaxtribute._src.core.jaxprs.core import Jaxpr, JaxprEqn, Primitive, aval, in_words, line_of_program, opened
 from jaxtribute._src.core.jaxprs.making import Own
 from jaxtribute._src.core.jaxprs.walking import STRUCTURES, any_in, operations_in, programs_in
 
@@ -160,7 +160,7 @@ def list_collectives(jaxpr: Jaxpr, axis: str, caller: str = _UNKNOWN) -> list[st
     """
     lines: list[str] = []
     for eqn in jaxpr.eqns:
-        line = user_line(eqn, "/jaxtribute/", "-packages/") or user_line(eqn, "/jaxtribute/") or caller
+        line = line_of_program(eqn) or caller
         if is_collective(eqn, axis):
             # Tokens, which order effects, are operands without a shape.
             shapes = [in_words(aval(var)) for var in eqn.invars if hasattr(var.aval, "shape")]

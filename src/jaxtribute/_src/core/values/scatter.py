@@ -129,14 +129,29 @@ class ScatterMethods:
         return self._scatter(sparse_delta, Scatter.UPDATE)
 
     def _checked_rows(self, delta: IndexedSlices, how: Scatter) -> tuple[Any, Any]:
-        """The indices and rows of `delta`, which fit the variable."""
-        return checked_rows(cast("Variable", self), delta, how)
+        """The indices and rows, once they are known to fit."""
+        variable = cast("Variable", self)
+        if how is not Scatter.UPDATE:
+            check_arithmetic(variable, how.value)
+        if not isinstance(delta, IndexedSlices):
+            raise ArgumentTypeError(
+                f"{variable.name} was given {delta!r} of type {type(delta).__name__} for some of its rows. "
+                "HINT: pass jd.IndexedSlices(values, indices)."
+            )
+        indices = jnp.asarray(operand(delta.indices))
+        values = jnp.asarray(operand(delta.values), variable.dtype)
+        if indices.ndim != 1 or values.shape != (*indices.shape, *variable.shape[1:]):
+            raise ShapeError(
+                f"{variable.name} has shape {variable.shape}; rows of shape {values.shape} at indices of shape "
+                f"{indices.shape} do not fit. HINT: pass n indices and values of shape (n, *{variable.shape[1:]})."
+            )
+        return row_ids(indices, variable.shape[0] if variable.shape else 0, variable.name), values
 
     def _scatter(self, delta: IndexedSlices, how: Scatter) -> Self:
         variable = cast("Variable", self)
         contexts.current().strategy.extended.check_variable(variable)
         context = contexts.of(variable.distribute_strategy)
-        indices, values = checked_rows(variable, delta, how)
+        indices, values = self._checked_rows(delta, how)
         executor, policy = context.executor, variable.policy
         if not policy.shared:
             _scatter_own(variable, indices, values, how, context)
@@ -154,25 +169,6 @@ class ScatterMethods:
 
         executor.together(write)
         return self
-
-
-def checked_rows(variable: Variable, delta: IndexedSlices, how: Scatter) -> tuple[Any, Any]:
-    """The indices and rows, once they are known to fit."""
-    if how is not Scatter.UPDATE:
-        check_arithmetic(variable, how.value)
-    if not isinstance(delta, IndexedSlices):
-        raise ArgumentTypeError(
-            f"{variable.name} was given {delta!r} of type {type(delta).__name__} for some of its rows. "
-            "HINT: pass jd.IndexedSlices(values, indices)."
-        )
-    indices = jnp.asarray(operand(delta.indices))
-    values = jnp.asarray(operand(delta.values), variable.dtype)
-    if indices.ndim != 1 or values.shape != (*indices.shape, *variable.shape[1:]):
-        raise ShapeError(
-            f"{variable.name} has shape {variable.shape}; rows of shape {values.shape} at indices of shape "
-            f"{indices.shape} do not fit. HINT: pass n indices and values of shape (n, *{variable.shape[1:]})."
-        )
-    return row_ids(indices, variable.shape[0] if variable.shape else 0, variable.name), values
 
 
 def _scatter_own(variable: Variable, indices: Numeric, values: Nest, how: Scatter, context: Context) -> None:
