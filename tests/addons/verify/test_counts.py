@@ -1,5 +1,6 @@
 """A number of replicas that a program keeps is 1 for one device, wherever it is kept; what is computed of it is not."""
 
+import ast
 import importlib.util
 import sys
 from pathlib import Path
@@ -205,3 +206,27 @@ def test_a_name_of_another_scope_holds_something_else() -> None:
     assert counting.of_function("a.py", 4, "g") == set()
     assert counting.of_function("a.py", 5, "<lambda>") == set()
     assert counting.of_module("a.py") == set()
+
+
+def test_files_that_the_number_gets_to_are_read_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read each file of a large program would take seconds."""
+    read: list[str] = []
+    parse = ast.parse
+
+    def noted(text: str) -> ast.Module:
+        read.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(ast, "parse", noted)
+    texts = {
+        "main.py": "from model import Net\nfrom work import go\nnet = Net(strategy.num_replicas_in_sync)\n",
+        "model.py": "class Net:\n    def __init__(self, parts):\n        self.parts = parts\n",
+        "work.py": "def go(net):\n    return half(net . parts)\n",
+        "half.py": "def half(value):\n    return value / 2\n",
+        "apart.py": "def parts(value):\n    return value\n",
+    }
+    counting = Counting(texts)
+    assert counting.attributes == {"parts"}
+    assert counting.of_function("half.py", 1, "half") == {"value"}
+    assert counting.of_module("apart.py") == counting.of_function("apart.py", 1, "parts") == set()
+    assert read == [texts[file] for file in ("main.py", "model.py", "work.py", "half.py")]

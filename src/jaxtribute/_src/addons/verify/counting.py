@@ -7,8 +7,10 @@ What is computed of it, such as the usual `GLOBAL_BATCH_SIZE`, is a number of th
 from __future__ import annotations
 
 import ast
+import functools
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 COUNT = "num_replicas_in_sync"
@@ -21,6 +23,7 @@ _TURNS = 8
 
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _Scope: TypeAlias = _Function | None
+_HANDING_ON = (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.Dict, ast.Call, *_Function.__args__)
 
 
 @dataclass(eq=False)
@@ -65,23 +68,34 @@ class Counting:
         self.attributes: set[str] = set()
         self.keys: set[str] = set()
         self._sources: dict[str, _Source] = {}
-        for file, text in texts.items():
-            try:
-                self._sources[file] = _read(ast.parse(text))
-            except (SyntaxError, ValueError):  # a cell with magic
-                continue
         self._named: dict[str, list[tuple[_Source, _Function]]] = {}
-        for source in self._sources.values():
-            for (_, name), function in source.functions.items():
-                self._named.setdefault(name, []).append((source, function))
-        self._classes = {one.name: (source, one) for source in self._sources.values() for one in source.classes}
+        self._classes: dict[str, tuple[_Source, ast.ClassDef]] = {}
+        self._given: set[str] = set()
+        """The names of functions and classes that are given the number."""
+        self._unread = dict(texts)
         for _ in range(_TURNS):
             before = self._size()
+            self._read_more()
             for source in self._sources.values():
                 for node, around, in_class in source.statements:
                     self._follow(source, node, around, in_class=in_class)
             if self._size() == before:
                 break
+
+    def _read_more(self) -> None:
+        """Reads the files that have the number, or get it: to read all those of a large program takes seconds."""
+        attributes, given = ("|".join(map(re.escape, names)) or "(?!)" for names in (self.attributes, self._given))
+        holds = re.compile(rf"\b{COUNT}\b|\.\s*(?:{attributes})\b|\b(?:def|class)\s+(?:{given})\b").search
+        for file in [file for file, text in self._unread.items() if holds(text)]:
+            try:
+                source = _read(self._unread.pop(file))
+            except (SyntaxError, ValueError):  # a cell with magic
+                continue
+            source = replace(source, kept={scope: set() for scope in source.bound})
+            self._sources[file] = source
+            for (_, name), function in source.functions.items():
+                self._named.setdefault(name, []).append((source, function))
+            self._classes.update((one.name, (source, one)) for one in source.classes)
 
     def __bool__(self) -> bool:
         return self._size() > 0
@@ -90,6 +104,8 @@ class Counting:
         """The names of a module; of a file that is not known, such as a notebook's cell, those of all."""
         if file in self._sources:
             return self._sources[file].kept[None]
+        if file in self._unread:
+            return set()
         return set().union(*(one.kept[None] for one in self._sources.values()))
 
     def of_function(self, file: str, line: int, name: str) -> set[str]:
@@ -107,7 +123,7 @@ class Counting:
 
     def _size(self) -> int:
         kept = sum(len(names) for one in self._sources.values() for names in one.kept.values())
-        return len(self.attributes) + len(self.keys) + kept
+        return len(self.attributes) + len(self.keys) + len(self._given) + kept
 
     def _is_count(self, source: _Source, node: ast.AST | None, around: Sequence[_Function]) -> bool:
         """True for an expression that is the number of replicas."""
@@ -195,6 +211,7 @@ class Counting:
 
     def _hand(self, name: str, place: int | str) -> None:
         """Notes that a function, or a class, is given the number of replicas."""
+        self._given.add(name)
         functions = self._named.get(name, [])
         if name in self._classes:
             source, made = self._classes[name]
@@ -223,20 +240,22 @@ def _called(node: ast.expr) -> str | None:
             return None
 
 
-def _read(tree: ast.Module) -> _Source:
+@functools.lru_cache(maxsize=1000)
+def _read(text: str) -> _Source:
     source = _Source()
-    source.bound[None], source.kept[None] = set(), set()
-    _collect(source, tree, (), in_class=False)
+    source.bound[None] = set()
+    _collect(source, ast.parse(text), (), in_class=False)
     return source
 
 
 def _collect(source: _Source, node: ast.AST, around: tuple[_Function, ...], *, in_class: bool) -> None:
     for child in ast.iter_child_nodes(node):
         scope = around[0] if around else None
-        source.statements.append((child, around, in_class))
+        if isinstance(child, _HANDING_ON):
+            source.statements.append((child, around, in_class))
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             source.functions[_first(child)] = child
-            source.around[child], source.kept[child] = around, set()
+            source.around[child] = around
             source.bound[child] = set(_parameters(child))
             if not isinstance(child, ast.Lambda) and not in_class:
                 source.bound[scope].add(child.name)
