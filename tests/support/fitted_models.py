@@ -1,6 +1,7 @@
 """Twelve models of the kinds that users train, each as a script to fit: `python fitted_models.py KIND [BATCH]`.
 
-Each makes its strategy, its model and a batch by itself, as a user's program does, and takes one step.
+Each makes its strategy, its model and a batch by itself, as a user's program does, and takes one step. What is trained
+is told apart from how, as `benchmarks.fitted_by_hand` trains the same.
 """
 
 import os
@@ -8,7 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
@@ -22,11 +23,12 @@ import jaxtribute as jd
 BATCH = 256
 WIDTH, HEADS, LENGTH, TOKENS, LAYERS = 256, 4, 128, 4096, 2
 IMAGE, PIXELS, CLASSES = 32, 8, 16
+KERAS = "keras"
 Values = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]
 
 
-def _images(batch: int) -> tuple[np.ndarray, np.ndarray]:
+def images(batch: int) -> tuple[np.ndarray, np.ndarray]:
     return np.zeros((batch, IMAGE, IMAGE, 3), np.float32), np.zeros((batch,), np.int32)
 
 
@@ -40,49 +42,28 @@ def _entropy(logits: Any, labels: Any) -> Any:
     return each.reshape(each.shape[0], -1).mean(-1)
 
 
-def _train(strategy: jd.Strategy, update: Callable[..., Any], data: tuple[np.ndarray, ...]) -> None:
-    @jd.function
-    def step(batch: Any) -> Any:
-        return strategy.reduce("SUM", strategy.run(update, batch), axis=None)
+class Plain(NamedTuple):
+    """Arrays of some shapes, and what makes of them, by name, and a batch each example's loss."""
 
-    dataset = strategy.experimental_make_numpy_dataset(data).batch(len(data[0]))
-    for batch in strategy.experimental_distribute_dataset(dataset):
-        step(batch)
+    shapes: Shapes
+    losses: Callable[..., Any]
+    data: tuple[np.ndarray, ...]
 
 
-def _variables(shapes: Shapes, losses: Callable[..., Any], data: tuple[np.ndarray, ...]) -> None:
-    """Trains plain variables, for a function of their values and a batch that gives each example's loss."""
-    strategy = jd.MirroredStrategy()
-    with strategy.scope():
-        variables = {
-            name: jd.Variable(lambda shape=shape: 0.02 * jax.random.normal(jax.random.key(0), shape), name=name)
-            for name, shape in shapes.items()
-        }
-        optimizer = jd.Optimizer(optax.adamw(1e-3), variables)
+class OfLibrary(NamedTuple):
+    """Another library's model, and what makes of it and a batch each example's loss."""
 
-    def update(*batch: Any) -> Any:
-        def loss() -> Any:
-            values = {name: variable.read_value() for name, variable in variables.items()}
-            return jd.nn.compute_average_loss(losses(values, *batch), global_batch_size=len(data[0]))
-
-        value, gradients = jd.value_and_grad(loss, variables)()
-        optimizer.apply_gradients(gradients)
-        return value
-
-    _train(strategy, update, data)
+    make: Callable[[], Any]
+    losses: Callable[..., Any]
+    data: tuple[np.ndarray, ...]
 
 
-def _model(model: Callable[[], Any], apply: Callable[[Any, Any], Any], data: tuple[np.ndarray, ...]) -> None:
-    """Trains another library's model."""
-    strategy = jd.MirroredStrategy()
-    with strategy.scope():
-        net = jd.Model(model(), optax.adamw(1e-3))
-
-    def loss(first: Any, labels: Any = None) -> Any:
+def _logits(apply: Callable[[Any, Any], Any], data: tuple[np.ndarray, ...], make: Callable[[], Any]) -> OfLibrary:
+    def losses(net: Any, first: Any, labels: Any = None) -> Any:
         inputs, labels = (first[:, :-1], first[:, 1:]) if labels is None else (first, labels)
-        return jd.nn.compute_average_loss(_entropy(apply(net, inputs), labels), global_batch_size=len(data[0]))
+        return _entropy(apply(net, inputs), labels)
 
-    _train(strategy, lambda *batch: net.minimize(loss, *batch), data)
+    return OfLibrary(make, losses, data)
 
 
 def _normed(x: Any) -> Any:
@@ -123,14 +104,14 @@ def _texted(v: Values, tokens: Any, body: Callable[[Any], Any]) -> Any:
     return _entropy(_normed(body(x)) @ v["tokens"].astype(jnp.bfloat16).T, tokens[:, 1:])
 
 
-def mlp(batch: int) -> None:
+def mlp(batch: int) -> Plain:
     shapes: Shapes = {"first": (IMAGE * IMAGE * 3, 2048), "second": (2048, 2048), "last": (2048, CLASSES)}
 
     def losses(v: Values, x: Any, y: Any) -> Any:
         x = x.reshape(x.shape[0], -1)
         return _entropy(jax.nn.relu(jax.nn.relu(x @ v["first"]) @ v["second"]) @ v["last"], y)
 
-    _variables(shapes, losses, _images(batch))
+    return Plain(shapes, losses, images(batch))
 
 
 def _conv(x: Any, kernel: Any, stride: int = 1) -> Any:
@@ -138,7 +119,7 @@ def _conv(x: Any, kernel: Any, stride: int = 1) -> Any:
     return jax.lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=numbers)
 
 
-def conv(batch: int) -> None:
+def conv(batch: int) -> Plain:
     shapes: Shapes = {"stem": (3, 3, 3, 64), "last": (128, CLASSES)}
     for i, (before, after) in enumerate(((64, 64), (64, 128))):
         shapes |= {f"layer_{i}/one": (3, 3, before, after), f"layer_{i}/two": (3, 3, after, after)}
@@ -151,7 +132,7 @@ def conv(batch: int) -> None:
             x = x + jax.nn.relu(_conv(x, layer["two"]))
         return _entropy(x.mean((1, 2)) @ v["last"], y)
 
-    _variables(shapes, losses, _images(batch))
+    return Plain(shapes, losses, images(batch))
 
 
 def _through(block: Callable[[Values, Any], Any], v: Values, x: Any) -> Any:
@@ -161,7 +142,7 @@ def _through(block: Callable[[Values, Any], Any], v: Values, x: Any) -> Any:
     return x
 
 
-def vit(batch: int) -> None:
+def vit(batch: int) -> Plain:
     shapes = _unrolled(BLOCK) | {"patch": (PIXELS, PIXELS, 3, WIDTH), "last": (WIDTH, CLASSES)}
 
     def losses(v: Values, x: Any, y: Any) -> Any:
@@ -169,27 +150,27 @@ def vit(batch: int) -> None:
         x = _through(partial(_block, causal=False), v, x)
         return _entropy(_normed(x).mean(1) @ v["last"].astype(x.dtype), y)
 
-    _variables(shapes, losses, _images(batch))
+    return Plain(shapes, losses, images(batch))
 
 
-def gpt(batch: int) -> None:
+def gpt(batch: int) -> Plain:
     def losses(v: Values, tokens: Any) -> Any:
         return _texted(v, tokens, partial(_through, _block, v))
 
-    _variables(ENDS | _unrolled(BLOCK), losses, _texts(batch))
+    return Plain(ENDS | _unrolled(BLOCK), losses, _texts(batch))
 
 
-def scanned(batch: int) -> None:
+def scanned(batch: int) -> Plain:
     stacked: Shapes = {name: (LAYERS, *shape) for name, shape in BLOCK.items()}
 
     def losses(v: Values, tokens: Any) -> Any:
         layers = {name: v[name] for name in BLOCK}
         return _texted(v, tokens, lambda x: jax.lax.scan(lambda h, w: (_block(w, h), None), x, layers)[0])
 
-    _variables(ENDS | stacked, losses, _texts(batch))
+    return Plain(ENDS | stacked, losses, _texts(batch))
 
 
-def experts(batch: int) -> None:
+def experts(batch: int) -> Plain:
     count = 8
     block: Shapes = {
         "qkv": (WIDTH, 3 * WIDTH),
@@ -210,10 +191,10 @@ def experts(batch: int) -> None:
     def losses(v: Values, tokens: Any) -> Any:
         return _texted(v, tokens, partial(_through, mixed, v))
 
-    _variables(ENDS | _unrolled(block), losses, _texts(batch))
+    return Plain(ENDS | _unrolled(block), losses, _texts(batch))
 
 
-def unet(batch: int) -> None:
+def unet(batch: int) -> Plain:
     widths = (32, 64)
     shapes: Shapes = {"stem": (3, 3, 3, 32), "head": (1, 1, 32, 3)}
     for i, (outer, inner) in enumerate(pairwise(widths)):
@@ -232,10 +213,10 @@ def unet(batch: int) -> None:
             x = jax.nn.silu(_conv(x, v[f"joined_{i}"]))
         return ((_conv(x, v["head"]) - wanted) ** 2).mean((1, 2, 3))
 
-    _variables(shapes, losses, _images(batch))
+    return Plain(shapes, losses, images(batch))
 
 
-def recurrent(batch: int) -> None:
+def recurrent(batch: int) -> Plain:
     shapes: Shapes = {"tokens": (TOKENS, WIDTH), "wx": (WIDTH, 4 * WIDTH), "wh": (WIDTH, 4 * WIDTH)}
 
     def losses(v: Values, tokens: Any) -> Any:
@@ -251,10 +232,10 @@ def recurrent(batch: int) -> None:
         _, x = jax.lax.scan(turn, (start, start), jnp.swapaxes(x, 0, 1))
         return _entropy(jnp.swapaxes(x, 0, 1) @ v["tokens"].T, tokens[:, 1:])
 
-    _variables(shapes, losses, _texts(batch))
+    return Plain(shapes, losses, _texts(batch))
 
 
-def embeddings(batch: int) -> None:
+def embeddings(batch: int) -> Plain:
     fields, rows, width = 8, 100_000, 64
     shapes: Shapes = {f"table_{i}": (rows, width) for i in range(fields)}
     shapes |= {"first": (fields * width, 512), "last": (512, 2)}
@@ -263,37 +244,30 @@ def embeddings(batch: int) -> None:
         x = jnp.concatenate([jnp.take(v[f"table_{i}"], ids[:, i], axis=0) for i in range(fields)], axis=-1)
         return _entropy(jax.nn.relu(x @ v["first"]) @ v["last"], y)
 
-    _variables(shapes, losses, (np.zeros((batch, fields), np.int32), np.zeros((batch,), np.int32)))
+    return Plain(shapes, losses, (np.zeros((batch, fields), np.int32), np.zeros((batch,), np.int32)))
 
 
-def keras(batch: int) -> None:
+def keras_model() -> Any:
     import keras as library
 
     layers = library.layers
-    with jd.MirroredStrategy().scope():
-        net = library.Sequential(
-            [
-                layers.Input((IMAGE, IMAGE, 3)),
-                *(
-                    part
-                    for width in (64, 128)
-                    for part in (
-                        layers.Conv2D(width, 3, padding="same", use_bias=False),
-                        layers.BatchNormalization(),
-                        layers.ReLU(),
-                        layers.MaxPooling2D(),
-                    )
-                ),
-                layers.GlobalAveragePooling2D(),
-                layers.Dropout(0.1),
-                layers.Dense(CLASSES),
-            ]
+    parts = [
+        part
+        for width in (64, 128)
+        for part in (
+            layers.Conv2D(width, 3, padding="same", use_bias=False),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.MaxPooling2D(),
         )
-        net.compile("adam", library.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-    net.fit(*_images(batch), batch_size=batch, verbose=0)  # pyright: ignore[reportArgumentType]
+    ]
+    ends = layers.GlobalAveragePooling2D(), layers.Dropout(0.1), layers.Dense(CLASSES)
+    net = library.Sequential([layers.Input((IMAGE, IMAGE, 3)), *parts, *ends])
+    net.compile("adam", library.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return net
 
 
-def nnx(batch: int) -> None:
+def nnx(batch: int) -> OfLibrary:
     from flax import nnx as flax
 
     class Block(flax.Module):
@@ -318,10 +292,10 @@ def nnx(batch: int) -> None:
                 x = block(x)
             return self.last(x.mean(1))
 
-    _model(lambda: Vit(flax.Rngs(0)), lambda net, x: net(x), _images(batch))
+    return _logits(lambda net, x: net(x), images(batch), lambda: Vit(flax.Rngs(0)))
 
 
-def equinox(batch: int) -> None:
+def equinox(batch: int) -> OfLibrary:
     import equinox as eqx
 
     class Gpt(eqx.Module):
@@ -351,13 +325,68 @@ def equinox(batch: int) -> None:
                 x = x + jax.vmap(self.down[i])(jax.nn.gelu(jax.vmap(self.up[i])(h)))
             return x @ self.tokens.weight.T
 
-    _model(lambda: Gpt(jax.random.key(0)), lambda net, x: jax.vmap(net)(x), _texts(batch))
+    return _logits(lambda net, x: jax.vmap(net)(x), _texts(batch), lambda: Gpt(jax.random.key(0)))
 
 
-KINDS = {
-    one.__name__: one
-    for one in (mlp, conv, vit, gpt, scanned, experts, unet, recurrent, embeddings, keras, nnx, equinox)
+KINDS: dict[str, Callable[[int], Plain | OfLibrary]] = {
+    one.__name__: one for one in (mlp, conv, vit, gpt, scanned, experts, unet, recurrent, embeddings, nnx, equinox)
 }
 
+
+def _variables(problem: Plain) -> Any:
+    """Variables for the arrays, their optimizer, and the update of a replica."""
+    variables = {
+        name: jd.Variable(lambda shape=shape: 0.02 * jax.random.normal(jax.random.key(0), shape), name=name)
+        for name, shape in problem.shapes.items()
+    }
+    optimizer = jd.Optimizer(optax.adamw(1e-3), variables)
+
+    def update(*batch: Any) -> Any:
+        def loss() -> Any:
+            values = {name: variable.read_value() for name, variable in variables.items()}
+            losses = problem.losses(values, *batch)
+            return jd.nn.compute_average_loss(losses, global_batch_size=len(problem.data[0]))
+
+        value, gradients = jd.value_and_grad(loss, variables)()
+        optimizer.apply_gradients(gradients)
+        return value
+
+    return update
+
+
+def _model(problem: OfLibrary) -> Any:
+    """The update of a replica."""
+    net = jd.Model(problem.make(), optax.adamw(1e-3))
+
+    def loss(*batch: Any) -> Any:
+        return jd.nn.compute_average_loss(problem.losses(net, *batch), global_batch_size=len(problem.data[0]))
+
+    return lambda *batch: net.minimize(loss, *batch)
+
+
+def train(problem: Plain | OfLibrary) -> None:
+    strategy = jd.MirroredStrategy()
+    with strategy.scope():
+        update = _variables(problem) if isinstance(problem, Plain) else _model(problem)
+
+    @jd.function
+    def step(batch: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(update, batch), axis=None)
+
+    dataset = strategy.experimental_make_numpy_dataset(problem.data).batch(len(problem.data[0]))
+    for batch in strategy.experimental_distribute_dataset(dataset):
+        step(batch)
+
+
+def main(kind: str, size: str = str(BATCH)) -> None:
+    batch = int(size)
+    if kind == KERAS:
+        with jd.MirroredStrategy().scope():
+            net = keras_model()
+        net.fit(*images(batch), batch_size=batch, verbose=0)
+    else:
+        train(KINDS[kind](batch))
+
+
 if __name__ == "__main__":
-    KINDS[sys.argv[1]](int(sys.argv[2]) if len(sys.argv) > 2 else BATCH)
+    main(*sys.argv[1:])
