@@ -81,6 +81,23 @@ def test_what_compiles_within_the_steps_is_told(tmp_path: Path) -> None:
     assert " ".join(printed.split()).count("1 function(s) were compiled within these steps") == 1, printed
 
 
+@pytest.mark.slow
+def test_each_worker_tells_of_its_own_devices(tmp_path: Path) -> None:
+    """Workers of one machine wrote the same file, and both told of the devices of one."""
+    script, out = tmp_path / "script.py", tmp_path / "out"
+    script.write_text(SCRIPT.replace("MirroredStrategy", "MultiWorkerMirroredStrategy"))
+    command = ["trace", "--steps", "2", "--skip", "1", "--json", "--out", str(out), str(script), "--rate", "3"]
+    command = ["launch", "--workers", "2", "--devices-per-worker", "2", "-m", "jaxtribute", *command]
+    printed = run_python(f"import sys; from jaxtribute._src.addons.cli.main import main; sys.exit(main({command!r}))")
+    for rank in range(2):
+        prefix = f"[{rank}] {{"
+        told = [json.loads(line[len(prefix) - 1 :]) for line in printed.splitlines() if line.startswith(prefix)]
+        assert [set(one["devices"]) for one in told] == [{"CPU:0", "CPU:1"}], printed
+        files = Path(told[0]["files"])
+        assert files.is_relative_to(out / f"worker-{rank}")
+        assert len(list(files.glob("*.xplane.pb"))) == 1
+
+
 def test_a_script_that_ends_too_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text("")

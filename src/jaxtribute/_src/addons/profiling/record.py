@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 import jax
 import jax.profiler
 
+from jaxtribute._src.addons.launcher.environment import TF_CONFIG, rank_of_this_process
 from jaxtribute._src.addons.profiling.breakdown import Breakdown, break_down
 from jaxtribute._src.addons.profiling.timeline import INPUT_MARK, WINDOW, read_timeline
 from jaxtribute._src.addons.tools.user_scripts import STEPS_AND_INPUT, Finished, run_script, training_step
@@ -29,10 +31,13 @@ class Recorder(Observer):
       directory: where the profile is written.
       steps: how many steps are measured.
       skip: how many go before, among them those that compile.
+
+    Attributes:
+      directory: the same; of one of several workers a folder in it, once the recording has begun.
     """
 
     def __init__(self, directory: Path, steps: int, skip: int) -> None:
-        self._directory = directory
+        self.directory = directory
         self._steps, self._skip = steps, skip
         self.seen = 0
         self._window: jax.profiler.TraceAnnotation | None = None
@@ -82,7 +87,11 @@ class Recorder(Observer):
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # it would slow Python down, and so the steps
         options.host_tracer_level = 2
-        jax.profiler.start_trace(str(self._directory), create_perfetto_trace=True, profiler_options=options)
+        # JAX names files after the machine, and those of two workers on one would be the same.
+        if jax.process_count() > 1 or TF_CONFIG in os.environ:
+            rank = jax.process_index() if jax.process_count() > 1 else rank_of_this_process()
+            self.directory /= f"worker-{rank}"
+        jax.profiler.start_trace(str(self.directory), create_perfetto_trace=True, profiler_options=options)
         self.recording = True
 
     def stop(self) -> None:
@@ -103,7 +112,7 @@ def record(
     Args:
       script: a Python program.
       arguments: its arguments.
-      directory: where the profile goes.
+      directory: where the profile goes; of several workers each has a folder in it, such as `worker-1`.
       steps: how many steps are measured.
       skip: how many go before.
 
@@ -128,7 +137,7 @@ def record(
             f"{script} ended after {recorder.seen} steps, and {skip} + {_SETTLE} + {steps} are needed. A step is a "
             "call of a jd.function that changes variables. HINT: ask for fewer with --steps and --skip."
         )
-    files = sorted(directory.glob("plugins/profile/*/*.xplane.pb"))
+    files = sorted(recorder.directory.glob("plugins/profile/*/*.xplane.pb"))
     return replace(break_down(read_timeline(files[-1]), steps), compiled=recorder.compiled), files[-1].parent
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
+
 Span = tuple[float, float]
 COLLECTIVE = re.compile(
     r"all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|nccl"
@@ -63,6 +65,7 @@ def timeline(planes: Iterable[Any]) -> Timeline:
     """The timeline of the planes of a profile."""
     result = Timeline()
     found: dict[str, list[Operation]] = defaultdict(list)
+    own = {device.id: place for place, device in enumerate(jax.local_devices(backend="cpu"))}
     for plane in planes:
         # A GPU's or TPU's operations have a plane for each device; those of CPU devices run in the host's threads.
         accelerator = plane.name.startswith("/device:")
@@ -81,7 +84,8 @@ def timeline(planes: Iterable[Any]) -> Timeline:
                 else:
                     stats = dict(event.stats)
                     if "hlo_op" in stats and not event.name.startswith("end: "):
-                        events[f"CPU:{stats.get('device_ordinal', 0)}"].append((*span, str(stats["hlo_op"])))
+                        device = stats.get("device_ordinal", 0)
+                        events[f"CPU:{own.get(device, device)}"].append((*span, str(stats["hlo_op"])))
             for device, lane in events.items():
                 found[device] += innermost(lane)
     for device in sorted(found):
