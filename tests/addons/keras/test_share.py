@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -113,14 +114,24 @@ def normalised(synchronized: bool) -> Any:
 
 @pytest.mark.slow
 def test_batch_statistics_over_all_replicas(four: jd.Strategy) -> None:
-    def build() -> Any:
-        return normalised(jd.has_strategy())  # plain Keras on JAX takes it under TensorFlow only
-
-    assert_same(*both(build, lambda model: trained(model, X[:7], Y[:7], batch_size=7), four))
+    assert_same(*both(lambda: normalised(True), lambda model: trained(model, X[:7], Y[:7], batch_size=7), four))
     with jd.OneDeviceStrategy("CPU:0").scope():
         model = normalised(True)
     assert model.layers[0].get_config()["synchronized"]
     assert np.isfinite(model.train_on_batch(X[:4], Y[:4]))
+
+
+def test_synchronized_statistics_are_those_of_the_batch_without_a_strategy(tmp_path: Path) -> None:
+    """As a program runs unchanged on one device, in the default strategy's scope and outside of any."""
+    with jd.get_strategy().scope():
+        inside = normalised(True)
+    outside, plain = normalised(True), normalised(False)
+    outside.save(tmp_path / "model.keras")
+    for model in (inside, outside, keras.saving.load_model(tmp_path / "model.keras")):
+        np.testing.assert_array_equal(model(X, training=True), plain(X, training=True))
+        for found, expected in zip(model.layers[0].get_weights(), plain.layers[0].get_weights(), strict=True):
+            np.testing.assert_array_equal(found, expected)
+        plain = normalised(False)
 
 
 def test_batch_statistics_of_each_replica_are_averaged_by_its_examples(four: jd.Strategy) -> None:
@@ -138,10 +149,6 @@ def test_outside_a_step_keras_is_as_it_was() -> None:
     loss = crossentropy(reduction="sum")(Y[:4], X[:4, :3])
     mean = crossentropy()(Y[:4], X[:4, :3])
     np.testing.assert_allclose(loss, 4 * mean, rtol=1e-6)
-    with pytest.raises(ValueError, match="synchronized"):
-        keras.layers.BatchNormalization(synchronized=True)
-    with pytest.raises(NotImplementedError, match="synchronized"):
-        keras.ops.moments(X, (0,), synchronized=True)
     assert shares.current() is None
 
 

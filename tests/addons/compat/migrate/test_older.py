@@ -59,6 +59,7 @@ def test_what_keras_3_does_not_take_is_left(code: str, name: str) -> None:
         "tf.keras.optimizers.Adam(learning_rate=0.1, clipnorm=1.0, name='a')",
         "tf.keras.layers.Dense(3, input_shape=(2,), dtype='float32', name='d', kernel_regularizer=None)",
         "tf.keras.layers.Embedding(3, 2, weights=[w], input_length=4)",
+        "tf.keras.layers.BatchNormalization(momentum=0.9, synchronized=True)",
         "tf.keras.layers.Input(shape=(3,), batch_size=2, dtype='int32')",
         "tf.keras.losses.MeanSquaredError(reduction=tf.keras.losses.Reduction.NONE)",
         "tf.keras.metrics.Mean(name='m', dtype='float32')",

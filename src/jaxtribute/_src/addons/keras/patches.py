@@ -427,7 +427,7 @@ PATCHES = (
         keras.layers.BatchNormalization,
         ("__init__",),
         synchronizable,
-        "a scope takes synchronized=True, which Keras has for TensorFlow alone",
+        "it takes synchronized=True, which Keras has for TensorFlow alone",
     ),
     Patch(
         keras.layers.Layer,

@@ -23,7 +23,6 @@ from jaxtribute._src.addons.keras.internals import KerasModel, KerasOptimizer
 from jaxtribute._src.addons.keras.rows import mean_p
 from jaxtribute.errors import ContextError
 from jaxtribute.experimental import CommunicationOptions
-from jaxtribute.extending import Context
 from jaxtribute.typing import Array, DType, Foreign, Leaf, Nest, Numeric
 
 if TYPE_CHECKING:
@@ -261,9 +260,8 @@ def whole_batch_moments(
 ) -> Any:
     """The backend's `moments`, which can synchronise batch statistics over the replicas."""
     share = current() or _in_own_loop(x)
-    if share is None or not synchronized:
-        return original(x, axes, keepdims=keepdims, synchronized=synchronized)
-    if share.alone:
+    # Outside of replicas the batch is the whole one.
+    if share is None or not synchronized or share.alone:
         return original(x, axes, keepdims=keepdims)
     # Counts and sums over a whole batch overflow, or lose digits, in half precision.
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -304,10 +302,9 @@ def _in_own_loop(x: Array) -> Share | None:
 def synchronizable(
     original: Callable[..., Any], layer: Foreign, *args: Leaf, synchronized: bool = False, **kwargs: Leaf
 ) -> None:
-    """`BatchNormalization.__init__`, which takes `synchronized=True` in a strategy's scope."""
-    scoped = not Context.current().strategy.is_default
+    """`BatchNormalization.__init__`, which takes `synchronized=True`, also for a model of one device."""
     # Keras refuses the flag on JAX; it is set behind its check, and `moments` is given it then.
-    original(layer, *args, synchronized=synchronized and not scoped, **kwargs)
+    original(layer, *args, **kwargs)
     layer.synchronized = synchronized
 
 

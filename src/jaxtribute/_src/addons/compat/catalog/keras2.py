@@ -84,14 +84,13 @@ IGNORED: dict[str, dict[str, str]] = {
     "tf.keras.layers.": {
         "batch_input_shape": "begin the model with keras.Input(batch_shape=...)",
         "weights": "call set_weights when the layer is built",
-        "synchronized": "TensorFlow alone takes it: leave it out",
-        "renorm": "Keras 3 ignores it",
+        "renorm": "this Keras does not have it: install a newer one",
     },
     "tf.keras.callbacks.ModelCheckpoint": {"period": 'write save_freq="epoch", or a number of batches'},
 }
 """Arguments of classes with what to write for them, by the class's full name or how it begins."""
 
-SOME_TAKE = ("weights",)
+SOME_TAKE = "weights", "renorm"
 """Arguments of `IGNORED` that some of the classes have all the same."""
 
 DATASETS = ("image_dataset_from_directory", "text_dataset_from_directory", "timeseries_dataset_from_array")
