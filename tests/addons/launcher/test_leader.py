@@ -88,10 +88,12 @@ def test_a_job_is_started_again_until_it_ends_well(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
-def test_after_the_last_restart_the_code_is_that_of_the_failure() -> None:
+def test_after_the_last_restart_the_code_is_that_of_the_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert go(Leader(options("exit 9", max_restarts=1)).run()) == [9]
     assert len(starts()) == 2
+    assert "does not start the job again: no more than 1 restarts are allowed" in capsys.readouterr().err
     assert go(Leader(options("exit 75")).run()) == [75]
+    assert "does not start" not in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -124,15 +124,18 @@ class Leader:
                 if failures < self._options.max_restarts and repetition.loops(outcome, time.monotonic() - begun):
                     say(repetition.described("the job"))
                     return outcome.code
-                if failures > self._options.max_restarts or preemptions > self._options.preemptions:
-                    return outcome.code
+            used, most, what = failures, self._options.max_restarts, "restarts"
+            if preempted:
+                used, most, what = preemptions, self._options.preemptions, "preemptions"
+            if used > most:
+                if most:
+                    self._inform(f"does not start the job again: no more than {most} {what} are allowed")
+                return outcome.code
+            if not self._growing:
                 self._shrink(outcome)
             self._growing = False
             restart += 1
-            counted = f"{preemptions} of {self._options.preemptions} preemptions"
-            if not preempted:
-                counted = f"{failures} of {self._options.max_restarts} restarts"
-            self._inform(f"starts the job again ({counted})")
+            self._inform(f"starts the job again ({used} of {most} {what})")
 
     def _inform(self, text: str) -> None:
         if not self._options.quiet:
