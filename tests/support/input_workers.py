@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
@@ -24,6 +25,17 @@ def _dataset(case: str) -> Any:
     numbers = np.arange(11 if case != "own" else 5 - 3 * worker_programs.rank())
     batched = make_numpy_dataset(numbers).batch(8 if case != "own" else 4)
     return batched if case != "list" else list(batched)
+
+
+def warned(seeded: bool) -> list[str]:
+    """The warnings of a pass over a list that each worker has shuffled."""
+    strategy = worker_programs.strategy()
+    order = np.random.default_rng(0 if seeded else worker_programs.rank()).permutation(16)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in strategy.experimental_distribute_dataset(list(order.reshape(4, 4))):
+            pass
+    return [str(one.message) for one in found]
 
 
 def rows(case: str) -> list[tuple[list[list[int]], bool]]:

@@ -16,6 +16,37 @@ T = TypeVar("T")
 DEADLINE_S = 60.0
 
 
+class Store:
+    """A key-value store in memory."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.largest = 0
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: str, /) -> None:
+        with self._changed:
+            assert key not in self.values, f"{key} is set twice"
+            self.values[key] = value
+            self.largest = max(self.largest, len(self.values))
+            self._changed.notify_all()
+
+    def get(self, key: str, timeout_s: float, /, *, of: int) -> str:
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self.values, timeout_s):
+                raise TimeoutError(f"{key} of {of}")
+            return self.values[key]
+
+    def delete(self, key: str, /) -> None:
+        with self._changed:
+            del self.values[key]
+
+    def by_rank(self, place: str, /) -> dict[int, str]:
+        with self._changed:
+            parts = [(*key.rpartition("/")[::2], value) for key, value in self.values.items()]
+        return {int(rank): value for before, rank, value in parts if before == place}
+
+
 class Meeting:
     """An agreement between threads, one a worker. A worker that does not come fails the others."""
 

@@ -12,6 +12,7 @@ def offer_all() -> None:
     for point, modules in (
         (points.LIBRARIES, ("addons.keras.activation", "addons.models.nnx_writes", "addons.training.last_steps")),
         (points.SOURCES, ("addons.sources.tf_data", "addons.sources.torch_loader", "addons.sources.hugging_face")),
+        (points.FIRST_BATCHES, ("addons.training.same_batches",)),
         (points.RESOLVERS, ("addons.resolvers.tpu", "addons.resolvers.slurm", "addons.resolvers.kubernetes")),
         (points.STATEFUL, ("addons.models.state", "addons.keras.state")),
         (points.PICTURES, ("addons.visualize.picture",)),

@@ -1,6 +1,5 @@
 """Agreements on the end of the data, over a key-value store."""
 
-import threading
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,33 +17,7 @@ from jaxtribute._src.core.input.splitting import Shard
 from jaxtribute._src.core.input.worker_steps import FunctionSteps, GlobalSteps
 from jaxtribute._src.core.values.mesh import ReplicaMesh
 from jaxtribute.errors import InputError
-from simulated import Meeting, drain, on_workers
-
-
-class Store:
-    """A key-value store in memory."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
-        self.largest = 0
-        self._changed = threading.Condition()
-
-    def set(self, key: str, value: str, /) -> None:
-        with self._changed:
-            assert key not in self.values, f"{key} is set twice"
-            self.values[key] = value
-            self.largest = max(self.largest, len(self.values))
-            self._changed.notify_all()
-
-    def get(self, key: str, timeout_s: float, /, *, of: int) -> str:
-        with self._changed:
-            if not self._changed.wait_for(lambda: key in self.values, timeout_s):
-                raise TimeoutError(f"{key} of {of}")
-            return self.values[key]
-
-    def delete(self, key: str, /) -> None:
-        with self._changed:
-            del self.values[key]
+from simulated import Meeting, Store, drain, on_workers
 
 
 def test_one_worker_agrees_with_itself() -> None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from jaxtribute._src.core.collectives.summation import Summation
     from jaxtribute._src.core.drawing import Drawing
     from jaxtribute._src.core.execution.ragged import ReplicaClass
-    from jaxtribute._src.core.input.sources import Adapter
+    from jaxtribute._src.core.input.agreement import Agreements
+    from jaxtribute._src.core.input.sources import Adapter, Source, Stream
     from jaxtribute._src.core.libraries import Library
     from jaxtribute._src.core.strategies.groups import ProgramLayout
     from jaxtribute._src.core.types import Function, Nest
@@ -109,6 +110,8 @@ LIBRARIES: Point[Library] = Point("to teach another library about strategies")
 """Libraries that are looked for, or waited for, from the first strategy or traced function on."""
 SOURCES: Point[Adapter] = Point("to read datasets of another library")
 """Adapters from datasets to sources: `jaxtribute.extending.register_source` adds one."""
+FIRST_BATCHES: Point[Callable[[Stream, Source, Agreements], Stream]] = Point("to compare the workers' first batches")
+"""Functions of the stream of a pass in which all workers go through the same batches, and of how they agree."""
 RESOLVERS: Point[tuple[int, type[ClusterResolver]]] = Point("to find the cluster that this process is in")
 """Classes of cluster resolvers with their ranks: `jaxtribute.cluster_resolver.register` adds one."""
 STATEFUL: Point[StateAdapter] = Point("to save the state of another library's objects")

@@ -54,6 +54,10 @@ class KeyValueStore(Protocol):
         """Deletes a key."""
         ...
 
+    def by_rank(self, place: str, /) -> dict[int, str]:
+        """The values of the keys `{place}/{worker}` that are set."""
+        ...
+
 
 class KeyValueAgreements:
     """Agreements over a key-value store that all workers reach, for the iterators of one dataset.
@@ -70,9 +74,15 @@ class KeyValueAgreements:
         self._store = store
         self._name = name
         self._workers = workers
-        self._worker = worker
+        self.worker = worker
         self._timeout_s = timeout_s
         self._iterators = 0
+
+    def others(self, own: str) -> dict[int, str]:
+        """Tells the other workers something of the dataset; what those have told that came before, by worker."""
+        place = f"{self._name}/told"
+        self._store.set(f"{place}/{self.worker}", own)
+        return {worker: text for worker, text in self._store.by_rank(place).items() if worker != self.worker}
 
     def __call__(self) -> StepAgreement:
         """Makes the agreement of the next iterator."""
@@ -82,7 +92,7 @@ class KeyValueAgreements:
         own: list[str] = []
 
         def agree(step: int, rows: StepRows, /) -> Sequence[StepRows]:
-            own.append(f"{prefix}/{step}/{self._worker}")
+            own.append(f"{prefix}/{step}/{self.worker}")
             # Told before anything is asked: otherwise all would wait for the first to speak.
             self._store.set(own[-1], json.dumps(rows))
             steps: list[StepRows] = []

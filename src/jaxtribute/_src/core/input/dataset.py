@@ -16,7 +16,7 @@ from jaxtribute._src.core.input.policy import Sharding, resolve
 from jaxtribute._src.core.input.sources import Source, adapt
 from jaxtribute._src.core.input.splitting import Shard
 from jaxtribute._src.core.input.worker_steps import FunctionSteps, GlobalSteps, LocalSteps, WorkerSteps
-from jaxtribute._src.core.points import PICTURES
+from jaxtribute._src.core.points import FIRST_BATCHES, PICTURES
 from jaxtribute._src.core.types import E, Foreign, Nest
 from jaxtribute._src.core.values.mesh import ReplicaMesh
 from jaxtribute.errors import InputError, UnsupportedError
@@ -168,8 +168,10 @@ class _Rebatched(DistributedDataset[Any]):
         source, shard = self._sharding.source.at_epoch(epoch), self._shard
         if self._sharding.kind == "global":
             # An exchange of all workers before each step costs time, and is left out if nobody can end early.
-            certain = shard.workers == 1 or source.knows_end()
-            return GlobalSteps(source.open(shard), shard, None if certain else self._agree())
+            certain, stream = shard.workers == 1 or source.knows_end(), source.open(shard)
+            for compared in FIRST_BATCHES.entries():
+                stream = compared(stream, source, self._agree)
+            return GlobalSteps(stream, shard, None if certain else self._agree())
         # Opened whole: the source is this worker's own part already.
         size = self._original.batch_size() or 0
         return LocalSteps(source.open(Shard()), shard, self._agree(), lambda: self._known_spec, size)

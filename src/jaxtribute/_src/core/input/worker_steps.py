@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxtribute._src.core.input.agreement import StepAgreement, StepRows
 from jaxtribute._src.core.input.batches import Batch, check_splittable, empty_like, rows, split
-from jaxtribute._src.core.input.sources.base import Stream
+from jaxtribute._src.core.input.sources.base import Pass, Stream
 from jaxtribute._src.core.input.splitting import Shard, cycle_sizes, fill, slice_sizes
 from jaxtribute._src.core.types import Nest
 from jaxtribute._src.core.values.spec import ArraySpec
@@ -48,26 +48,14 @@ class WorkerStep:
         return split(self.tree, self.sizes) if self.parts is None else self.parts
 
 
-class WorkerSteps(Protocol):
-    """The steps of one pass. Used by one thread at a time."""
+class WorkerSteps(Pass, Protocol):
+    """The steps of one pass."""
 
     kind: str
     """Kind of sharding, which a saved position names: `"global"`, `"local"` or `"function"`."""
 
     def __next__(self) -> WorkerStep:
         """Makes the next step; raises `StopIteration` when no worker has data."""
-        ...
-
-    def get_state(self) -> dict[str, Any]:
-        """The position after the last step, as values that JSON can hold."""
-        ...
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a position."""
-        ...
-
-    def close(self) -> None:
-        """Releases what is read from."""
         ...
 
 
@@ -117,20 +105,18 @@ class GlobalSteps:
         """Asks the others, for a source whose end is not known: workers that differ would wait for each other."""
         assert self._agree is not None
         others = self._agree(self._step, own)
-        told = [other for other in others if other is not None]
-        if len(told) == len(others) and len(set(told)) > 1:
-            numbers = [other[0] for other in told]
-            differ = f"have {numbers} rows" if len(set(numbers)) > 1 else "have rows of other shapes or dtypes"
-            raise InputError(
-                f"at step {self._step} the batches of the workers {differ}, though under AutoShardPolicy.DATA all go "
-                f"through the same batches. {_SAME}"
-            )
-        if any((other is None) != (own is None) for other in others):
-            having = [worker for worker, other in enumerate(others) if other is not None]
-            raise InputError(
-                f"at step {self._step} workers {having} have data and the others have none, though under "
-                f"AutoShardPolicy.DATA all go through the same batches. {_SAME}"
-            )
+        if len(set(others)) == 1:
+            return
+        having = [worker for worker, other in enumerate(others) if other is not None]
+        numbers = [other[0] for other in others if other is not None]
+        differ = "the batches of the workers have rows of other shapes or dtypes"
+        if len(having) < len(others):
+            differ = f"workers {having} have data and the others have none"
+        elif len(set(numbers)) > 1:
+            differ = f"the batches of the workers have {numbers} rows"
+        raise InputError(
+            f"at step {self._step} {differ}, though under AutoShardPolicy.DATA all go through the same batches. {_SAME}"
+        )
 
     def get_state(self) -> dict[str, Any]:
         """The position."""
@@ -304,12 +290,7 @@ class LocalSteps:
 
     def get_state(self) -> dict[str, Any]:
         """The position."""
-        return {
-            "source": self._before,
-            "step": self._step,
-            "used": self._used,
-            "largest": self._largest,
-        }
+        return {"source": self._before, "step": self._step, "used": self._used, "largest": self._largest}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes to a position."""

@@ -10,27 +10,31 @@ import jax
 from jaxtribute._src.core.input.batches import Batch, tree_spec
 from jaxtribute._src.core.input.options import AutoShardPolicy
 from jaxtribute._src.core.input.splitting import Shard
-from jaxtribute._src.core.types import Json, Nest
+from jaxtribute._src.core.types import Nest
 from jaxtribute.errors import InputError
 
 
-class Stream(Protocol):
-    """One pass over a dataset, batch by batch. Used by one thread at a time."""
-
-    def __next__(self) -> Batch:
-        """Reads the next batch; raises `StopIteration` at the end."""
-        ...
+class Pass(Protocol):
+    """One pass over data. Used by one thread at a time."""
 
     def get_state(self) -> Any:
-        """The position, as values that JSON can hold, or None if the source cannot say it."""
+        """The position, as values that JSON can hold, or None if it cannot be told."""
         ...
 
-    def set_state(self, state: Json) -> None:
-        """Goes to a position. Raises `InputError` where the source cannot."""
+    def set_state(self, state: Any) -> None:
+        """Goes to a position. Raises `InputError` where that cannot be."""
         ...
 
     def close(self) -> None:
         """Releases threads and files. Further calls do nothing."""
+        ...
+
+
+class Stream(Pass, Protocol):
+    """One pass over a dataset, batch by batch."""
+
+    def __next__(self) -> Batch:
+        """Reads the next batch; raises `StopIteration` at the end."""
         ...
 
 
