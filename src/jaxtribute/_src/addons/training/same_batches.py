@@ -1,4 +1,4 @@
-"""The first batch of workers that all go through the same ones: they compare it, and wait for nobody."""
+"""The first batch of workers that all go through the same ones: each compares it with the first worker's."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _HINT = (
 
 
 class _Comparing:
-    """The stream of a worker's first pass, which compares its first batch with those of the other workers.
+    """The stream of a worker's first pass, which compares its first batch with that of the first worker.
 
-    Who begins last finds what the others have told. So nobody waits, as for a worker that reads no data at all.
+    Of two the later one finds what the other has told. So nobody waits, as for a worker that reads no data at all.
     """
 
     def __init__(self, stream: Any, source: Source, workers: KeyValueAgreements) -> None:

@@ -79,10 +79,10 @@ class KeyValueAgreements:
         self._iterators = 0
 
     def others(self, own: str) -> dict[int, str]:
-        """Tells the other workers something of the dataset; what those have told that came before, by worker."""
-        place = f"{self._name}/told"
-        self._store.set(f"{place}/{self.worker}", own)
-        return {worker: text for worker, text in self._store.by_rank(place).items() if worker != self.worker}
+        """Tells the first worker of the dataset, or as the first one all others; what those have told before."""
+        mine, theirs = ("first", "others") if self.worker == 0 else ("others", "first")
+        self._store.set(f"{self._name}/{mine}/{self.worker}", own)
+        return self._store.by_rank(f"{self._name}/{theirs}")
 
     def __call__(self) -> StepAgreement:
         """Makes the agreement of the next iterator."""
