@@ -126,8 +126,8 @@ def test_a_worker_without_any_batch_is_told() -> None:
         return ""
 
     found = "".join(on_workers(2, work))
-    assert "has 0 batches" in found
-    assert "has 4" in found
+    assert "worker 0 has 0" in found
+    assert "worker 1 has 4" in found
 
 
 def test_later_passes_are_not_compared() -> None:
