@@ -11,7 +11,7 @@ from jaxtribute import PerReplica, function
 from jaxtribute._src.addons.tools.user_scripts import Finished
 from jaxtribute._src.addons.verify.operations import is_key
 from jaxtribute._src.addons.verify.report import text
-from jaxtribute._src.addons.verify.sources import ASKS, raising
+from jaxtribute._src.addons.verify.sources import ASKS, raising, title
 from jaxtribute._src.addons.verify.verdict import Verdict
 from jaxtribute._src.addons.verify.watching import KINDS, Watcher
 from jaxtribute.errors import ArgumentError
@@ -56,10 +56,10 @@ def verify(step: Callee, *batch: Nest, strategy: Any = None, raises: bool = True
             compiled(*given)
     except ASKS as error:
         # A step that runs as Python may ask for values, which are not known while it is traced.
-        watcher.verdicts.append(Verdict(getattr(step, "__name__", "the step"), notes=[raising(error)]))
+        watcher.verdicts.append(Verdict(title(step, "the step"), notes=[raising(error)]))
     if not watcher.verdicts:
         raise ArgumentError(
-            f"{getattr(step, '__name__', 'the step')} called strategy.run nowhere. HINT: give the jd.function around "
+            f"{title(step, 'the step')} called strategy.run nowhere. HINT: give the jd.function around "
             "it, not the replica function."
         )
     verdict = watcher.verdicts[0]

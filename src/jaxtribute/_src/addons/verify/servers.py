@@ -17,6 +17,7 @@ from jaxtribute import Optimizer, Variable, VariableAggregation
 from jaxtribute._src.addons.parameter_servers.scheduling.per_worker import PerWorkerIterator, PerWorkerValues
 from jaxtribute._src.addons.parameter_servers.variables.variable import ServerVariable, ShardedVariable
 from jaxtribute._src.addons.verify.machine import CannotVerify
+from jaxtribute._src.addons.verify.sources import title
 from jaxtribute._src.addons.verify.steps import Call, Step
 from jaxtribute._src.addons.verify.updating import applied
 from jaxtribute._src.addons.verify.verdict import Verdict
@@ -56,7 +57,7 @@ class Scheduled(OnServers):
         self.function: Any = function
         self._strategy: Any = coordinator.strategy
         self._nest = tuple(args), dict(kwargs)
-        name = getattr(function, "__name__", "the scheduled function")
+        name = title(function, "the scheduled function")
         super().__init__(
             name, function.python_function if isinstance(function, Function) else function, [self._strategy]
         )

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError
 
 import jaxtribute
 from jaxtribute._src.addons.tools.installed import is_installed
-from jaxtribute.extending import Callers, JaxprEqn, Programs
+from jaxtribute.extending import Callers, Function, JaxprEqn, Programs
 
 _LIBRARY = str(Path(jaxtribute.__file__).parent)
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _LONGEST = 100
+_LAMBDA = (lambda: None).__name__
 ASKS = ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError
 
 
@@ -110,6 +114,17 @@ def calling_place() -> Place:
         return Place(frame.f_code.co_filename, frame.f_lineno)
     file, _, line = Callers.located(here).rpartition(":")
     return Place(file, int(line))
+
+
+def title(function: Any, otherwise: str) -> str:
+    """The name of a function; of a lambda, which has none of its own, with its file and line."""
+    while isinstance(function, partial | Function):
+        function = function.func if isinstance(function, partial) else function.python_function
+    name = getattr(function, "__name__", otherwise)
+    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    if name != _LAMBDA or code is None:
+        return name
+    return f"{name} ({Place(code.co_filename, code.co_firstlineno)})"
 
 
 def raising(error: Exception) -> str:

@@ -15,7 +15,7 @@ from jaxtribute._src.addons.tools.user_scripts import check_program, run_script
 from jaxtribute._src.addons.tools.waiting import telling
 from jaxtribute._src.addons.verify.ending import Ending
 from jaxtribute._src.addons.verify.holding import variables_of
-from jaxtribute._src.addons.verify.sources import calling_place
+from jaxtribute._src.addons.verify.sources import calling_place, title
 from jaxtribute._src.addons.verify.steps import CALLS, Call, Step
 from jaxtribute._src.addons.verify.verdict import Verdict
 from jaxtribute.experimental import Event, Observer, observe
@@ -147,7 +147,7 @@ class Watcher(Observer):
                 of = (one.distribute_strategy for one in call.variables)
                 strategies = list(dict.fromkeys(one for one in of if not _is_default(one)))
             # Keras's steps have names of their own, by which they are told from each other.
-            name = getattr(function.python_function, "shown_as", function.__name__)
+            name = getattr(function.python_function, "shown_as", title(function.python_function, function.__name__))
             step = _step(name, function.python_function, strategies) if call.strategies else None
             self._steps[function] = step
             if step is not None:
@@ -177,7 +177,7 @@ class Watcher(Observer):
             return strategy.run(fn, *args, **kwargs)  # type: ignore[attr-defined]
 
         self._call.variables = variables_of(strategy)
-        self._steps[key] = step = _step(getattr(fn, "__name__", "the replica function"), call, [strategy])
+        self._steps[key] = step = _step(title(fn, "the replica function"), call, [strategy])
         self._first(step, key)
 
     def _verify_scheduled(self, event: Event) -> None:

@@ -1,0 +1,57 @@
+"""The names by which reports tell steps: those of functions; of lambdas, which have none, their lines."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxtribute as jd
+from jaxtribute import testing
+from jaxtribute._src.addons.verify.watching import KINDS, Watcher
+from jaxtribute.errors import ArgumentError
+from jaxtribute.experimental import observe
+
+X = np.ones((12, 3), "f")
+
+
+def line_of(mark: str) -> int:
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return next(number for number, line in enumerate(lines, start=1) if line.endswith(f"# at: {mark}"))
+
+
+def named(x: Any) -> Any:
+    return x.sum()
+
+
+plain = lambda x: x.sum()  # noqa: E731  # at: plain
+given = partial(lambda factor, x: factor * x.sum(), 2.0)  # at: given
+
+
+@pytest.mark.parametrize(
+    ("replica", "mark"),
+    [(named, ""), (partial(named), ""), (plain, "plain"), (given, "given")],
+    ids="named partial lambda given".split(),
+)
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+def test_a_report_names_the_step(replica: Any, mark: str, how: str) -> None:
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+    around = jd.function(lambda x: strategy.reduce("SUM", strategy.run(replica, (x,)), axis=None))  # at: around
+    watcher = Watcher(lambda _: None, None)
+    (x,) = strategy.experimental_distribute_dataset([X])
+    with observe(watcher, *KINDS):
+        if how == "compiled":
+            around(x)
+        else:
+            strategy.reduce("SUM", strategy.run(replica, (x,)), axis=None)
+    mark = "around" if how == "compiled" else mark
+    name = f"<lambda> ({Path(__file__).relative_to(Path.cwd())}:{line_of(mark)})" if mark else "named"
+    names = [name] if how == "compiled" else [name, f"strategy.reduce of {name}"]
+    assert [one.name for one in watcher.verdicts] == names
+    assert str(watcher.verdicts[0]).startswith(f"{name}: ")
+
+
+def test_an_error_on_a_step_without_replicas_names_it() -> None:
+    with pytest.raises(ArgumentError, match=rf"<lambda> \(.*:{line_of('alone')}\) called strategy.run nowhere"):
+        testing.verify(lambda _: None, X, strategy=jd.MirroredStrategy(2))  # at: alone
