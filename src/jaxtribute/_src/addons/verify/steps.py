@@ -125,12 +125,21 @@ class Step:
         return verdict
 
     def reduced(self, path: str, op: ReduceOp, axis: Any, place: Place) -> Verdict | None:
-        """Judges a reduction, outside of the step, of a result; see `Verification.reduced`."""
-        verdict = self.verification.reduced(path, op, axis, place) if self.verification is not None else None
-        if verdict is None or not verdict.tried:
+        """Judges a reduction, outside of the step, of a result; see `Verification.reduced`.
+
+        Returns:
+          What came of it; None if it could not be judged, or if all that differs was told with the step.
+        """
+        if self.verification is None:
+            return None
+        earlier = [one for verdict in self.verdicts for one in verdict.findings]
+        verdict = self.verification.reduced(path, op, axis, place, earlier)
+        if verdict is not None and not verdict.tried:
             return None
         # Of a step whose results are values of each replica nothing else is compared.
         self.verdicts[0].outputs += 1
+        if verdict is None:
+            return None
         self.verdicts.append(verdict)
         return verdict
 

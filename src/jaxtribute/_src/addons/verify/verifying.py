@@ -16,20 +16,19 @@ from jaxtribute._src.addons.verify.batches import batches_of, chosen_rows, is_da
 from jaxtribute._src.addons.verify.blame import Suspects
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE
 from jaxtribute._src.addons.verify.choices import Changes, ways
-from jaxtribute._src.addons.verify.comparing import Before, Difference, compared, differences, missing
+from jaxtribute._src.addons.verify.comparing import Before, Difference, differences, missing
 from jaxtribute._src.addons.verify.counts import Counts
-from jaxtribute._src.addons.verify.culprit import Culprit, last_line, repeated_draw, unreduced
+from jaxtribute._src.addons.verify.culprit import Culprit, last_line, repeated_draw
 from jaxtribute._src.addons.verify.deciding import asks_more, decided, parting
 from jaxtribute._src.addons.verify.depending import own_numbers
 from jaxtribute._src.addons.verify.doubts import kept_for_good
 from jaxtribute._src.addons.verify.feeding import paths_of, returned
 from jaxtribute._src.addons.verify.grouping import Judged, add_findings, grouped
-from jaxtribute._src.addons.verify.holding import total_of
 from jaxtribute._src.addons.verify.machine import Branch, CannotVerify, Record
 from jaxtribute._src.addons.verify.meeting import Draws
 from jaxtribute._src.addons.verify.operations import is_float, is_key
 from jaxtribute._src.addons.verify.pairing import Runs
-from jaxtribute._src.addons.verify.relations import relate
+from jaxtribute._src.addons.verify.reducing import Reduction
 from jaxtribute._src.addons.verify.sources import Place, raising
 from jaxtribute._src.addons.verify.stage import Outcome, Stage
 from jaxtribute._src.addons.verify.standing import standing_in
@@ -109,34 +108,19 @@ class Verification:
         """Runs the step on one device with the program's batch."""
         return self._run(Arrangement((max(self.batch, 1),)))
 
-    def reduced(self, path: str, op: ReduceOp, axis: Any, place: Place) -> Verdict:
-        """Judges a reduction, outside of the step, of a result that is a value of each replica.
+    def reduced(self, path: str, op: ReduceOp, axis: Any, place: Place, earlier: Sequence[Finding]) -> Verdict | None:
+        """Judges a reduction, outside of the step, of a result that is a value of each replica; None if that is told.
 
         Args:
           path: where in the results the value stands.
           op: the reduction.
           axis: what is reduced within each replica.
           place: the line of the reduction.
+          earlier: what is wrong in the step; one that is the reason gets what differs.
         """
         verdict = Verdict(f"strategy.reduce of {self._name}{path}", outputs=1, results=1)
-        for arrangement, found in self._found.items():
-            one, parts = self._known[arrangement.alone][0].outputs.get(path), found.outputs.get(path)
-            if one is None or not isinstance(parts, tuple) or not arrangement.plain or arrangement.idle:
-                continue
-            try:
-                alone, others = total_of([one], op, axis), total_of(parts, op, axis)
-            except CannotVerify:
-                continue  # which the program's own call would raise, too
-            verdict.tried.append(arrangement)
-            apart = list(compared(f"strategy.reduce of the result{path}", alone, others, rounded=found.rounded))
-            if apart and verdict.findings:
-                verdict.findings[0].failing.append(arrangement)
-            elif apart:
-                culprit = unreduced(op, relate(one, parts, arrangement), place, one, parts)
-                verdict.findings.append(Finding(culprit, apart, arrangement, [arrangement]))
-        for finding in verdict.findings:
-            finding.right = [one for one in verdict.tried if one not in finding.failing]
-        return verdict
+        runs = [(self._known[arrangement.alone][0], found) for arrangement, found in self._found.items()]
+        return None if Reduction(path, op, axis, place).is_told(verdict, runs, self._kept, earlier) else verdict
 
     def verdict(self, *, brief: bool = False) -> Verdict:
         """Runs the step in all arrangements and compares.
