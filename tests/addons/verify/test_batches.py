@@ -300,7 +300,7 @@ def test_the_command_tells_of_a_step_without_a_batch(
 # Losses that read nothing that is trained.
 
 READS_NONE = "the loss reads none of the variables that it is differentiated by"
-NO_CHANGE = "no step changes what is trained (a learning rate of 0, or a condition that does not hold?)"
+NO_CHANGE = "no step changes what is trained, or by rounding alone (a learning rate of 0, "
 
 
 def verdict_on_losses(loss: Callable[..., Any], transform: Any, how: str) -> testing.Verdict:

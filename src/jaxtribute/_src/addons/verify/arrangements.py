@@ -129,6 +129,12 @@ def uneven(ahead: int = 0) -> list[Arrangement]:
     return [Arrangement(slice_sizes(rows, 2), ahead=ahead) for rows in (11, 9)]
 
 
+def magnified(batch: int, ahead: int) -> Iterator[Sequence[Arrangement]]:
+    """Gives groups with large gradients, for steps that change nearly nothing, besides what `arrangements` gives."""
+    for group in (pairs(batch, ahead) if ahead else [], uneven(ahead)):
+        yield [replace(one, factor=_FACTORS[0]) for one in group]
+
+
 def _even(batch: int, replicas: int, ahead: int = 0, branch: Branch | None = None) -> list[Arrangement]:
     shares = [rows for rows in (*_EVEN, batch) if rows and rows % replicas == 0]
     return [Arrangement(slice_sizes(rows, replicas), ahead=ahead, branch=branch) for rows in shares]

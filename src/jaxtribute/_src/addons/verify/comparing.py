@@ -195,6 +195,34 @@ def compared(name: str, one: Any, other: Any, *, rounded: bool) -> Iterator[Diff
         yield Difference(name, one, other, _part(error, scale), None)
 
 
+def shows(one: Outcome, before: Before, margin: float = 1.0, *, slots: bool = False) -> bool:
+    """True if a step changes what is trained by more than may differ: else no mistake in the change is seen.
+
+    Args:
+      one: the step on one device.
+      before: what it was given.
+      margin: how many times as much.
+      slots: whether slots count as well: what is shaped as what is trained.
+    """
+    shapes = {np.shape(value) for variable, value in one.written.items() if variable.trainable}
+    pairs = [
+        (combined(variable, value), combined(variable, old)) if is_rows(variable) else (value, old)
+        for variable, value in one.written.items()
+        if variable.trainable or (slots and np.shape(value) in shapes)
+        for old in [before.variables[variable]]
+    ]
+    if any(value is None for value, _ in pairs):
+        return True  # which is each replica's own, and not compared
+    pairs += [(one.outputs[path], as_wide(old)) for path, old in before.results.items() if not is_key(old)]
+    real = [(value, old) for value, old in pairs if not is_key(value) and value.dtype.kind in "fc"]
+    largest = _largest_change(iter(real))
+    return any(
+        not np.isfinite(value).all()
+        or (scale := _change(value, old)) > margin * _allowed(value, scale, largest, rounded=one.rounded)
+        for value, old in real
+    )
+
+
 def value_of(one: Outcome, difference: Difference) -> Any:
     """The value on one device of what differs."""
     if difference.variable is not None:

@@ -51,8 +51,8 @@ def _hidden(verdict: Verdict) -> Iterator[str]:
         )
     elif verdict.still:
         yield (
-            "no step changes what is trained (a learning rate of 0, or a condition that does not hold?), so that a "
-            "wrong gradient is not seen"
+            "no step changes what is trained, or by rounding alone (a learning rate of 0, a condition that does not "
+            "hold, or first weights that leave nothing to learn?), so that a wrong gradient is not seen"
         )
     if verdict.blank:
         yield f"{', '.join(verdict.blank[:_NAMES])}: NaN on one device, as on replicas, so that no difference is seen"

@@ -10,7 +10,7 @@ from jaxtribute import Variable
 from jaxtribute._src.addons.verify.arrangements import Arrangement
 from jaxtribute._src.addons.verify.comparing import Before
 from jaxtribute._src.addons.verify.holding import snapshot
-from jaxtribute._src.addons.verify.operations import as_wide, is_key
+from jaxtribute._src.addons.verify.operations import is_key
 from jaxtribute._src.addons.verify.stage import Outcome
 
 _NOISE = 0.02
@@ -30,16 +30,6 @@ def blank(one: Outcome, before: Before) -> list[str]:
     values = {variable.name: value for variable, value in one.written.items() if variable.trainable}
     values.update({f"the result{path}": one.outputs[path] for path in before.results})
     return [name for name, value in values.items() if not is_key(value) and np.isnan(value).any()]
-
-
-def changes(one: Outcome, before: Before) -> tuple[set[Any], set[Any]]:
-    """Returns what a step may have trained; and what of it has changed."""
-    pairs: dict[Any, tuple[Any, Any]] = {
-        variable: (value, before.variables[variable]) for variable, value in one.written.items() if variable.trainable
-    }
-    pairs.update({path: (one.outputs[path], old) for path, old in before.results.items()})
-    real = {key: pair for key, pair in pairs.items() if not is_key(pair[0]) and pair[0].dtype.kind in "fc"}
-    return set(real), {key for key, (new, old) in real.items() if not np.array_equal(new, as_wide(old))}
 
 
 def is_trained(variable: Variable, value: Any) -> bool:

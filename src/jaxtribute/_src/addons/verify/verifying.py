@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxtribute import Mirrored, PerReplica, ReduceOp, Variable
 from jaxtribute._src.addons.verify.altering import alterations
-from jaxtribute._src.addons.verify.arrangements import Arrangement, arrangements, pairs, uneven
+from jaxtribute._src.addons.verify.arrangements import Arrangement, arrangements, magnified, pairs, uneven
 from jaxtribute._src.addons.verify.batches import batches_of, chosen_rows, is_data, whole
 from jaxtribute._src.addons.verify.blame import Suspects
 from jaxtribute._src.addons.verify.catalogue import CATALOGUE
@@ -28,11 +28,12 @@ from jaxtribute._src.addons.verify.machine import Branch, CannotVerify, Record
 from jaxtribute._src.addons.verify.meeting import Draws
 from jaxtribute._src.addons.verify.operations import is_float, is_key
 from jaxtribute._src.addons.verify.pairing import Runs
+from jaxtribute._src.addons.verify.progress import Progress
 from jaxtribute._src.addons.verify.reducing import Reduction
 from jaxtribute._src.addons.verify.sources import Place, raising
 from jaxtribute._src.addons.verify.stage import Outcome, Stage
 from jaxtribute._src.addons.verify.standing import standing_in
-from jaxtribute._src.addons.verify.states import blank, changes, is_told, is_trained, shaken
+from jaxtribute._src.addons.verify.states import blank, is_told, is_trained, shaken
 from jaxtribute._src.addons.verify.unread import unread
 from jaxtribute._src.addons.verify.verdict import Finding, Verdict
 from jaxtribute.extending import Context, Nests
@@ -229,7 +230,16 @@ class Verification:
         given = [self._moments[0][1][place] for place in self._split]
         for altered in alterations(base.sizes[0], given, asks=asks):
             yield [replace(base, altered=altered)]
-        ahead = self._later(base.alone, verdict)
+        progress = Progress()
+        ahead = self._later(base.alone, verdict, progress)
+        if progress.faint:
+            yield from magnified(self.batch, ahead)
+            for one, _ in self._known.values():
+                if one.arrangement.factor > 1:
+                    progress.add(one, self._before(one))
+        verdict.still = progress.still
+        if verdict.still:
+            verdict.unread = unread(self._run(base.alone, frozenset()), self._moment(base.alone)[0])
         # What begins with zero, such as a momentum, shows in the call after.
         for distance in (ahead, ahead + 1) if ahead else (1,):
             yield pairs(self.batch, distance)
@@ -244,27 +254,16 @@ class Verification:
         for branch in list(self._changes)[:_BRANCHES]:
             yield [replace(base, ahead=ahead, branch=branch)]
 
-    def _later(self, alone: Arrangement, verdict: Verdict) -> int:
-        """Looks ahead for a step that changes more of what is trained than this one; returns its distance.
-
-        The moment after that step is known then.
-        """
-        seen: set[Any] = set()
-        trained: set[Any] = set()
+    def _later(self, alone: Arrangement, verdict: Verdict, progress: Progress) -> int:
+        """Returns the distance to the last step that changes more of what is trained; the moment after it is known."""
         best = 0
         for ahead in range(_AHEAD + 1):
             one = self._run(replace(alone, ahead=ahead))
             verdict.blank = verdict.blank or blank(one, self._before(one))
-            trained, changed = changes(one, self._before(one))
-            if ahead and not changed <= seen:
-                best = ahead
-            seen |= changed
+            best = ahead if progress.add(one, self._before(one)) else best
             self._go_on(one)
-            if seen >= trained:
+            if progress.complete:
                 break
-        verdict.still = bool(trained) and not seen
-        if verdict.still:
-            verdict.unread = unread(self._run(alone, frozenset()), self._moment(alone)[0])
         return best
 
     def _go_on(self, one: Outcome) -> None:
