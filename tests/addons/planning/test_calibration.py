@@ -32,7 +32,10 @@ from planning.test_cost import COST
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
 
-    def run_module(module: str, arguments: Sequence[str], devices: int, workers: int = 1) -> dict[str, Any]:
+    def run_module(
+        module: str, arguments: Sequence[str], devices: int, workers: int = 1, *, script: Path
+    ) -> dict[str, Any]:
+        assert arguments[3] == str(script)
         what, file, most, _, *rest = arguments
         assert most == "0"
         calls.append((what, file != "-", rest, devices, workers))

@@ -21,6 +21,7 @@ from jaxtribute._src.addons.tools.user_scripts import STEPS_AND_INPUT, Finished,
 from jaxtribute._src.core.observers import Event, Observer, observe
 from jaxtribute.errors import DeadlineError, ProcessFailedError
 
+SCRIPT = Path("mine.py")
 MODULE = """
 import os, sys, time
 if sys.argv[1] == "fail":
@@ -174,7 +175,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.slow
 def test_a_process_gets_its_devices_and_a_pool_that_fits(module: str) -> None:
-    assert run_module(module, ["run"], 3) == {"devices": "3", "pool": "None"}
+    assert run_module(module, ["run"], 3, script=SCRIPT) == {"devices": "3", "pool": "None"}
 
 
 def played(monkeypatch: pytest.MonkeyPatch, returncode: int, output: bytes) -> list[list[str]]:
@@ -193,7 +194,7 @@ def played(monkeypatch: pytest.MonkeyPatch, returncode: int, output: bytes) -> l
 
 @pytest.mark.slow
 def test_what_a_process_says_of_its_progress_is_passed_on(module: str, capfd: pytest.CaptureFixture[str]) -> None:
-    run_module(module, ["slow"], 1)
+    run_module(module, ["slow"], 1, script=SCRIPT)
     lines = capfd.readouterr().err.splitlines()
     assert lines
     assert all(re.fullmatch(r"jaxtribute: compiling for moons, \d+ s so far", line) for line in lines)
@@ -203,21 +204,23 @@ def test_what_a_process_says_of_its_progress_is_passed_on(module: str, capfd: py
 def test_processes_that_form_a_cluster(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher is played by a module that prints what each of two workers would."""
     commands = played(monkeypatch, 0, b'[1] {"rank": 1}\n[0] noise\n[0] {"rank": 0}\n[1] the end\n')
-    answer = run_module(module, ["run"], 1, workers=2)
+    answer = run_module(module, ["run"], 1, workers=2, script=SCRIPT)
     assert commands == [["-m", "jaxtribute.cli", "launch", "--workers", "2", "-m", module, "run"]]
     assert answer == {"rank": 0}
 
 
 @pytest.mark.slow
 def test_a_process_that_fails_shows_what_it_printed(module: str) -> None:
-    with pytest.raises(ProcessFailedError, match=r"(?s)on 2 devices ended with 1. HINT.*before.*ValueError: mine"):
-        run_module(module, ["fail"], 2)
+    with pytest.raises(
+        ProcessFailedError, match=r"(?s)^mine.py on 2 devices ended with 1. HINT.*before.*ValueError: mine"
+    ):
+        run_module(module, ["fail"], 2, script=SCRIPT)
 
 
 @pytest.mark.slow
 def test_a_process_that_hangs_ends_with_all_that_it_started(module: str, tmp_path: Path) -> None:
-    with pytest.raises(DeadlineError, match="has not ended in 5 s"):
-        run_module(module, ["hang", str(tmp_path / "pid")], 2, deadline_s=5.0)
+    with pytest.raises(DeadlineError, match=r"^mine.py on 2 devices has not ended in 5 s"):
+        run_module(module, ["hang", str(tmp_path / "pid")], 2, deadline_s=5.0, script=SCRIPT)
     started, end = int((tmp_path / "pid").read_text()), time.monotonic() + 10
     while is_running(started) and time.monotonic() < end:
         time.sleep(0.01)
@@ -234,4 +237,4 @@ def is_running(pid: int) -> bool:
 def test_a_process_that_the_system_kills(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     played(monkeypatch, -9, b"")
     with pytest.raises(ProcessFailedError, match=r"was killed on 2 devices, .*too little memory.*HINT: .*--shapes"):
-        run_module(module, [], 2)
+        run_module(module, [], 2, script=SCRIPT)

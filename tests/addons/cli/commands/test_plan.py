@@ -52,6 +52,20 @@ def test_a_script_from_beginning_to_end(tmp_path: Path, capsys: pytest.CaptureFi
     assert [one["devices"] for one in answer["curve"]][-1] == 4096
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--shapes"], ["--topology", "h100:1x2"], ["--fit", "--topology", "cpu:2"]])
+def test_a_script_that_refuses_its_arguments_is_named_and_no_module_that_runs_it(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "wants.py"
+    script.write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    assert main(["plan", *options, str(script), "--mine"]) == 2
+    told = capsys.readouterr().err
+    assert f"jaxtribute plan: {script} on " in told
+    assert "usage: wants.py [-h]\nwants.py: error: unrecognized arguments: --mine" in told
+    assert "_src" not in told
+
+
 def test_what_does_not_fit_is_refused(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--device-kind", "tpu-v5e", "--batch", str(10**11), saved]) == 1
     printed = capsys.readouterr()

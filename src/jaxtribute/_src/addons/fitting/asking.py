@@ -85,6 +85,7 @@ def fit(
         "jaxtribute._src.addons.fitting.script",
         [json.dumps(settings), str(script), *arguments],
         devices_in(topology) if analytic else 1,
+        script=script,
         settings={"JAX_PLATFORMS": "cpu", SEARCHING: "1", **ENVIRONMENT},
         deadline_s=seconds + _LAST_S,
     )

@@ -80,7 +80,8 @@ def script_cost(script: Path, arguments: Sequence[str], *, shapes: bool = False,
         what = "shapes" if shapes else "cost"
 
         def looked_at(count: int) -> StepCost:
-            run_module(_SCRIPT, [what, str(out), str(most), str(script), *with_devices(arguments, count)], count)
+            given = [what, str(out), str(most), str(script), *with_devices(arguments, count)]
+            run_module(_SCRIPT, given, count, script=script)
             return StepCost.load(out)
 
         cost = looked_at(_DEVICES)
@@ -135,7 +136,7 @@ def calibrate_processes(script: Path, arguments: Sequence[str], workers: int) ->
 def _compare(script: Path, arguments: Sequence[str], each: int, workers: int, cost: str) -> Comparison:
     given, devices = with_devices(arguments, each), each * workers
     # In processes of their own: the number of logical devices is fixed once JAX has started.
-    answer = run_module(_SCRIPT, ["measure", cost, "0", str(script), *given], each, workers)
+    answer = run_module(_SCRIPT, ["measure", cost, "0", str(script), *given], each, workers, script=script)
     # The measurement ends the script; one that ends before has not been measured.
     if not answer:
         raise ArgumentError(f"{script} ended within two steps. HINT: let it train for longer; it is stopped.")

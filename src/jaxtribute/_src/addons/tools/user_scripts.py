@@ -172,16 +172,18 @@ def run_module(
     devices: int,
     workers: int = 1,
     *,
+    script: Path,
     settings: Mapping[str, str] | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> dict[str, Any]:
-    """Runs a module in a process with so many CPU devices, if there is no accelerator, and returns what it answers.
+    """Runs a module, which runs a user's script, in a process with so many CPU devices, if there is no accelerator, and returns what it answers.
 
     Args:
       module: its last line of output is the answer, in JSON.
       arguments: what follows its name.
       devices: devices of each process.
       workers: processes that form a cluster; the first one's answer counts.
+      script: the user's program, which messages name.
       settings: further variables of the environment.
       deadline_s: seconds after which it is ended.
 
@@ -207,7 +209,7 @@ def run_module(
             output = process.communicate(timeout=deadline_s)[0].decode(errors="replace")
         except subprocess.TimeoutExpired:
             raise DeadlineError(
-                f"{module} on {devices} devices has not ended in {deadline_s:.0f} s. HINT: plan a smaller step."
+                f"{script} on {devices} devices has not ended in {deadline_s:.0f} s. HINT: plan a smaller step."
             ) from None
         finally:
             if process.stdout is not None:
@@ -216,13 +218,13 @@ def run_module(
     reader.join(_END_S)
     if process.returncode == -signal.SIGKILL:
         raise ProcessFailedError(
-            f"{module} was killed on {devices} devices, most likely because this "
+            f"{script} was killed on {devices} devices, most likely because this "
             "machine has too little memory for it. HINT: jaxtribute plan --shapes gives variables no memory; the other "
             "commands need a smaller model."
         )
     if process.returncode:
         raise ProcessFailedError(
-            f"{module} on {devices} devices ended with {process.returncode}. HINT: run the script by itself first. It "
+            f"{script} on {devices} devices ended with {process.returncode}. HINT: run the script by itself first. It "
             f"printed:\n{output}{''.join(errors)}"
         )
     # The script prints what it likes; the answer comes last. The launcher marks the lines of rank 0.

@@ -175,7 +175,12 @@ def _compile(arguments: argparse.Namespace) -> int:
     given = [settings, str(arguments.step), *arguments.arguments]
     environment = {"JAX_PLATFORMS": "cpu", **ENVIRONMENT}  # JAX looks for no accelerator
     answer = run_module(
-        "jaxtribute._src.addons.compiling.script", given, 1, settings=environment, deadline_s=COMPILING_S
+        "jaxtribute._src.addons.compiling.script",
+        given,
+        1,
+        script=arguments.step,
+        settings=environment,
+        deadline_s=COMPILING_S,
     )
     mine = answer["compiled"]
     # The table also if the step does not fit: other sizes may.
