@@ -176,7 +176,7 @@ def run_module(
     settings: Mapping[str, str] | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> dict[str, Any]:
-    """Runs a module, which runs a user's script, in a process with so many CPU devices, if there is no accelerator, and returns what it answers.
+    """Runs a module, which runs a script, on so many CPU devices if there is no accelerator; returns what it answers.
 
     Args:
       module: its last line of output is the answer, in JSON.
