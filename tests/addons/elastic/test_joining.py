@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -266,11 +267,17 @@ def large() -> jax.Array:
 
 
 @pytest.mark.parametrize("timeout_s", [2.0, 60.0])
-def test_an_island_of_a_job_that_has_ended_is_told_soon(timeout_s: float) -> None:
+def test_an_island_of_a_job_that_has_ended_is_told_soon(timeout_s: float, capsys: pytest.CaptureFixture[str]) -> None:
     begun = time.monotonic()
-    with pytest.raises(ClusterError, match="no other island trains: island 0 has ended"):
+    with pytest.raises(ClusterError, match="no other island trains: island 0 has ended") as raised:
         Job(2, timeout_s=timeout_s).strategy(1, 1)
     assert time.monotonic() - begun < 15
+    sys.excepthook(raised.type, raised.value, raised.tb)
+    head, *frames, error = capsys.readouterr().err.splitlines()
+    assert head == "Traceback (most recent call last):", "by which a launcher knows it"
+    assert error.startswith("jaxtribute.errors.ClusterError: island 1 was started again")
+    assert frames
+    assert not any("_src" in frame for frame in frames), "of the library there is no line"
 
 
 def far_addresses(count: int) -> list[str]:

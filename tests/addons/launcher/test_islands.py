@@ -152,6 +152,20 @@ def test_an_island_that_comes_back_when_other_machines_are_done(
     assert told == (code == 0)
 
 
+@pytest.mark.slow
+def test_of_an_island_that_comes_back_when_the_others_are_done_one_sentence_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = "jaxtribute.errors.ClusterError: island 0 was started again, and no other island trains. HINT: .."
+    first = f'test $life = 0 && kill -9 $$; while kill -0 $other; do sleep 0.02; done; sleep 0.5; fail "{error}"'
+    script = "await 2; other=$(grep '^1 ' record | cut -d' ' -f3); test $index = 1 && { await 3; exit 0; }; " + first
+    assert go(script, max_restarts=2) == 0
+    said = capsys.readouterr().err
+    assert "rank 0 was killed by SIGKILL" in said
+    assert "exit code 1" not in said
+    assert said.count("ends without island 0 (others are done)") == 1
+
+
 def test_a_budget_ends() -> None:
     budget = Budget(1, 0)
     assert [budget.take(Kind.PREEMPTED), budget.take(Kind.FAILED), budget.take(Kind.FAILED)] == [False, True, False]

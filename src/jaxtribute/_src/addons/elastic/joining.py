@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from jaxtribute._src.addons.elastic.journal import Entry, entries_in
 from jaxtribute._src.addons.elastic.links import Lane
 from jaxtribute._src.addons.elastic.membership import Island, Kind, Message, View
+from jaxtribute._src.addons.elastic.showing import shown_short
 from jaxtribute._src.addons.elastic.traffic import Head
 from jaxtribute.errors import ClusterError, DeadlineError
 
@@ -184,11 +185,12 @@ class Newcomer:
         while not ready():
             islands.check_part()
             if len(self._refusals) == islands.others and len(self._blank) < islands.others:
-                raise ClusterError(
+                alone = ClusterError(
                     f"island {islands.me.rank} was started again, and no other island trains: "
                     f"{'; '.join(self._refusals.values())}. HINT: if they have not finished, start the job anew, from "
                     "its last checkpoint."
                 )
+                raise shown_short(alone)
             if time.monotonic() > end:
                 raise DeadlineError(
                     f"island {islands.me.rank}, which was started again, has waited {islands.timeout_s:g} s for the "

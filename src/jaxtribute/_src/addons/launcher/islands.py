@@ -267,7 +267,9 @@ class IslandsLauncher:
                 self._lost[rank] = Outcome(Kind.STOPPED, exit_code(code), rank)
                 return
             outcome = _outcome(code, rank, program)
-            if outcome.kind is Kind.FAILED or not options.quiet:
+            # Of one that comes when the others are done its loss says all.
+            late = self._done and _left_behind(outcome) and _NOBODY in heading(outcome.traceback)
+            if not late and (outcome.kind is Kind.FAILED or not options.quiet):
                 report(outcome, options, shown=program.output.shown)
             lasted_s = time.monotonic() - begun
             looping = life.repetition.loops(outcome, lasted_s)
