@@ -75,7 +75,7 @@ def test_programs_that_differ_between_workers_are_refused(multi_process: SharedR
     found = multi_process(2, 1).run(programs.fixed_differently)
     assert found[0] == found[1]
     one = found[0]
-    assert one.pop("alike") == one.pop("argument alike") == ""
+    assert one.pop("alike") == one.pop("argument alike") == one.pop("printed") == ""
     assert one.pop("value") == "[1.0, 1.0, 1.0]", "a step that is refused changes nothing"
     for name, text in one.items():
         assert text.startswith("ClusterError"), (name, text)
@@ -85,6 +85,10 @@ def test_programs_that_differ_between_workers_are_refused(multi_process: SharedR
     assert "0.10000000149011612" in one["rate"]
     assert "0.20000000298023224" in one["rate"]
     assert one["rate"].count("differing_workers.py:") == 2
+    assert "\n  worker 0: cos, at " in one["operation"]
+    assert "\n  worker 1: sin, at " in one["operation"]
+    assert "\n  worker 1: abs, at " in one["operations"]
+    assert "HINT: run the same code on all workers" in one["operations"]
     assert "y=3 of integer_pow" in one["exponent"]
     assert "array 0 of the arguments" in one["argument"]
     assert "\n  worker 0: float32[" in one["dtype"]

@@ -46,7 +46,10 @@ def fixed_differently() -> dict[str, str]:
         "key": lambda x: x.sum() + jax.random.uniform(key),
         "exponent": lambda x: x ** (2 + own),
         "optimizer": trained,
+        "operation": lambda x: jnp.sin(x) if own else jnp.cos(x),
+        "operations": lambda x: jnp.abs(x).sum() if own else jnp.square(x).sum(),
         "alike": lambda x: x * 0.5,
+        "printed": lambda x: (jax.debug.print("{}", x) if own else None, x * 0.5)[1],
     }
     found: dict[str, str] = {}
     for name, replica in replicas.items():

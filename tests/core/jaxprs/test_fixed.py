@@ -44,6 +44,8 @@ CASES: dict[str, Callable[[int], Callable[[Any], Any]]] = {
     "inside a loop": lambda n: lambda x: jax.lax.fori_loop(0, 2, lambda _, c: scaled(n)(c), x),
     "inside a branch": lambda n: lambda x: jax.lax.cond(x[0] > 0, scaled(n), scaled(7), x),
     "a result": lambda n: lambda x: (x, jnp.float32(n)),
+    "an operation": lambda n: jnp.sin if n == 2 else jnp.cos,
+    "an operation inside a loop": lambda n: lambda x: jax.lax.map([jnp.sin, jnp.cos][n - 2], x),
     "a key": lambda n: drawn(jax.random.key(n)),
 }
 
@@ -57,5 +59,15 @@ def test_what_differs_is_seen(make: Callable[[int], Callable[[Any], Any]]) -> No
 def test_the_line_is_told() -> None:
     program = jax.make_jaxpr(lambda x: x * np.float32(0.25))(jnp.ones(3))
     assert [(text, line.rsplit("/", 1)[-1].split(":")[0]) for text, line in fixed_values(program)] == [
-        ("0.25 (float32[]) in mul", "test_fixed.py")
+        ("mul", "test_fixed.py"),
+        ("0.25 (float32[]) in mul", "test_fixed.py"),
     ]
+
+
+def test_what_one_worker_prints_is_not_listed() -> None:
+    def printing(x: Any) -> Any:
+        jax.debug.print("{}", x)
+        jax.debug.callback(lambda _: None, x)
+        return jnp.sin(x)
+
+    assert fixed(printing) == fixed(jnp.sin) == ["sin"]

@@ -53,9 +53,6 @@ class Together(Protocol):
         ...
 
 
-_OWN = "jaxtribute."
-
-
 class Point(Generic[T]):
     """A point of the core at which add-ons register.
 
@@ -80,15 +77,16 @@ class Point(Generic[T]):
 
     def entries(self) -> tuple[T, ...]:
         """Entries in the order of registration; imports the modules that were offered."""
-        while self._offered:
-            module = self._offered.pop(0)
+        for module in tuple(self._offered):
             try:
                 import_module(module)
             except ModuleNotFoundError as error:
                 # Of another library that is missing the error says more than this could.
-                if not (error.name or "").startswith(_OWN):
+                if not (error.name or "").startswith("jaxtribute."):
                     raise
                 self._missing.append(module)
+            # Not before: a thread that asks meanwhile waits for the import.
+            self._offered = [one for one in self._offered if one != module]
         return tuple(self._entries)
 
     def last(self) -> T:

@@ -73,8 +73,7 @@ def own_arguments(leaves: Sequence[Any]) -> list[str]:
 
 def _compare(name: str, arrays: Sequence[Fixed], inputs: Sequence[str], peers: Peers) -> None:
     # In no order: a program may be put together by way of a set, whose order differs from process to process.
-    texts = sorted(text for text, _ in arrays)
-    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join(sorted(text for text, _ in arrays)).encode()).hexdigest()
     digests = exchanged(peers, f"the first run of {name}", digest)
     if len(set(digests)) == 1:
         return
@@ -85,7 +84,7 @@ def _compare(name: str, arrays: Sequence[Fixed], inputs: Sequence[str], peers: P
         both = "".join(f"\n  worker {rank}: {', '.join(forms[rank])}" for rank in (0, other))
         raise ClusterError(
             f"the workers call {name} with arguments, or variables, of other shapes or dtypes:{both}\n"
-            "HINT: give all the same data, of which each takes its rows, or batches of one size and dtype."
+            "HINT: give all batches of one size and dtype, keys of one kind, and the same variables and optimizers."
         )
     lines: list[str] = []
     for rank, beside in ((0, other), (other, 0)):
@@ -93,7 +92,8 @@ def _compare(name: str, arrays: Sequence[Fixed], inputs: Sequence[str], peers: P
         own = [f"{text}, at {line}" for text, line in told[rank] if text in rest]
         lines.append(f"  worker {rank}: {'; '.join(own[:_SHOWN]) or 'nothing in their place'}")
     raise ClusterError(
-        f"the workers have made {name} with different values, of constants or of arguments that are no distributed "
-        "values:\n" + "\n".join(lines) + "\nHINT: compute them alike on all workers, or pass them as a distributed "
-        "value, e.g. of strategy.experimental_distribute_values_from_function."
+        f"the workers have made {name} of different operations, or with different values, of constants or of "
+        "arguments that are no distributed values:\n" + "\n".join(lines) + "\nHINT: run the same code on all workers, "
+        "and compute values alike, or pass them as a distributed value, e.g. of strategy."
+        "experimental_distribute_values_from_function."
     )

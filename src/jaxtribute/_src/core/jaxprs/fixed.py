@@ -1,4 +1,4 @@
-"""The values that a program has fixed when it was traced: constants, literals, and numbers in its operations."""
+"""What a program has fixed when it was traced: its operations, with constants, literals and other numbers in them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ from jaxtribute._src.core.jaxprs.core import (
     numbers_of,
     opened,
 )
-from jaxtribute._src.core.jaxprs.walking import programs_in
+from jaxtribute._src.core.jaxprs.walking import UNKNOWN, programs_in
 
 _SHOWN = 8
 """Number of elements of an array that are shown."""
-_UNKNOWN = "an unknown line"
 
 Fixed = tuple[str, str]
-"""A value with the operation that takes it, in words; and the line that the operation comes from."""
+"""An operation, or a value with the operation that takes it, in words; and the line that it comes from."""
 
 
-def fixed_values(program: ClosedJaxpr, caller: str = _UNKNOWN) -> Iterator[Fixed]:
+def fixed_values(program: ClosedJaxpr, caller: str = UNKNOWN) -> Iterator[Fixed]:
     """Lists what a program has fixed, with the programs inside it.
 
-    Arrays over the devices of several processes are left out: they are the same for all.
+    Arrays over the devices of several processes are left out: they are the same for all. So is what only prints.
 
     Args:
       program: the program.
@@ -41,7 +40,10 @@ def fixed_values(program: ClosedJaxpr, caller: str = _UNKNOWN) -> Iterator[Fixed
     jaxpr = opened(program)
     consts = {var: value_in_words(value) for var, value in zip(jaxpr.constvars, constants(program), strict=False)}
     for eqn in jaxpr.eqns:
+        if eqn.primitive.name.startswith("debug"):
+            continue
         line = line_of_program(eqn) or caller
+        yield eqn.primitive.name, line
         for atom in eqn.invars:
             text = value_in_words(atom.val) if isinstance(atom, Literal) else consts.pop(atom, "")
             if text:

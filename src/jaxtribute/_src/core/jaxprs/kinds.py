@@ -15,7 +15,7 @@ import sys
 
 from jaxtribute._src.core.jaxprs.core import Jaxpr, JaxprEqn, Primitive, aval, in_words, line_of_program, opened
 from jaxtribute._src.core.jaxprs.making import Own
-from jaxtribute._src.core.jaxprs.walking import STRUCTURES, any_in, operations_in, programs_in
+from jaxtribute._src.core.jaxprs.walking import STRUCTURES, UNKNOWN, any_in, operations_in, programs_in
 
 _EQUALISING = frozenset("psum psum_invariant pmax pmin all_gather all_gather_invariant jd_whole jd_sum".split())
 _ASKING = frozenset({"axis_index", "pvary"})
@@ -146,10 +146,7 @@ def is_free(eqn: JaxprEqn) -> bool:
     return not eqn.effects or all(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects)
 
 
-_UNKNOWN = "an unknown line"
-
-
-def list_collectives(jaxpr: Jaxpr, axis: str, caller: str = _UNKNOWN) -> list[str]:
+def list_collectives(jaxpr: Jaxpr, axis: str, caller: str = UNKNOWN) -> list[str]:
     """Lists the collectives of a program in order: kind, dtypes and shapes, and the line that calls each.
 
     Args:

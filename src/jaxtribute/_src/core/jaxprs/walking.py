@@ -23,6 +23,7 @@ _CALLS = frozenset(
     "jit call closed_call eval_jaxpr custom_jvp_call custom_vjp_call custom_vmap_call linear_call remat2 checkpoint "
     "composite custom_partitioning xla_metadata_call".split()
 )
+UNKNOWN = "an unknown line"
 LOOPS = frozenset({"scan", "while", "cond"})
 STRUCTURES = _CALLS | LOOPS | {"shard_map"}
 """Names of the operations that do nothing but run the programs inside them."""
