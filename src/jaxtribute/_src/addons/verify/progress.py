@@ -15,7 +15,7 @@ _PLAIN = 100.0
 
 
 class Progress:
-    """What some steps have changed."""
+    """Changes that some steps have made."""
 
     def __init__(self) -> None:
         self._trained: set[Any] = set()

@@ -84,7 +84,7 @@ class Reduction:
         return total_of(parts, self._op, self._axis)
 
     def _suspects(self, one: Outcome, found: Outcome, apart: list[Difference]) -> Suspects:
-        """What may be to blame, as if the step had the reduction within it."""
+        """Causes to look at, as if the step had the reduction within it."""
         value, parts = one.outputs[self._path], found.outputs[self._path]
         alone, others = self._total([value]), self._total(parts)
         name = f"strategy.reduce {self._op.name} axis={self._axis}"

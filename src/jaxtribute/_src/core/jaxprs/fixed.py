@@ -1,4 +1,4 @@
-"""What a program has fixed when it was traced: its operations, with constants, literals and other numbers in them."""
+"""Operations of a traced program with the constants, literals and other numbers in them, which tracing has fixed."""
 
 from __future__ import annotations
 
