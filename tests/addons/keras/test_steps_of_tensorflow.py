@@ -63,6 +63,7 @@ def expected() -> tuple[list[float], Any, Any]:
     return losses, a, b
 
 
+@pytest.mark.quick_cases(3, whole=True)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("replicas", [0, 1, 2])
 def test_a_train_step_of_data_alone(replicas: int, eager: bool) -> None:
@@ -105,7 +106,7 @@ def _replicas() -> int:
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "Ftrl", "Adam", "RMSprop", "Adadelta", "Lamb"])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.quick_cases(9)
+@pytest.mark.quick_cases(5)
 def test_gradients_of_a_mean_over_a_replicas_rows_are_told(form: str, optimizer: str) -> None:
     loss_of, wrong = FORMS[form]
     strategy = jd.MirroredStrategy(2)

@@ -161,7 +161,7 @@ CASES = [
 ]
 
 
-@pytest.mark.quick_cases(6, whole=True)
+@pytest.mark.quick_cases(4, whole=True)
 @pytest.mark.parametrize(("name", "kind", "rows"), CASES)
 def test_gradients_are_those_of_plain_jax(name: str, kind: str, rows: int, wide: None) -> None:
     weights, x = _data(rows=rows)

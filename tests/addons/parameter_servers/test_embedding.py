@@ -258,7 +258,7 @@ PADDED = [
 ]
 
 
-@pytest.mark.quick_cases(8, whole=True)
+@pytest.mark.quick_cases(4, whole=True)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("servers", [1, 2])

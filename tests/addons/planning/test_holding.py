@@ -93,6 +93,7 @@ def on_a_device(state: Sequence[jd.Variable]) -> int:
     return max(held.values())
 
 
+@pytest.mark.quick_cases(8, whole=True)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_device_holds_what_was_told_of_it(name: str) -> None:
     setting = SETTINGS[name]

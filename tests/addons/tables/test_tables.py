@@ -489,7 +489,7 @@ def branched(kind: str, look: Any, ids: Any) -> Any:
     return jax.vmap(inner)(jnp.ones(2)).sum(0)
 
 
-@pytest.mark.quick_cases(7, whole=True)
+@pytest.mark.quick_cases(4, whole=True)
 @pytest.mark.parametrize("eager", [False, True], ids=["compiled", "eager"])
 @pytest.mark.parametrize("count", [4, 3])
 @pytest.mark.parametrize("kind", KINDS)
