@@ -63,7 +63,7 @@ def row(kind: str, topology: str, budget: int | None, every: bool) -> dict[str, 
     """The choice for a kind of model on a topology, and how it compares."""
     settings = {"JAX_PLATFORMS": "cpu", SEARCHING: "1", **ENVIRONMENT}
     asked = ["--search", kind, topology, str(budget or 0), "all" if every else ""]
-    answer = run_module("benchmarks.fitted", asked, 1, settings=settings, deadline_s=DEADLINE_S)
+    answer = run_module("benchmarks.fitted", asked, 1, script=SCRIPT, settings=settings, deadline_s=DEADLINE_S)
     found, rest = ([Outcome.read(one) for one in answer[name]] for name in ("search", "rest"))
     result: dict[str, Any] = {"model": kind, "topology": topology, "budget": budget}
     result |= {"seconds": round(answer["seconds"]), "programs": sum(one.compiled for one in found)}

@@ -211,6 +211,15 @@ def compiled(kind: str, topology: str) -> dict[str, float | str]:
     return found
 
 
+def by_hand(kind: str, topology: str) -> dict[str, Any]:
+    """The ways of a kind of model on a topology, in a process of its own, and the best of them."""
+    settings = {"JAX_PLATFORMS": "cpu", **ENVIRONMENT}
+    asked = ["--compile", kind, topology]
+    ways = run_module("benchmarks.fitted_by_hand", asked, 1, script=SCRIPT, settings=settings, deadline_s=DEADLINE_S)
+    best, step = min(((way, one) for way, one in ways.items() if isinstance(one, float)), key=lambda one: one[1])
+    return {"model": kind, "topology": topology, "ways": ways, "best": best, "step": step}
+
+
 def main() -> None:
     """Prints a line for each, and a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -229,11 +238,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     cases = list(product(options.topology or TOPOLOGIES, options.kind or KINDS))
     for topology, kind in cases[: 1 if options.quick else None]:
-        settings = {"JAX_PLATFORMS": "cpu", **ENVIRONMENT}
-        asked = ["--compile", kind, topology]
-        ways = run_module("benchmarks.fitted_by_hand", asked, 1, settings=settings, deadline_s=DEADLINE_S)
-        best, step = min(((way, one) for way, one in ways.items() if isinstance(one, float)), key=lambda one: one[1])
-        row: dict[str, Any] = {"model": kind, "topology": topology, "ways": ways, "best": best, "step": step}
+        row = by_hand(kind, topology)
+        best, step = row["best"], row["step"]
         choice = fitted.get((kind, topology), {})
         if "step" in choice:
             row |= {"choice": choice["choice"], "ratio": choice["step"] / step}
