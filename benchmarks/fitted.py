@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -75,29 +76,41 @@ def row(kind: str, topology: str, budget: int | None, every: bool) -> dict[str, 
     return result
 
 
-def main() -> None:
-    """Prints a line for each, and a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments_of(description: str | None) -> argparse.ArgumentParser:
+    """What a benchmark of these models takes."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", action="append", choices=KINDS)
     parser.add_argument("--topology", action="append")
-    parser.add_argument("--budget", help="what a step may take of each device, such as 64MiB")
-    parser.add_argument("--every", action="store_true")
     parser.add_argument("--quick", action="store_true", help="one model, to see that it runs")
     parser.add_argument("--json", type=Path)
+    return parser
+
+
+def told(options: argparse.Namespace, make: Callable[[str, str], dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is found for each kind of model and topology that is asked for; each is printed, and written, at once."""
+    cases = list(product(options.topology or TOPOLOGIES, options.kind or KINDS))
+    rows: list[dict[str, Any]] = []
+    for topology, kind in cases[: 1 if options.quick else None]:
+        rows.append(make(kind, topology))
+        sys.stdout.write(json.dumps(rows[-1]) + "\n")
+        sys.stdout.flush()
+        if options.json:
+            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return rows
+
+
+def main() -> None:
+    """Prints a line for each, and a table."""
+    parser = arguments_of(__doc__)
+    parser.add_argument("--budget", help="what a step may take of each device, such as 64MiB")
+    parser.add_argument("--every", action="store_true")
     parser.add_argument("--search", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.search:
         sys.stdout.write("\n" + json.dumps(searched(*options.search)) + "\n")
         return
     budget = int(checked(options.budget)) if options.budget else None
-    cases = list(product(options.topology or TOPOLOGIES, options.kind or KINDS))
-    rows: list[dict[str, Any]] = []
-    for topology, kind in cases[: 1 if options.quick else None]:
-        rows.append(row(kind, topology, budget, options.every))
-        sys.stdout.write(json.dumps(rows[-1]) + "\n")
-        sys.stdout.flush()
-        if options.json:
-            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    rows = told(options, lambda kind, topology: row(kind, topology, budget, options.every))
     table = Table("model", "topology", "first choice", "step", "of the best of all", "programs", "searched in")
     for one in rows:
         step = f"{one['step'] * 1e6:,.0f} us" if "step" in one else "does not fit"

@@ -14,7 +14,6 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.fitted import KINDS, SCRIPT, TOPOLOGIES
+from benchmarks.fitted import DEADLINE_S, SCRIPT, arguments_of, told
 from jaxtribute._src.addons.compiling.step import rates_of
 from jaxtribute._src.addons.compiling.topologies import ENVIRONMENT, Topology, topology_named
 from jaxtribute._src.addons.tools.hlo.schedule import timing
@@ -38,7 +37,6 @@ AXIS = "devices"
 WHOLE = PartitionSpec()
 Place: TypeAlias = Callable[[Any], PartitionSpec]
 """Gives the sharding of an array."""
-DEADLINE_S = 3600.0
 
 
 class Ways:
@@ -222,34 +220,26 @@ def by_hand(kind: str, topology: str) -> dict[str, Any]:
 
 def main() -> None:
     """Prints a line for each, and a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", action="append", choices=KINDS)
-    parser.add_argument("--topology", action="append")
+    parser = arguments_of(__doc__)
     parser.add_argument("--fitted", type=Path, nargs="*", default=[], help="what benchmarks.fitted --json wrote")
-    parser.add_argument("--quick", action="store_true", help="one model, to see that it runs")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--compile", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.compile:
         sys.stdout.write("\n" + json.dumps(compiled(*options.compile)) + "\n")
         return
     fitted = {(one["model"], one["topology"]): one for file in options.fitted for one in json.loads(file.read_text())}
-    table = Table("model", "topology", "best way by hand", "step", "first choice", "of that by hand")
-    rows: list[dict[str, Any]] = []
-    cases = list(product(options.topology or TOPOLOGIES, options.kind or KINDS))
-    for topology, kind in cases[: 1 if options.quick else None]:
-        row = by_hand(kind, topology)
-        best, step = row["best"], row["step"]
-        choice = fitted.get((kind, topology), {})
+
+    def beside(kind: str, topology: str) -> dict[str, Any]:
+        found, choice = by_hand(kind, topology), fitted.get((kind, topology), {})
         if "step" in choice:
-            row |= {"choice": choice["choice"], "ratio": choice["step"] / step}
-        rows.append(row)
-        sys.stdout.write(json.dumps(row) + "\n")
-        sys.stdout.flush()
-        if options.json:
-            options.json.write_text(json.dumps(rows, indent=1) + "\n")
-        ratio = f"{row['ratio']:.3f}" if "ratio" in row else ""
-        table.add_row(kind, topology, best, f"{step * 1e6:,.0f} us", row.get("choice", ""), ratio)
+            found |= {"choice": choice["choice"], "ratio": choice["step"] / found["step"]}
+        return found
+
+    table = Table("model", "topology", "best way by hand", "step", "first choice", "of that by hand")
+    for one in told(options, beside):
+        ratio = f"{one['ratio']:.3f}" if "ratio" in one else ""
+        step = f"{one['step'] * 1e6:,.0f} us"
+        table.add_row(one["model"], one["topology"], one["best"], step, one.get("choice", ""), ratio)
     Console(width=150).print(table)
 
 

@@ -88,9 +88,10 @@ class Recorder(Observer):
         options.python_tracer_level = 0  # it would slow Python down, and so the steps
         options.host_tracer_level = 2
         # JAX names files after the machine, and those of two workers on one would be the same.
-        if jax.process_count() > 1 or TF_CONFIG in os.environ:
-            rank = jax.process_index() if jax.process_count() > 1 else rank_of_this_process()
-            self.directory /= f"worker-{rank}"
+        if jax.process_count() > 1:
+            self.directory /= f"worker-{jax.process_index()}"
+        elif TF_CONFIG in os.environ:  # as of an island, which JAX takes for the only process
+            self.directory /= f"worker-{rank_of_this_process()}"
         jax.profiler.start_trace(str(self.directory), create_perfetto_trace=True, profiler_options=options)
         self.recording = True
 

@@ -88,8 +88,9 @@ def _numbers(tree: Nest) -> list[int | None]:
 def _number(array: Any) -> int | None:
     if not array.ndim or not (array != array[:1]).any():
         return None
-    plain = array.dtype == object
-    return crc32(repr(array.tolist()).encode() if plain else np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    if array.dtype == object:  # whose memory holds addresses
+        return crc32(repr(array.tolist()).encode())
+    return crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
 _COMPARED = WeakSet[KeyValueAgreements]()
