@@ -50,7 +50,7 @@ def searched(kind: str, topology: str, budget: str, every: str) -> dict[str, Any
     trials = Trials(SCRIPT, [kind], target)
     batch = trials.batch()
     memory, until = target.chip.memory, begun + SECONDS
-    search = FitSearch(trials, len(target.devices), memory, batch, until=until, calls=trials.accumulates)
+    search = FitSearch(trials, len(target.devices), memory, batch, until=until, optimizer=trials.optimizes)
     search.best()
     seconds, rest = time.monotonic() - begun, list[Outcome]()
     for one in everything(batch, len(target.devices)) if every else ():

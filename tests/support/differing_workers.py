@@ -48,6 +48,7 @@ def fixed_differently() -> dict[str, str]:
         "optimizer": trained,
         "operation": lambda x: jnp.sin(x) if own else jnp.cos(x),
         "operations": lambda x: jnp.abs(x).sum() if own else jnp.square(x).sum(),
+        "precision": lambda x: jnp.dot(x, x.T, precision=["high", "highest"][own]),
         "alike": lambda x: x * 0.5,
         "printed": lambda x: (jax.debug.print("{}", x) if own else None, x * 0.5)[1],
     }

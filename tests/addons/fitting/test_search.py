@@ -22,10 +22,14 @@ class Machine:
       activations: bytes of an example.
       memory: bytes of a device.
       gather: seconds to gather the variables from all devices.
+      slicing: seconds that an update in slices takes longer than one of whole variables; 0 without slices.
     """
 
-    def __init__(self, state: int = 100, activations: int = 10, memory: int = 1000, gather: float = 0.1) -> None:
+    def __init__(
+        self, state: int = 100, activations: int = 10, memory: int = 1000, gather: float = 0.1, slicing: float = 0.0
+    ) -> None:
         self.state, self.activations, self.memory, self.gather = state, activations, memory, gather
+        self.slicing = slicing
         self.asked: list[Candidate] = []
 
     def __call__(self, one: Candidate, most: int) -> Outcome:
@@ -39,14 +43,16 @@ class Machine:
         if one.memory is not None and kept > one.memory / one.per_replica:
             again, kept = 0.3, one.memory / one.per_replica
         state = self.state / (DEVICES if one.strategy == SHARDED else one.per_replica)
+        sliced = self.slicing != 0 and one.strategy == MIRRORED and one.per_replica == 1 and not one.whole_slots
+        state *= 0.5 if sliced else 1  # the slots are half of it, about
         if state + kept > self.memory:
             return Outcome(one, rows, "does not fit", held=int(state), compiled=compiled)
         compute = (1 + again) * rows * one.accumulate / one.per_replica * 0.01
         waits = self.gather * (2 * one.accumulate if one.strategy == SHARDED else 1)
-        waits += 0.02 * (one.per_replica - 1)
-        return Outcome(
-            one, rows, "", int(state + kept), int(state), compute + waits, compute, {"all": waits}, compiled=compiled
-        )
+        waits += 0.02 * (one.per_replica - 1) + self.slicing * sliced
+        memory, seconds = int(state + kept), compute + waits
+        parts = {"all": waits}
+        return Outcome(one, rows, "", memory, int(state), seconds, compute, parts, compiled=compiled, sliced=sliced)
 
 
 def searched(machine: Machine, **settings: object) -> FitSearch:
@@ -76,15 +82,17 @@ def test_activations_that_are_too_large_are_computed_again_or_divided() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "activations", "memory", "gather"),
-    list(itertools.product([10, 900, 8000], [1, 30, 200], [1000], [0.0, 0.1, 0.3])),
+    ("state", "activations", "memory", "gather", "slicing"),
+    list(itertools.product([10, 900, 8000], [1, 30, 200], [1000], [0.0, 0.1, 0.3], [0.0, 0.1, -0.05])),
 )
-def test_the_choice_fits_and_is_near_the_best_of_all(state: int, activations: int, memory: int, gather: float) -> None:
-    machine = Machine(state, activations, memory, gather)
+def test_the_choice_fits_and_is_near_the_best_of_all(
+    state: int, activations: int, memory: int, gather: float, slicing: float
+) -> None:
+    machine = Machine(state, activations, memory, gather, slicing)
     every = [
-        Candidate(kind, BATCH, group, budget, calls)
-        for kind, group, budget, calls in itertools.product(
-            (MIRRORED, SHARDED), (1, 2, 4, 8, 16), (None, 100, 300, 600, 900), (1, 2, 4, 8, 16)
+        Candidate(kind, BATCH, group, budget, calls, whole)
+        for kind, group, budget, calls, whole in itertools.product(
+            (MIRRORED, SHARDED), (1, 2, 4, 8, 16), (None, 100, 300, 600, 900), (1, 2, 4, 8, 16), (False, True)
         )
     ]
     possible = [one for one in (machine(each, 1) for each in every if each.rows(DEVICES)) if one.fits]
@@ -124,8 +132,19 @@ def test_what_a_program_refuses_for_another_reason_is_not_tried_with_less_memory
 
 def test_updates_of_one_call_where_nobody_could_apply_others() -> None:
     machine = Machine(activations=400)
-    searched(machine, calls=False)
+    searched(machine, optimizer=False)
     assert {one.accumulate for one in machine.asked} == {1}
+
+
+@pytest.mark.parametrize("optimizer", [True, False])
+@pytest.mark.parametrize("slicing", [0.1, 0.0, -0.05])
+def test_slots_are_whole_if_that_is_faster_and_the_optimizer_may_be_told(slicing: float, optimizer: bool) -> None:
+    machine = Machine(gather=0.01, slicing=slicing)
+    best = searched(machine, optimizer=optimizer).ranked()[0].candidate
+    assert best.whole_slots == (slicing > 0 and optimizer)
+    asked = [one for one in machine.asked if one.whole_slots]
+    assert bool(asked) == (slicing != 0 and optimizer)
+    assert all(one.strategy == MIRRORED and one.per_replica == 1 for one in asked)
 
 
 def test_what_is_left_of_a_refusal_and_of_lines() -> None:
@@ -141,6 +160,12 @@ def test_what_is_left_of_a_refusal_and_of_lines() -> None:
     ]
     assert outcome.lines(32)[-1] == "# a batch of 64"
     assert Outcome.read(outcome.as_dict()) == outcome
+    whole = Outcome(Candidate(MIRRORED, 64, accumulate=2, whole_slots=True), calls=3)
+    assert whole.lines(64) == [
+        "strategy = jd.MirroredStrategy()",
+        "optimizer = jd.Optimizer(..., accumulate_steps=6, shard_update=False)  # each call with 32 examples",
+    ]
+    assert str(whole.candidate) == "mirrored, 2 calls an update, whole slots"
     assert str(one) == "fully sharded, 4 devices each, 300.0 MiB kept, 2 calls an update"
     assert math.isclose(outcome.each, 2 / 64)
     assert one.rows(16) == 8

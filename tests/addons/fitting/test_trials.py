@@ -154,6 +154,21 @@ def test_calls_between_updates_wait_too(tmp_path: Path) -> None:
     assert found.waits["all-gather among 4"] >= 3.9 * once.waits["all-gather among 4"]
 
 
+def test_large_slots_lie_in_slices_or_whole(tmp_path: Path) -> None:
+    script = write(tmp_path)
+    script.write_text(script.read_text().replace("(128, 128)", "(512, 512)").replace("(512, 128)", "(512, 512)"))
+    trials = Trials(script, (), place("cpu:4", None, asked=False))
+    slices, whole = (trials(Candidate(MIRRORED, BATCH, whole_slots=whole), 9) for whole in (False, True))
+    assert (slices.sliced, whole.sliced) == (True, False)
+    matrices = LAYERS * 512 * 512 * 4
+    assert whole.held - slices.held == 2 * matrices * 3 // 4
+    assert any("all-gather" in wait for wait in slices.waits)
+    assert not any("all-gather" in wait for wait in whole.waits)
+    small = Trials(write(tmp_path), (), place("cpu:4", None, asked=False))
+    assert not small(Candidate(MIRRORED, BATCH), 9).sliced
+    assert not small(Candidate(SHARDED, BATCH), 9).sliced
+
+
 def test_nothing_is_added_up_without_an_optimizer(tmp_path: Path) -> None:
     script = write(tmp_path)
     text = script.read_text().replace('name=f"matrix_{i}")', 'name=f"matrix_{i}", aggregation="MEAN")')
@@ -161,7 +176,7 @@ def test_nothing_is_added_up_without_an_optimizer(tmp_path: Path) -> None:
     own = "for matrix, gradient in zip(matrices, gradients): matrix.assign_sub(gradient)"
     script.write_text(text.replace("optimizer.apply_gradients(gradients)", own))
     trials = Trials(script, (), place("cpu:2", None, asked=False))
-    assert trials.accumulates
+    assert trials.optimizes
     assert trials.batch() == BATCH
-    assert not trials.accumulates
+    assert not trials.optimizes
     assert "no jd.Optimizer" in trials(Candidate(MIRRORED, BATCH, accumulate=2), 9).refusal

@@ -33,6 +33,10 @@ def drawn(key: Any) -> Callable[[Any], Any]:
     return lambda x: x + jax.random.uniform(key)
 
 
+def under_precision(precision: str) -> Callable[[Any], Any]:
+    return jax.default_matmul_precision(precision)(lambda x: jnp.dot(x, x))
+
+
 CASES: dict[str, Callable[[int], Callable[[Any], Any]]] = {
     "a literal": scaled,
     "a small array": lambda n: around(np.full(3, n, np.float32)),
@@ -46,6 +50,10 @@ CASES: dict[str, Callable[[int], Callable[[Any], Any]]] = {
     "a result": lambda n: lambda x: (x, jnp.float32(n)),
     "an operation": lambda n: jnp.sin if n == 2 else jnp.cos,
     "an operation inside a loop": lambda n: lambda x: jax.lax.map([jnp.sin, jnp.cos][n - 2], x),
+    "the type between two": lambda n: lambda x: x.astype([jnp.float16, jnp.bfloat16][n - 2]).astype(jnp.float32),
+    "a precision": lambda n: lambda x: jnp.dot(x, x, precision=["high", "highest"][n - 2]),
+    "the precision that is set": lambda n: under_precision(["high", "highest"][n - 2]),
+    "what becomes of indices outside": lambda n: lambda x: x.at[5].add(1.0, mode=["drop", "clip"][n - 2]),
     "a key": lambda n: drawn(jax.random.key(n)),
 }
 

@@ -55,7 +55,7 @@ def fit(
     most_batch: int | None = None,
     seconds: float = SECONDS,
     most: int = MOST,
-    calls: bool = True,
+    optimizer: bool = True,
 ) -> Fit:
     """Searches for the best ways to train a script.
 
@@ -68,7 +68,7 @@ def fit(
       most_batch: how many they may become; None for no more.
       seconds: after which no further program is begun.
       most: the most programs that are compiled.
-      calls: whether an update may take several calls of `apply_gradients`.
+      optimizer: whether the arguments of the script's optimizer may be others.
 
     Raises:
       ArgumentError: there is no such script, or there are no such devices.
@@ -80,7 +80,7 @@ def fit(
     topology = topology.strip().lower()
     analytic = missing_compiler(topology)
     settings = {"topology": topology, "analytic": analytic, "budget": budget, "batch": batch, "most_batch": most_batch}
-    settings |= {"seconds": seconds, "most": most, "calls": calls}
+    settings |= {"seconds": seconds, "most": most, "optimizer": optimizer}
     answer = run_module(
         "jaxtribute._src.addons.fitting.script",
         [json.dumps(settings), str(script), *arguments],

@@ -111,10 +111,8 @@ def applied(chosen: Outcome, layout: Foreign = None) -> jd.Strategy:
         arguments = {"devices_per_replica": one.per_replica, "layout": found if layout is None else layout}
     if one.memory is not None:
         jd.config.set_memory_budget(one.memory)
-    if one.accumulate > 1:
-        _LOG.warning(
-            "the choice has accumulate_steps=%d, which is for the script's jd.Optimizer to say", one.accumulate
-        )
+    for line in chosen.lines_besides(one.batch):
+        _LOG.warning("the choice has a line that no strategy can be told, and the script has to say: %s", line)
     return getattr(jd, one.strategy)(**arguments)
 
 
@@ -185,7 +183,7 @@ def _chosen(script: Path, arguments: Sequence[str], topology: str, budget: int |
     sys.stderr.write(
         f"jaxtribute: looking for a way to train {script.name} on {topology}; begins no program after {seconds:.0f} s\n"
     )
-    found = fit(script, arguments, topology, budget=budget, seconds=seconds, calls=False)
+    found = fit(script, arguments, topology, budget=budget, seconds=seconds, optimizer=False)
     if not found.ranked:
         reasons = "; ".join(f"{one.candidate}: {one.refusal}" for one in found.found)
         raise ArgumentError(

@@ -26,6 +26,7 @@ class Candidate:
       memory: bytes that the backward pass may keep; None for no bound.
       accumulate: calls of `apply_gradients` for each update.
       batch: examples of an update, on all replicas.
+      whole_slots: whether each replica updates all of the large variables, of which it else updates a slice.
     """
 
     strategy: str
@@ -33,6 +34,7 @@ class Candidate:
     per_replica: int = 1
     memory: int | None = None
     accumulate: int = 1
+    whole_slots: bool = False
 
     def rows(self, devices: int) -> int:
         """Examples that a replica computes at a time, on so many devices; 0 if there are too few."""
@@ -45,6 +47,7 @@ class Candidate:
         words += [f"{self.per_replica} devices each"] if self.per_replica > 1 else []
         words += [f"{mib(self.memory)} kept"] if self.memory is not None else []
         words += [f"{self.accumulate} calls an update"] if self.accumulate > 1 else []
+        words += ["whole slots"] if self.whole_slots else []
         return ", ".join(words)
 
 
@@ -65,6 +68,7 @@ class Outcome:
       layout: the layout that was chosen, by patterns of variables' names.
       own: arguments of the script's own strategy that are kept; None for those that are no numbers.
       calls: calls of `apply_gradients` for each update by the script's own `accumulate_steps`.
+      sliced: whether replicas update slices of variables that each of them has whole.
       topology: the devices that it was compiled for; empty where that was not kept.
     """
 
@@ -80,6 +84,7 @@ class Outcome:
     layout: Mapping[str, Any] = field(default_factory=dict[str, Any])
     own: Mapping[str, Any] = field(default_factory=dict[str, Any])
     calls: int = 1
+    sliced: bool = False
     topology: str = ""
 
     @property
@@ -121,14 +126,13 @@ class Outcome:
 
     def lines_besides(self, asked: int) -> list[str]:
         """Those of them that no strategy can be told."""
-        one, written = self.candidate, list[str]()
+        one, arguments, rest = self.candidate, list[str](), ""
         if one.accumulate > 1:
-            written.append(
-                f"optimizer = jd.Optimizer(..., accumulate_steps={one.accumulate * self.calls})"
-                f"  # each call with {-(-one.batch // one.accumulate):,} examples"
-            )
-        written += [f"# a batch of {one.batch:,}"] if one.batch != asked else []
-        return written
+            arguments.append(f"accumulate_steps={one.accumulate * self.calls}")
+            rest = f"  # each call with {-(-one.batch // one.accumulate):,} examples"
+        arguments += ["shard_update=False"] if one.whole_slots else []
+        written = [f"optimizer = jd.Optimizer(..., {', '.join(arguments)}){rest}"] if arguments else []
+        return written + ([f"# a batch of {one.batch:,}"] if one.batch != asked else [])
 
     def as_dict(self) -> dict[str, Any]:
         """The outcome as values that JSON can hold."""

@@ -21,15 +21,25 @@ class Exchanged:
 
     Attributes:
       strategies: those that stand in the place of the script's own.
-      optimizers: how many optimizers it has made.
+      optimizers: the optimizers that it has made.
       own: what the script's strategy keeps of its own arguments.
       calls: the largest `accumulate_steps` of the script itself.
     """
 
     def __init__(self) -> None:
         self.strategies: list[jd.Strategy] = []
-        self.optimizers, self.calls = 0, 1
+        self.optimizers: list[jd.Optimizer] = []
+        self.calls = 1
         self.own: dict[str, Any] = {}
+
+    @property
+    def sliced(self) -> bool:
+        """Whether an optimizer updates slices of variables that each replica has whole."""
+        return any(
+            all(variable.policy.cut is None for variable in optimizer.trainable_variables)
+            and any(slot.policy.cut is not None for slot in optimizer.variables)
+            for optimizer in self.optimizers
+        )
 
 
 STRATEGIES = "MirroredStrategy", "MultiWorkerMirroredStrategy", "FullyShardedStrategy", "TPUStrategy"
@@ -105,7 +115,7 @@ def exchanging(candidate: Candidate, layout: Any, tries: int) -> Generator[Excha
         made.strategies.append(self)
 
     replace(wanted, "__init__", begun)
-    replace(jd.Optimizer, "__init__", _accumulating(jd.Optimizer.__init__, candidate, made))
+    replace(jd.Optimizer, "__init__", _optimizing(jd.Optimizer.__init__, candidate, made))
     jd.config.set_memory_budget(candidate.memory)
     if candidate.memory is not None:  # a script's own would take its place
         replace(jd.config, "set_memory_budget", lambda _: None)
@@ -117,13 +127,15 @@ def exchanging(candidate: Candidate, layout: Any, tries: int) -> Generator[Excha
         jd.config.set_memory_budget(None)
 
 
-def _accumulating(begin: Any, candidate: Candidate, made: Exchanged) -> Any:
+def _optimizing(begin: Any, candidate: Candidate, made: Exchanged) -> Any:
     @wraps(begin)
     def begun(self: Any, *args: Any, **given: Any) -> None:
-        made.optimizers += 1
+        made.optimizers.append(self)
         made.calls = max(made.calls, given.get("accumulate_steps", 1))
         if candidate.accumulate > 1:  # the script's own batch may be a part of an update already
             given["accumulate_steps"] = candidate.accumulate * given.get("accumulate_steps", 1)
+        if candidate.whole_slots:
+            given["shard_update"] = False
         begin(self, *args, **given)
 
     return begun

@@ -1,8 +1,8 @@
 """Searches for the best ways to train a script, in a process of its own, which `plan --fit` starts.
 
 The first argument is a JSON object: `topology`, `analytic` (why its own compiler is not asked), `budget` in bytes,
-`batch`, `most_batch`, `seconds`, `most` and `calls` (whether updates may take several). The script and its arguments
-follow. The last line of output is JSON.
+`batch`, `most_batch`, `seconds`, `most` and `optimizer` (whether its arguments may be others). The script and its
+arguments follow. The last line of output is JSON.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(settings: str, script: str, *arguments: str) -> None:
         most_batch=asked["most_batch"] or batch,
         until=until,
         most=asked["most"],
-        calls=asked["calls"] and trials.accumulates,
+        optimizer=asked["optimizer"] and trials.optimizes,
     )
     search.best()
     answer = {

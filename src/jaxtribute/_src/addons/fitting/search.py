@@ -35,7 +35,7 @@ class FitSearch:
       most_batch: how many it may become.
       until: the time, by `time.monotonic`, after which nothing more is begun.
       most: the most programs that are compiled.
-      calls: whether an update may take several calls of `apply_gradients`.
+      optimizer: whether the arguments of the script's optimizer may be others.
 
     Attributes:
       found: the outcomes, in the order in which they were compiled.
@@ -51,11 +51,11 @@ class FitSearch:
         most_batch: int = 0,
         until: float = math.inf,
         most: int = MOST,
-        calls: bool = True,
+        optimizer: bool = True,
     ) -> None:
         self._judge, self._devices, self._memory, self._batch = judge, devices, memory, batch
         self._most_batch, self._until, self._most = most_batch, until, most
-        self._calls = calls
+        self._optimizer = optimizer
         self.found: dict[Candidate, Outcome] = {}
 
     @property
@@ -105,6 +105,9 @@ class FitSearch:
 
     def _try(self, candidate: Candidate) -> Outcome | None:
         """Compiles a candidate; None if there are too few examples for it, or no try or time is left."""
+        # All of a group's devices update what they have of a variable, and shards are updated where they lie.
+        if candidate.strategy != MIRRORED or candidate.per_replica > 1:
+            candidate = replace(candidate, whole_slots=False)
         known = self.found.get(candidate)
         if known is not None:
             return known
@@ -116,7 +119,7 @@ class FitSearch:
         if (
             not candidate.rows(self._devices)
             or self._devices % candidate.per_replica
-            or (candidate.accumulate > 1 and not self._calls)
+            or ((candidate.accumulate > 1 or candidate.whole_slots) and not self._optimizer)
         ):
             return None
         # However little time there is, there is an answer.
@@ -131,6 +134,9 @@ class FitSearch:
         if candidate.strategy == MIRRORED and whole is not None and whole.held > candidate.per_replica * self._memory:
             return None  # the state alone, divided among all devices of a replica, is too large
         outcome = self._try(candidate)
+        # Beside slices it could seem best to have everything in slices.
+        if outcome is not None and outcome.sliced:
+            self._try(replace(candidate, whole_slots=True))
         if outcome is None or not outcome.refusal.startswith(TOO_LARGE):
             return outcome
         for variant in self._smaller(outcome):
@@ -156,6 +162,8 @@ class FitSearch:
     def _changes(self, best: Outcome) -> Iterator[Candidate]:
         """Ways of training that differ little from one that fits, and may be faster."""
         one, left = best.candidate, _FULL * self._memory - best.memory
+        if best.sliced:
+            yield replace(one, whole_slots=True)
         if one.memory is not None:
             if left > 0.1 * self._memory:
                 yield replace(one, memory=int(one.memory + 0.8 * left * one.per_replica))

@@ -35,7 +35,7 @@ class Trials:
       target: the devices.
 
     Attributes:
-      accumulates: False if the script is known to have no optimizer that could add gradients up.
+      optimizes: False if the script is known to have no `jd.Optimizer`, whose arguments could be others.
     """
 
     def __init__(self, script: Path, arguments: Sequence[str], target: Topology) -> None:
@@ -43,7 +43,7 @@ class Trials:
         self._arguments = with_devices(arguments, len(target.devices))
         self._layouts: dict[tuple[str, int], dict[str, Any]] = {}
         self._tried = 0  # programs that were compiled for the last candidate
-        self.accumulates = True
+        self.optimizes = True
 
     def batch(self) -> int:
         """Examples in the script's own global batch.
@@ -63,7 +63,7 @@ class Trials:
                 f"{self._script} trains nothing before it ends or needs a value, and nothing runs here. HINT: where "
                 "JAXTRIBUTE_SEARCHING stands in the environment, let it begin with a step."
             )
-        self.accumulates = made.optimizers > 0
+        self.optimizes = bool(made.optimizers)
         return max(batch, 1)
 
     def __call__(self, candidate: Candidate, most: int) -> Outcome:
@@ -116,6 +116,7 @@ class Trials:
             layout=self._layout_of(one) or {},
             own=made.own,
             calls=made.calls,
+            sliced=made.sliced,
             topology=self._target.name,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from enum import Enum
 from typing import Any
 
 import jax
@@ -14,7 +15,6 @@ from jaxtribute._src.core.jaxprs.core import (
     Literal,
     constants,
     in_words,
-    is_program,
     line_of_program,
     numbers_of,
     opened,
@@ -49,8 +49,8 @@ def fixed_values(program: ClosedJaxpr, caller: str = UNKNOWN) -> Iterator[Fixed]
             if text:
                 yield f"{text} in {eqn.primitive.name}", line
         for name, value in sorted(eqn.params.items()):
-            text = _number(value)
-            if text:
+            text = _parameter(value)
+            if text and name != "name":
                 yield f"{name}={text} of {eqn.primitive.name}", line
         for inner in programs_in(eqn):
             yield from fixed_values(inner, line)
@@ -73,10 +73,8 @@ def value_in_words(value: Any) -> str:
     return f"{in_words(value)} with the digest {hashlib.sha256(np.ascontiguousarray(host).tobytes()).hexdigest()[:16]}"
 
 
-def _number(value: Any) -> str:
-    """A number among the parameters of an operation, or a tuple of some; nothing for all else."""
+def _parameter(value: Any) -> str:
+    """A number, dtype or mode among the parameters of an operation, or a tuple of some; nothing for all else."""
     if isinstance(value, (tuple, list)):
-        return ", ".join(filter(None, map(_number, value)))
-    if is_program(value) or value is None:
-        return ""
-    return value_in_words(value)
+        return ", ".join(filter(None, map(_parameter, value)))
+    return str(value) if isinstance(value, (str, Enum, np.dtype)) else value_in_words(value)
