@@ -111,8 +111,9 @@ def test_the_command_prints_the_best_and_the_lines_to_write(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
+    waits, own = {"all-gather among 2": 5e-4}, {"layout": None}
     found = [
-        Outcome(Candidate(SHARDED, 64, 2), 4, "", 3 << 20, 0, 2e-3, 1.5e-3, {"all-gather among 2": 5e-4}),
+        Outcome(Candidate(SHARDED, 64, 2), 4, "", 3 << 20, 0, 2e-3, 1.5e-3, waits, own=own),
         Outcome(Candidate(MIRRORED, 64), 2, "does not fit: by 3 GiB"),
         Outcome(Candidate(MIRRORED, 64, 4), 2, "ValueError: no data"),
     ]
@@ -193,7 +194,7 @@ def test_a_module_that_was_run_by_its_name_is_no_script(monkeypatch: pytest.Monk
 
 
 def test_what_automatic_cannot_apply_is_printed_beside_it() -> None:
-    one = Outcome(Candidate(MIRRORED, 128, per_replica=2, accumulate=2))
+    one = Outcome(Candidate(MIRRORED, 128, per_replica=2, accumulate=2), own={"layout": None})
     assert report.lines_text(one, 64, "c.json").splitlines()[-4:] == [
         "or",
         '    strategy = jd.experimental.Automatic("c.json", layout=...)',

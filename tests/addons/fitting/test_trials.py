@@ -9,6 +9,7 @@ import pytest
 
 import jaxtribute as jd
 from fitting.scripts import LAYERS, STATE, write
+from jaxtribute._src.addons.fitting import automatic
 from jaxtribute._src.addons.fitting import script as searching
 from jaxtribute._src.addons.fitting.candidates import MIRRORED, SHARDED, TOO_LARGE, Candidate
 from jaxtribute._src.addons.fitting.places import devices_in, missing_compiler, place
@@ -152,6 +153,19 @@ def test_calls_between_updates_wait_too(tmp_path: Path) -> None:
     once = trials(Candidate(SHARDED, BATCH), 9)
     # Each call gathers the matrices.
     assert found.waits["all-gather among 4"] >= 3.9 * once.waits["all-gather among 4"]
+
+
+def test_a_layout_that_names_cannot_say_is_chosen_again(tmp_path: Path) -> None:
+    script = write(tmp_path)
+    named = script.read_text()
+    for own in (named, named.replace(', name=f"matrix_{i}"', "")):
+        script.write_text(own)
+        found = Trials(script, (), place("cpu:4", None, asked=False))(Candidate(MIRRORED, BATCH, 2), 9)
+        assert found.fits
+        assert bool(found.layout) == (own is named)
+        assert found.lines(BATCH) == ['strategy = jd.MirroredStrategy(devices_per_replica=2, layout="auto")']
+        strategy = automatic.applied(found)
+        assert isinstance(strategy.extended.layouts, jd.experimental.AutomaticLayout) == (own is not named)
 
 
 def test_large_slots_lie_in_slices_or_whole(tmp_path: Path) -> None:

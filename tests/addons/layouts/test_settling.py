@@ -160,6 +160,43 @@ def test_the_choice_is_a_map_with_reasons_that_can_be_kept(tmp_path: Any) -> Non
         assert spec(jd.Variable(np.zeros((8, 32)), name="w1")) == PartitionSpec(None, "model")
 
 
+def two_layers(on: Any, *names: str | None) -> tuple[Any, Any]:
+    """Two matrices of such names, split by columns and then by rows, and a function that multiplies by both."""
+    with on.scope():
+        up = jd.Variable(np.ones((WIDE, 2 * WIDE), np.float32), name=names[0])
+        down = jd.Variable(np.ones((2 * WIDE, WIDE), np.float32), name=names[1])
+    return jd.function(lambda: on.run(lambda: (jnp.ones((2, WIDE)) @ up) @ down)), (up, down)
+
+
+@pytest.mark.parametrize("names", [(None, None), ("kernel", "kernel"), ("up", "down")])
+def test_names_that_do_not_tell_variables_apart_are_not_kept(names: tuple[Any, Any], tmp_path: Any) -> None:
+    auto = strategy(layout=quick())
+    step, (up, down) = two_layers(auto, *names)
+    apart = names[0] != names[1]
+    first = jd.experimental.automatic_layout(step, tries=1)
+    step()
+    for found in (first, auto.extended.layouts):
+        assert set(found) == ({"^up$", "^down$"} if apart else set())
+        if apart:
+            found.save(tmp_path / "layout.json")
+            continue
+        assert "several variables, which lie differently" in str(found)
+        with pytest.raises(ArgumentError, match=r"several variables are called .* HINT: give each"):
+            found.save(tmp_path / "layout.json")
+    assert (up.policy.layout, down.policy.layout) == ((None, "model"), ("model",))
+
+
+def test_names_that_another_program_has_used_are_not_kept() -> None:
+    auto = strategy(layout=quick())
+    step, _ = two_layers(auto, "up", "down")
+    other, _ = two_layers(auto, "down", "other")
+    step()
+    assert set(auto.extended.layouts) == {"^up$", "^down$"}
+    other()
+    assert set(auto.extended.layouts) == {"^up$", "^other$"}
+    assert auto.extended.layouts.shared == {"^down$"}
+
+
 @pytest.mark.slow
 def test_a_limit_that_the_whole_model_meets_leaves_it_whole() -> None:
     alone = strategy(layout=None)

@@ -65,7 +65,7 @@ class Outcome:
       compute: the part of them in which something is computed.
       waits: seconds of waiting for collectives, by what they are, such as `all-gather among 8`.
       compiled: how many programs were compiled for it.
-      layout: the layout that was chosen, by patterns of variables' names.
+      layout: the layout that was chosen, by patterns of variables' names; empty where these cannot say it.
       own: arguments of the script's own strategy that are kept; None for those that are no numbers.
       calls: calls of `apply_gradients` for each update by the script's own `accumulate_steps`.
       sliced: whether replicas update slices of variables that each of them has whole.
@@ -93,6 +93,11 @@ class Outcome:
         return not self.refusal
 
     @property
+    def has_layout(self) -> bool:
+        """True if the layout is the script's own."""
+        return not self.layout and "layout" in self.own
+
+    @property
     def each(self) -> float:
         """Seconds for an example."""
         return self.seconds / self.candidate.batch
@@ -113,7 +118,7 @@ class Outcome:
         """
         one, arguments = self.candidate, dict[str, str]()
         if one.per_replica > 1:
-            arguments = {"devices_per_replica": str(one.per_replica), "layout": '"auto"' if self.layout else "..."}
+            arguments = {"devices_per_replica": str(one.per_replica), "layout": "..." if self.has_layout else '"auto"'}
         for name, value in self.own.items():
             arguments.setdefault(name, "..." if value is None else repr(value))
         given = ", ".join([f"{name}={value}" for name, value in arguments.items()])

@@ -51,7 +51,7 @@ def lines_text(best: Outcome, asked: int, saved: str = "") -> str:
     """
     lines = ["The lines to write for the first:", *(f"    {line}" for line in best.lines(asked))]
     if saved:
-        layout = "" if best.candidate.per_replica == 1 or best.layout else ", layout=..."
+        layout = ", layout=..." if best.candidate.per_replica > 1 and best.has_layout else ""
         lines += ["or", f'    strategy = jd.experimental.Automatic("{saved}"{layout})']
         lines += [f"    {line}" for line in best.lines_besides(asked)]
     return "\n".join(lines)

@@ -142,6 +142,8 @@ class Trials:
             layout = strategy.extended.layouts
             if isinstance(layout, AutomaticLayout) and layout.tried:
                 self._tried += len(layout.tried)
+                if layout.shared:
+                    continue  # names do not say how the variables lie, so each run chooses again
                 fits = min(each.memory for each in layout.tried) < math.inf
                 for_whom = "" if fits else one.strategy
                 self._layouts[for_whom, one.per_replica] = {key: list(axes) for key, axes in layout.items()}

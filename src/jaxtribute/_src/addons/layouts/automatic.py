@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxtribute import Variable
+from jaxtribute._src.addons.layouts.found import FoundLayouts
 from jaxtribute.extending import Capture, ProgramLayout, ReplicaMesh, points, settings
 
 Layout = tuple[str | tuple[str, ...] | None, ...]
@@ -32,7 +33,7 @@ class Candidate(NamedTuple):
     memory: float
 
 
-class AutomaticLayout(ProgramLayout):
+class AutomaticLayout(FoundLayouts, ProgramLayout):
     """A layout map that a strategy fills itself: `layout="auto"`, with settings.
 
     A variable is laid out by its shape as it is made, so that no device ever holds a large model whole: its longest

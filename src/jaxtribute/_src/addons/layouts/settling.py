@@ -26,6 +26,7 @@ from jaxtribute._src.addons.layouts.automatic import (
 )
 from jaxtribute._src.addons.layouts.axes import AxisClasses
 from jaxtribute._src.addons.layouts.clusters import Cluster, Plan, clusters_of, split_axis
+from jaxtribute._src.addons.layouts.found import FoundLayouts
 from jaxtribute._src.addons.layouts.judging import Judge, laid_out
 from jaxtribute._src.addons.layouts.search import Search
 from jaxtribute._src.addons.tools.sizes import bytes_on_each
@@ -137,16 +138,16 @@ class Choice:
                 found[variable] = min(_held(variable, policy) for policy in policies)
         return sum(found.values())
 
-    def entries(self) -> LayoutMap:
+    def entries(self) -> FoundLayouts:
         """The layouts by name, with their reasons; those of slots, which follow their variables, are left out."""
-        made = LayoutMap()
+        made, added = FoundLayouts(), set[Variable]()
 
         def add(variable: Variable, layout: Layout, why: str) -> None:
             # A layout map looks for its keys anywhere in a name: this one is to fit that name alone.
             key = f"^{re.escape(variable.name.removesuffix(':0'))}$"
-            if not variable.derived and key not in made:
-                made[key] = layout
-                made.notes[key] = LayoutMap.Note(variable.shape, why)
+            if not variable.derived and variable not in added:
+                added.add(variable)
+                made.add(key, layout, LayoutMap.Note(variable.shape, why))
 
         for place, (cluster, axis) in enumerate(zip(self.clusters, self.plan, strict=True)):
             why = reasons.reason(self.clusters, self.plan, place, self._parts, self._classes)
@@ -215,8 +216,7 @@ def settle(chosen: AutomaticLayout, mesh: ReplicaMesh, traced: Capture, leaves: 
             if layout != variable.policy.layout:
                 variable.lay_out(laid_out(variable.policy, layout))
     entries = choice.entries()
-    chosen.update(entries)
-    chosen.notes.update(entries.notes)
+    chosen.join(entries)
     chosen.tried = choice.tried
     for variable in pending:
         chosen.settle(variable)
@@ -240,7 +240,8 @@ def automatic_layout(
       kwargs: further arguments of the step.
 
     Returns:
-      A `jd.LayoutMap` with a key for each variable that the step uses, and a note of its shape and the reason.
+      A `jd.LayoutMap` with a key for each variable that the step uses, and a note of its shape and the reason. Names of
+      several variables that lie differently have none, and it cannot be saved then.
 
     Raises:
       ArgumentError: the step uses no variables of a strategy whose replicas have several devices; variables and slots
