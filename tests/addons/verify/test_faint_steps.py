@@ -101,6 +101,22 @@ def test_what_becomes_nan_is_told_as_that() -> None:
     assert STILL not in str(found)
 
 
+@pytest.mark.parametrize("broken", [0, 1])
+def test_what_becomes_nan_is_told_if_another_variable_has_its_name(broken: int) -> None:
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        both = [jd.Variable(np.ones(4, "f"), aggregation="MEAN") for _ in range(2)]
+    (batch,) = strategy.experimental_distribute_dataset([X])
+
+    def replica(x: Any) -> None:
+        total = jd.get_replica_context().all_reduce("SUM", x.sum(0))
+        for number, variable in enumerate(both):
+            variable.assign_sub(jnp.log(-1.0 - total**2) if number == broken else total)
+
+    found = testing.verify(lambda x: strategy.run(replica, (x,)), batch, strategy=strategy, raises=False)
+    assert "NaN on one device" in str(found)
+
+
 SMALL = [
     optax.sgd(1e-9),
     optax.sgd(WARM_UP),

@@ -27,9 +27,9 @@ def shaken(variable: Variable, number: int) -> Any:
 
 def blank(one: Outcome, before: Before) -> list[str]:
     """Names what of the state has become NaN."""
-    values = {variable.name: value for variable, value in one.written.items() if variable.trainable}
-    values.update({f"the result{path}": one.outputs[path] for path in before.results})
-    return [name for name, value in values.items() if not is_key(value) and np.isnan(value).any()]
+    values = [(variable.name, value) for variable, value in one.written.items() if variable.trainable]
+    values += [(f"the result{path}", one.outputs[path]) for path in before.results]
+    return [name for name, value in values if not is_key(value) and np.isnan(value).any()]
 
 
 def is_trained(variable: Variable, value: Any) -> bool:
