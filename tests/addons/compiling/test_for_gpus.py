@@ -57,8 +57,15 @@ def test_what_does_not_fit_is_refused_with_the_figure() -> None:
         table = jd.Variable(lambda: jnp.ones((1 << 22, 4096)))  # 64 GiB, and as much again for each of Adam's slots
         return [table], lambda x: (x @ table.read_value().T).sum(axis=-1), [np.zeros((64, 4096), np.float32)]
 
-    with pytest.raises(DoesNotFitError, match=r"does not fit on h100:1x4: each device needs .* GiB are missing\. HINT"):
+    with pytest.raises(DoesNotFitError, match=r"does not fit on h100:1x4: each device needs .* GiB are missing\. Var"):
         jd.experimental.compile_for("h100:1x4", lambda: train(jd.MirroredStrategy(), huge))
+
+    def wide() -> Any:
+        kernel = jd.Variable(lambda: jnp.ones((4, 1 << 20)))  # whose products with 16,384 rows are 64 GiB
+        return [kernel], lambda x: jnp.sin(jnp.sin(x @ kernel)).sum(axis=-1), [np.zeros((1 << 16, 4), np.float32)]
+
+    with pytest.raises(DoesNotFitError, match=r"does not fit on h100:1x4: .* HINT: bound what the backward pass keeps"):
+        jd.experimental.compile_for("h100:1x4", lambda: train(jd.MirroredStrategy(), wide))
 
 
 def test_plan_prints_what_the_compiler_says(tmp_path: Path) -> None:

@@ -29,6 +29,10 @@ _HOST = re.compile(
     r" (?:outfeed|infeed|send|recv)\(|MoveToHost|MoveToDevice|S\(5\)[^\n]*? (?:copy|slice|dynamic-[\w-]*slice)-start\("
 )
 _KERNEL = re.compile(r'custom_call_target="tpu_custom_call"(?![^\n]*"cost_estimate")')
+_SPLIT = (
+    "HINT: split them: jd.FullyShardedStrategy(), or replicas of several devices (devices_per_replica=2, "
+    'layout="auto"); or use 16-bit numbers, or more devices.'
+)
 _HINT = (
     'HINT: bound what the backward pass keeps: jd.value_and_grad(..., memory="auto"), or, for all losses and Keras, '
     'jd.config.set_memory_budget("auto"); use fewer examples on each device, 16-bit numbers, or a strategy that '
@@ -194,14 +198,14 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
     try:
         compiled = lowered.compile(compiler_options=dict(topology.options))
     except jax.errors.JaxRuntimeError as error:
-        raise _too_large(error, topology, rows * step.replicas) from error
+        raise _too_large(error, topology, step, rows) from error
     seconds = time.perf_counter() - start
     text = compiled.as_text()
     flops, traffic = costs(compiled)
     memory = compiled.memory_analysis()
     program, held = step.program, _held(step, rows, memory)
     if held.total > topology.chip.memory:  # the compiler of GPUs says nothing
-        raise _over(held, topology, rows * step.replicas)
+        raise _over(held, topology, step, rows)
     # Donation is a permission. Which outputs did take over an input's memory stands in the program's first line.
     aliased = _aliased_outputs(text)
     return CompiledStep(
@@ -293,17 +297,24 @@ def _aliased_outputs(text: str) -> set[int]:
     return {int(pair["output"]) for pair in _ALIASED.finditer(found["pairs"])} if found else set()
 
 
-def _over(held: Held, topology: Topology, batch: int) -> DoesNotFitError:
+def _refusal(topology: Topology, step: Step, rows: int, what: str) -> DoesNotFitError:
+    """The error of a program that needs more memory than there is, with what would help."""
+    state = state_of(step)
+    # However little a backward pass keeps, that is too much.
+    alone = f" Variables, slots and gradients alone take {state / _UNITS['G']:.2f} GiB of each."
+    more = f"{alone} {_SPLIT}" if state > topology.chip.memory else f" {_HINT}"
+    return DoesNotFitError(f"a step of {rows * step.replicas:,} examples does not fit on {topology.name}: {what}{more}")
+
+
+def _over(held: Held, topology: Topology, step: Step, rows: int) -> DoesNotFitError:
     """The error of a program that the compiler has made, and that needs more memory than there is."""
     parts = ", ".join(f"{key} {value / _UNITS['G']:.2f}" for key, value in asdict(held).items() if value)
     needed, there = held.total / _UNITS["G"], topology.chip.memory / _UNITS["G"]
-    return DoesNotFitError(
-        f"a step of {batch:,} examples does not fit on {topology.name}: each device needs {needed:.2f} GiB ({parts}) "
-        f"and has {there:.2f}; {needed - there:.2f} GiB are missing. {_HINT}"
-    )
+    what = f"each device needs {needed:.2f} GiB ({parts}) and has {there:.2f}; {needed - there:.2f} GiB are missing."
+    return _refusal(topology, step, rows, what)
 
 
-def _too_large(error: Exception, topology: Topology, batch: int) -> Exception:
+def _too_large(error: Exception, topology: Topology, step: Step, rows: int) -> Exception:
     """The error of a program that does not fit, with the compiler's figures; any other error as it is."""
     found = _OUT_OF_MEMORY.search(str(error))
     if found is None:
@@ -313,6 +324,4 @@ def _too_large(error: Exception, topology: Topology, batch: int) -> Exception:
     if sizes is not None:
         needed = float(sizes["needed"]) * _UNITS[sizes["unit"]] / _UNITS["G"]
         missing = f" {needed - float(sizes['there']):.2f} GiB are missing, before what lies there between steps."
-    return DoesNotFitError(
-        f"a step of {batch:,} examples does not fit on {topology.name}: {found['what']}{missing} {_HINT}"
-    )
+    return _refusal(topology, step, rows, found["what"] + missing)
