@@ -10,14 +10,21 @@ import optax
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.addons.planning.inspection import Looker, look_at_script
+from jaxtribute._src.addons.planning.inspection import Looker, Step, look_at_script
 from jaxtribute._src.addons.planning.report import cost_text
+from jaxtribute._src.addons.tools.user_scripts import STEPS_AND_INPUT
 from jaxtribute.experimental import observe
 from jaxtribute.planning import StepCost, cost_of
 from planning.scripts import VARIABLES, write
 
 
-def training(strategy: jd.Strategy, *, dtype: Any = np.float32, rows: int | None = None, width: int = 32) -> Any:
+def squares(x: Any) -> Any:
+    return (x**2).sum()
+
+
+def training(
+    strategy: jd.Strategy, *, dtype: Any = np.float32, rows: int | None = None, width: int = 32, loss: Any = squares
+) -> Any:
     """A step of one matrix product forward and two back for each example."""
     with strategy.scope():
         w = jd.Variable(np.zeros((16, width), dtype), name="w")
@@ -27,10 +34,7 @@ def training(strategy: jd.Strategy, *, dtype: Any = np.float32, rows: int | None
         if rows is not None:
             x = x.reshape(rows, 16)  # a step for one size of the batch
 
-        def loss() -> jax.Array:
-            return ((x @ w) ** 2).sum()
-
-        _, gradients = jd.value_and_grad(loss, [w])()
+        _, gradients = jd.value_and_grad(lambda: loss(x @ w), [w])()
         optimizer.apply_gradients(gradients)
 
     @jd.function
@@ -164,6 +168,53 @@ def test_slices_are_shared_out_among_more_devices() -> None:
     assert few.memory_on(2, 4) == few.memory.at(4)
     assert few.memory.at(4) - few.memory_on(8, 4) == state * (1 / 2 - 1 / 8)
     assert many.memory_on(8, 1) == many.memory.at(1)
+
+
+def gathered(x: Any) -> Any:
+    context: Any = jd.get_replica_context()
+    return context.all_gather(x, axis=0)
+
+
+def by_count(x: Any) -> Any:
+    context: Any = jd.get_replica_context()
+    return (x**2).sum() / context.all_reduce("SUM", np.float32(x.shape[0]))
+
+
+def centered(x: Any) -> Any:
+    context: Any = jd.get_replica_context()
+    return x - context.all_reduce("MEAN", x.mean(0, keepdims=True))
+
+
+MIXING: dict[str, Any] = {
+    "rows beside all rows": lambda x: jax.nn.logsumexp(x @ gathered(x).T, axis=1).sum(),
+    "a kernel of all rows": lambda x: jnp.linalg.slogdet(gathered(x) @ gathered(x).T + jnp.eye(len(gathered(x))))[1],
+    "rows of the next": lambda x: (x * jax.lax.ppermute(x, jd.REPLICA_AXIS, [(0, 1), (1, 0)])).sum(),
+}
+PLAIN: dict[str, Any] = {
+    "a sum": lambda x: (x**2).sum(),
+    "a mean": by_count,
+    "statistics": lambda x: (centered(x) ** 2).sum(),
+}
+
+
+@pytest.mark.parametrize("name", [*MIXING, *PLAIN])
+@pytest.mark.parametrize("kind", [jd.MirroredStrategy, jd.FullyShardedStrategy])
+def test_work_that_grows_with_the_batch_is_told_from_work_for_each_example(kind: Any, name: str) -> None:
+    strategy = kind(["CPU:0", "CPU:1"], **({"min_bytes": 0} if kind is jd.FullyShardedStrategy else {}))
+    cost = cost_of(training(strategy, loss=(MIXING | PLAIN)[name]), batch_of(strategy, 64))
+    assert cost.mixes == (name in MIXING)
+
+
+@pytest.mark.parametrize(("loss", "mixes"), [(lambda x: (x @ x.T).sum(), True), (lambda x: (x**2).sum(), False)])
+def test_work_of_one_replica_that_bends_is_told_by_a_larger_batch(loss: Any, mixes: bool) -> None:
+    def look(step: Step) -> StepCost:
+        return step.cost("step", 1024)
+
+    strategy = jd.OneDeviceStrategy("CPU:0")
+    looker = Looker(look, stop=False)
+    with observe(looker, *STEPS_AND_INPUT):
+        training(strategy, loss=loss)(batch_of(strategy, 16))
+    assert looker.found.mixes == mixes
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -51,15 +51,22 @@ def test_how_many_devices_are_needed() -> None:
     here = cluster(4, 2)
     curve = [predict(EXCHANGING, here.with_size(count), batch=90) for count in (1, 2, 8)]
     none = [replace(one, fits=False) for one in curve]
-    assert report.summary_text(none, 90) == "It fits on none of these numbers of devices."
-    text = report.summary_text([none[0], *(replace(one, fits=True) for one in curve[1:])], 90)
+    cost = replace(EXCHANGING, most=(90, 420.0))
+    assert report.summary_text(none, cost) == "It fits on none of these numbers of devices."
+    text = report.summary_text([none[0], *(replace(one, fits=True) for one in curve[1:])], cost)
     assert text.startswith("The smallest number of devices above on which it fits: 2. The most examples a second: ")
-    every = report.summary_text([replace(one, fits=True) for one in curve], 90)
+    every = report.summary_text([replace(one, fits=True) for one in curve], cost)
     assert every.startswith("It fits on every number of devices above.")
     assert ", on 2." in every
     assert " At an efficiency of 80% or more: up to " in every
     assert "guess" not in every
-    assert "Memory for more than 89 examples on a device is a guess" in report.summary_text(curve, 89)
+    assert "Memory for more than 89 examples on a device is a guess" in report.summary_text(
+        curve, replace(cost, most=(89, 420.0))
+    )
+    mixed = report.summary_text(curve, replace(cost, mixes=True))
+    assert mixed.startswith("The work for an example grows with the batch")
+    assert "Except for 64 examples on 2 replica(s)" in mixed
+    assert "It fits" not in mixed
 
 
 def test_the_cost_in_words() -> None:

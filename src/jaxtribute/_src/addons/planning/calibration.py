@@ -92,7 +92,7 @@ def script_cost(script: Path, arguments: Sequence[str], *, shapes: bool = False,
             alone = looked_at(cost.per_replica)
         except JaxtributeError:
             return cost  # the script names devices, of which there are too few then
-        return replace(cost, alone=alone) if alone.replicas == 1 else cost
+        return replace(cost, alone=alone, mixes=cost.mixes or alone.mixes) if alone.replicas == 1 else cost
 
 
 def _check(script: Path) -> None:

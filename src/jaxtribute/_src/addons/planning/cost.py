@@ -58,6 +58,7 @@ class StepCost:
       alone: likewise the cost of the program of one replica, which holds nothing for an exchange. None if it was not
         looked at; the memory of one replica is then rather told too large.
       per_replica: how many devices a replica has; what it costs is then that of each of them.
+      mixes: whether the work for an example grows with the batch, as where each row meets those of all replicas.
     """
 
     name: str
@@ -76,6 +77,7 @@ class StepCost:
     budget: str = ""
     per_replica: int = 1
     most: tuple[int, float] | None = None
+    mixes: bool = False
 
     def memory_on(self, replicas: int, rows: float) -> float:
         """Bytes on each device of so many replicas: those of variables and slots as they lie there, and all others."""
@@ -122,6 +124,11 @@ class StepCost:
             return tuple([one for one in self.collectives if not self._is_within(one)])
         # One replica exchanges nothing with others, so what several would exchange is concluded.
         return (Collective("all-reduce", (self.parameters,)),) if self.parameters else ()
+
+    @property
+    def sent(self) -> int:
+        """Bytes that replicas exchange."""
+        return sum(one.times * one.nbytes for one in self.exchanged())
 
     def _is_within(self, one: Collective) -> bool:
         # The devices of a replica stand behind each other in the program.

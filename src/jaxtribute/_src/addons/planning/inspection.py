@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from jaxtribute.typing import Foreign, Leaf, Nest
 _HALF = re.compile(r"stablehlo\.(?:dot_general|convolution|dot)\b.*x(?:bf16|f16)>")
 # Batches are known by identity, and iterators draw ahead: the step's own is among the last few.
 _RECENT = 64
+_BENT = 1.25
+"""Times the operations that a straight line tells of a larger step, from which on they do not follow one."""
 
 
 class Step:
@@ -118,25 +121,29 @@ class Step:
         # At two batch sizes: what is equal in both, such as the update of the weights, is the fixed part.
         lowered = self.lower(rows)
         compiled = lowered.compile()
-        seen = [_quantities(compiled)]
+        seen, devices = [_quantities(compiled)], self.replicas * self.per_replica
+        sent = found = collectives(compiled.as_text(), devices)
         exact = fewer < rows
         if exact:
             try:
-                seen.append(_quantities(self.lower(fewer).compile()))
+                smaller = self.lower(fewer).compile()
+                seen.append(_quantities(smaller))
+                sent = collectives(smaller.as_text(), devices)
             except JaxtributeError:
                 raise
             except Exception:  # noqa: BLE001  # whatever a user's function raises for a shape that it does not expect
                 exact = False
         low = seen[1] if exact else (0.0, 0.0, 0.0)
         lines = [Line.through(fewer if exact else 0, a, rows, b) for a, b in zip(low, seen[0], strict=True)]
-        return StepCost(
+        larger = self._larger(max(most, self.batch), rows) if exact else None
+        cost = StepCost(
             name=name,
             batch=self.batch or self.replicas,
             replicas=self.replicas,
             flops=lines[0],
             traffic=lines[1],
             memory=lines[2],
-            collectives=collectives(compiled.as_text(), self.replicas * self.per_replica),
+            collectives=found,
             parameters=sum(_on_a_device(v) for v in self.program.donated if v.trainable),
             # Before XLA has compiled it: on CPU that computes 16-bit products in 32 bits.
             half=_HALF.search(lowered.as_text()) is not None,
@@ -145,15 +152,19 @@ class Step:
             budget=self.budget,
             state=holdings((*self.program.donated, *self.program.kept)),
             per_replica=self.per_replica,
-            most=self._most(max(most, self.batch), rows) if exact else None,
+            most=None if larger is None else (larger[0], larger[1][2]),
         )
+        bends = larger is not None and larger[1][0] > _BENT * cost.flops.at(larger[0])
+        # Gradients and sums are as large for any number of rows: what grows with them is made of rows.
+        grows = replace(cost, collectives=sent).sent != cost.sent
+        return replace(cost, mixes=bends or grows)
 
-    def _most(self, many: int, rows: int) -> tuple[int, float] | None:
-        """The memory of a step of `many` examples on each device, if those are more than `rows`."""
+    def _larger(self, many: int, rows: int) -> tuple[int, tuple[float, float, float]] | None:
+        """A step of `many` examples on each device, if those are more than `rows`, and its quantities."""
         if many <= rows:
             return None
         try:
-            return many, _quantities(self.lower(many).compile())[2]
+            return many, _quantities(self.lower(many).compile())
         except JaxtributeError:
             raise
         except Exception:  # noqa: BLE001  # as above

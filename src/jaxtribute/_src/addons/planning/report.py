@@ -23,7 +23,7 @@ def cost_text(cost: StepCost) -> str:
     rows, exchanged = -(-cost.batch // cost.replicas), cost.exchanged()
     computed = f"{cost.flops.at(rows) / 1e9:,.3g} GFLOP"
     touched, held = bytes_text(cost.traffic.at(rows)), bytes_text(cost.memory.at(rows))
-    sent, times = bytes_text(sum(one.times * one.nbytes for one in exchanged)), sum(one.times for one in exchanged)
+    sent, times = bytes_text(cost.sent), sum(one.times for one in exchanged)
     groups = f" of {cost.per_replica} devices" if cost.per_replica > 1 else ""
     each = "Each device" if groups else "Each"
     text = (
@@ -95,18 +95,24 @@ _WELL_USED = 0.8
 """The efficiency from which on devices count as well used."""
 
 
-def summary_text(curve: Sequence[Prediction], known_rows: int) -> str:
+def summary_text(curve: Sequence[Prediction], cost: StepCost) -> str:
     """A line on how many devices a step needs, with how many it is fastest, and how many it uses well.
 
     Args:
       curve: predictions for growing numbers of devices.
-      known_rows: the examples on a device up to which memory is known.
+      cost: what the step costs.
     """
+    if cost.mixes:
+        return (
+            "The work for an example grows with the batch, as where each row meets those of all replicas. Except for "
+            f"{cost.batch:,} examples on {cost.replicas} replica(s) these figures take it as constant: time and memory "
+            "may be far higher. HINT: --topology v5e:4x4 (h100:1x8, ...) compiles the step for each number of devices."
+        )
     guess = ""
-    if max(one.rows for one in curve) > known_rows:
+    if max(one.rows for one in curve) > cost.known_rows:
         guess = (
-            f" Memory for more than {known_rows:,} examples on a device is a guess, which may be much too low. HINT: "
-            "plan the script itself with this --batch, or give it a larger batch."
+            f" Memory for more than {cost.known_rows:,} examples on a device is a guess, which may be much too low. "
+            "HINT: plan the script itself with this --batch, or give it a larger batch."
         )
     return _summary(curve) + guess
 

@@ -283,8 +283,8 @@ def _predict(
     mine = on(cluster)
     curve = list(map(on, map(cluster.with_size, counts)))
     console.print("", report.table(cluster, curve))
-    console.print(f"\n{report.summary_text(curve, cost.known_rows)}", highlight=False)
-    answer |= {"prediction": report.as_dict(mine), "curve": list(map(report.as_dict, curve))}
+    console.print(f"\n{report.summary_text(curve, cost)}", highlight=False)
+    answer |= {"prediction": report.as_dict(mine), "curve": list(map(report.as_dict, curve)), "mixes": cost.mixes}
     if found := ways(cost, cluster, mine):
         console.print("", report.ways_table(cluster, found))
         answer["ways"] = list(map(asdict, found))
