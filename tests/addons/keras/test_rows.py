@@ -42,6 +42,19 @@ def shown(value: Any) -> Any:
     return value
 
 
+@jax.custom_vjp
+def in_8_bits(x: Any) -> Any:
+    return x
+
+
+def in_8_bits_back(_: None, gradient: Any) -> tuple[Any]:
+    bounded = jnp.clip(gradient / 0.01, -57344.0, 57344.0)
+    return (bounded.astype(jnp.float8_e5m2).astype(jnp.float32) * 0.01,)
+
+
+in_8_bits.defvjp(lambda x: (x, None), in_8_bits_back)
+
+
 SUMS: dict[str, Callable[[Any], Any]] = {
     "sum": lambda x: x.sum(),
     "of each column": lambda x: x.sum(0),
@@ -51,6 +64,8 @@ SUMS: dict[str, Callable[[Any], Any]] = {
     "ones": lambda x: jnp.ones_like(x).sum(),
     "over a constant": lambda x: x.sum() / 4 + jnp.float32(x.shape[0]),
     "product": lambda x: x.T @ x,
+    "clipped": lambda x: jnp.clip(x, -2, 2).sum(0),
+    "largest of each": lambda x: jnp.maximum(x.max(1), 0).sum(),
     "gradient of a sum": lambda x: jax.grad(lambda w: jnp.square(x @ w).sum())(W),
     "over the rows of all": lambda x: x.sum() / lax.psum(jnp.float32(x.shape[0]), AXIS),
     "stacked": lambda x: jnp.stack([x.sum(), jnp.square(x).sum(), jnp.zeros(())]),
@@ -77,6 +92,10 @@ MEANS: dict[str, Callable[[Any], Any]] = {
     "contrastive by labels": lambda x: jnp.mean(
         -(jax.nn.log_softmax(x @ gathered(x).T) * jnp.eye(x.shape[0], 2 * x.shape[0], dtype=x.dtype)).sum(1)
     ),
+    "clipped parts": lambda x: jnp.clip(x / x.shape[0], -2, 2).sum(0),
+    "positive parts": lambda x: jax.nn.relu(x / x.shape[0]).sum(),
+    "sizes of parts": lambda x: jnp.abs(x / x.shape[0]).max(1).sum(),
+    "gradient of a mean, rounded": lambda x: jax.grad(lambda w: jnp.mean(jnp.square(in_8_bits(x @ w))))(W),
     "inside jit": jax.jit(mean_loss),
     "shown": lambda x: shown(mean_loss(x)),
     "of labels": lambda x: -jnp.mean(jax.nn.log_softmax(x)[jnp.arange(x.shape[0]), jnp.argmax(x, 1)]),

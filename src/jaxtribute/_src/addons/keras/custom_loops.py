@@ -23,6 +23,7 @@ from jaxtribute._src.addons.keras.internals import (
     in_stateless_scope,
     updated_by,
 )
+from jaxtribute._src.addons.keras.overwriting import largest, put_back, set_apart
 from jaxtribute.errors import ArgumentError, VariableError
 from jaxtribute.extending import Context, InReplica, seen_from
 from jaxtribute.typing import Array, Leaf, Nest
@@ -104,28 +105,43 @@ def summed_gradients(
         replica.merge_call(lambda _: optimizer.build(trainable_variables))
     # None, for a weight that the loss does not use, is no leaf and stays where it is.
     grads = list(grads)
+    known = updated_by(optimizer) if trainable_variables is None else trainable_variables
+    apart, values = set_apart(grads, known)
     if not _applying.reduced:
+        grads = apart
         if _applying.seen is not None:
-            _applying.seen.append(grads)
+            _applying.seen.append(jax.tree.leaves(grads))
+        values = largest(replica, values)
+    elif values and replica.num_replicas_in_sync > 1:
+        first = known[min(values)].path
+        raise VariableError(
+            f"the gradient of {first} is its new value (overwrite_with_gradient), which a sum over replicas changes. "
+            "HINT: give apply_gradients each replica's own gradients, which it reduces."
+        )
     elif not Context.current().executor.traced:
         replica.merge_call(_check_alike, (grads,))
-    known = updated_by(optimizer) if trainable_variables is None else trainable_variables
     with _set("active"):
         if any(isinstance(variable, Variable) for variable in known):
             if _applying.reduced and Context.current().executor.traced:
                 with seen_from(Context.current().executor, _Alike()):
                     return original(optimizer, grads, trainable_variables)
-            return replica.merge_call(_applied_once, (grads, optimizer, original, trainable_variables))
+            return replica.merge_call(_applied_once, (grads, values, optimizer, original, trainable_variables))
         grads = grads if _applying.reduced else replica.all_reduce(ReduceOp.SUM, grads)
-        return original(optimizer, grads, trainable_variables)
+        return original(optimizer, put_back(grads, values), trainable_variables)
 
 
 def _applied_once(
-    strategy: Strategy, grads: Nest, optimizer: KerasOptimizer, original: Callable[..., Any], variables: Nest
+    strategy: Strategy,
+    grads: Nest,
+    values: Nest,
+    optimizer: KerasOptimizer,
+    original: Callable[..., Any],
+    variables: Nest,
 ) -> Any:
     """Updates a strategy's own variables: in replicas each would write, and their aggregation is for the program's."""
     op = ReduceOp.MEAN if _applying.reduced else ReduceOp.SUM
-    return original(optimizer, strategy.reduce(op, grads, axis=None), variables)
+    grads, values = strategy.reduce(op, grads, axis=None), strategy.reduce(ReduceOp.MEAN, values, axis=None)
+    return original(optimizer, put_back(grads, values), variables)
 
 
 @contextmanager

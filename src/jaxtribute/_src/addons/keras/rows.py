@@ -104,6 +104,8 @@ _FOLDED = (Programs.ELEMENTWISE | _MOVES | frozenset({"reduce_prod", "reduce_max
 }
 _NUMBERED = (Programs.ELEMENTWISE | _MOVES) - {"gather", "dynamic_slice"}
 """Operations on numbers of rows that give such numbers again."""
+_BOUNDING = frozenset({"max", "min", "clamp", "abs", "reduce_max", "reduce_min"})
+"""Operations that leave a factor of the rows in them: between constant bounds, a value is as it was."""
 _SUMS = frozenset({"add", "add_any", "sub"})
 _LOOPS = frozenset({"scan", "while", "cond"})
 
@@ -456,6 +458,9 @@ def _degree(eqn: JaxprEqn, parts: list[Part]) -> int | None:
         parts = parts[1:] if name == "select_n" else parts[:1] if name != "dynamic_update_slice" else parts[:2]
     elif name.startswith("scatter") and len(parts) > 2:
         parts = [parts[0], parts[2]]
+    rows = {part.degree for part in parts if part.kind is Kind.ROWS}
+    if name in _BOUNDING and len(rows) == 1 and all(part.kind is Kind.ROWS or not part.degree for part in parts):
+        return next(iter(rows))
     degrees = {part.degree for part in parts if part.kind is not Kind.ZERO}
     if name in _LINEAR:
         return None if len(degrees) > 1 else next(iter(degrees), 0)

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import keras
 
 from jaxtribute import ReduceOp, ReplicaContext, get_replica_context
-from jaxtribute._src.addons.keras.internals import KerasModel, KerasOptimizer
+from jaxtribute._src.addons.keras.internals import KerasModel, KerasOptimizer, updated_by
+from jaxtribute._src.addons.keras.overwriting import largest, put_back, set_apart
 from jaxtribute._src.addons.keras.rows import mean_p
 from jaxtribute.errors import ContextError
 from jaxtribute.experimental import CommunicationOptions
@@ -141,12 +142,27 @@ class Share:
         # Not what the context makes of a user's own sums.
         return ReplicaContext.all_reduce(self.context, ReduceOp.SUM, values, options)
 
-    def sum_with_gradients(self, grads: Nest, others: Nest) -> Any:
-        """Gradients and other arrays, added up over the replicas: the others exactly, whatever gradients travel as."""
+    def sum_with_gradients(self, grads: Sequence[Any], variables: Sequence[Any], others: Nest) -> tuple[list[Any], Any]:
+        """Gradients and other arrays, added up over the replicas: the others exactly, whatever gradients travel as.
+
+        Args:
+          grads: a gradient for each variable.
+          variables: the variables.
+          others: the other arrays.
+        """
+        grads, values = set_apart(grads, variables)
         if self.context.strategy.extended.wire is None:
             # One collective for all of it: a message between processes costs more than what is in it.
-            return self.sum((grads, others))
-        return self.sum(grads), self.sum(others, EXACT)
+            grads, others = self.sum((grads, others))
+        else:
+            grads, others = self.sum(grads), self.sum(others, EXACT)
+        return self.with_largest(grads, values), others
+
+    def with_largest(self, grads: Sequence[Any], values: dict[int, Any]) -> list[Any]:
+        """Summed gradients together with the largest of all replicas' new values; one without examples has none."""
+        if self.alone:
+            return put_back(grads, values)
+        return put_back(grads, largest(self.context, values if self.rows else jax.tree.map(nothing, values)))
 
 
 def nothing(value: Numeric) -> Any:
@@ -329,8 +345,10 @@ def whole_batch_gradients(
     if share is None or share.reduced or share.alone:
         return original(optimizer, optimizer_variables, grads, trainable_variables)
     weight = 1.0 if len(share.applied) in share.summed else share.weight
-    share.applied.append(list(grads))
-    grads = share.sum([grad * jnp.asarray(weight, grad.dtype) for grad in grads])
+    grads, values = set_apart(list(grads), updated_by(optimizer))
+    share.applied.append(jax.tree.leaves(grads))
+    grads = share.sum(jax.tree.map(lambda grad: grad * jnp.asarray(weight, grad.dtype), grads))
+    grads = share.with_largest(grads, values)
     share.reduced = True  # optimizers call one another
     try:
         return original(optimizer, optimizer_variables, grads, trainable_variables)

@@ -283,7 +283,7 @@ def _reduced(
         contributions(lists.metrics, start[1], ends[1], share),
         extra,
     )
-    grads, (layer_totals, metric_totals, extra) = share.sum_with_gradients(list(grads), others)
+    grads, (layer_totals, metric_totals, extra) = share.sum_with_gradients(grads, lists.trainable, others)
     layers = merged(lists.layers, before[1], layer_totals, share)
     metrics = merged(lists.metrics, before[3], metric_totals, share)
     derived = {path: log.of(metrics) for path, log in share.derived.items()}

@@ -136,6 +136,8 @@ class StrategyVariable(keras.Variable):
 
     def role(self) -> tuple[bool, VariableAggregation]:
         """True if the variable learns, and how its values become one where islands that have trained alone meet."""
+        if self.overwrite_with_gradient:  # what rows and weights are like, such as a scale
+            return False, VariableAggregation.MEAN
         if self.trainable or self.aggregation not in (None, "none"):
             return self.trainable, VariableAggregation[(self.aggregation or "none").upper()]
         # Slots stay an island's own, and frozen weights as they are. Statistics of layers become means.
