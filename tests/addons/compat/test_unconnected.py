@@ -109,3 +109,76 @@ def test_several_losses_and_a_loss_of_nothing() -> None:
     assert jax.tree.map(float, step()) == (4.0, [3.0, 2.0])
     with pytest.raises(ArgumentError, match=r"unconnected_gradients is 'zeros'. HINT: pass 'zero' or 'none'"):
         jd.value_and_grad(lambda: a * a, [a], unconnected_gradients="zeros")
+
+
+LOOK_UPS: dict[str, Callable[[Any, Any], Any]] = {
+    "take": lambda table, ids: jnp.take(table.read_value(), ids, axis=0),
+    "index": lambda table, ids: table.read_value()[ids],
+    "one hot": lambda table, ids: jax.nn.one_hot(ids, 5) @ table.read_value(),
+    "mapped": lambda table, ids: jax.vmap(lambda i: table.read_value()[i])(ids),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("look_up", LOOK_UPS)
+def test_a_replica_without_rows_answers_as_those_with_rows(look_up: str, several: bool, compiled: bool) -> None:
+    strategy = jd.MirroredStrategy([f"CPU:{i}" for i in range(4)])
+    with strategy.scope():
+        table, weights, unread = (jd.Variable(np.ones(shape, np.float32)) for shape in ((5, 2), (2, 2), (3,)))
+        sums = [jd.Variable(np.zeros(v.shape, np.float32), aggregation="SUM") for v in (table, weights)]
+    variables = [table, weights, unread]
+
+    def replica(ids: Any) -> list[bool]:
+        def loss() -> Any:
+            return jnp.square(LOOK_UPS[look_up](table, ids) @ weights.read_value()).sum()
+
+        if several:
+            both = jd.value_and_grads(
+                lambda: (loss(), jnp.float32(0)), [variables, [unread]], unconnected_gradients="none"
+            )
+            grads, other = both()[1]
+            assert other == [None]
+        else:
+            grads = jd.value_and_grad(loss, variables, unconnected_gradients="none")()[1]
+        told = [grad is None for grad in grads]
+        for total, grad in zip(sums, grads, strict=False):
+            total.assign_add(grad)
+        return told
+
+    step = (
+        jd.function(lambda ids: strategy.run(replica, (ids,)))
+        if compiled
+        else lambda ids: strategy.run(replica, (ids,))
+    )
+    batches = [np.arange(8, dtype=np.int32) % 5, np.asarray([3], np.int32), np.asarray([1, 4], np.int32)]
+    for batch in strategy.experimental_distribute_dataset(batches):
+        told = step(batch)
+        assert told == [False, False, True]
+    ids = np.concatenate(batches)
+    alone = jax.grad(lambda t, w: jnp.square(t[ids] @ w).sum(), (0, 1))(
+        np.ones((5, 2), np.float32), np.ones((2, 2), "f")
+    )
+    for total, wanted in zip(sums, alone, strict=True):
+        np.testing.assert_allclose(total.numpy(), wanted, rtol=1e-6)
+
+
+def test_which_variable_is_read_may_change_with_a_number() -> None:
+    """A replica without rows goes by what the others do in the same step, and by nothing of an earlier one."""
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        heads = [jd.Variable(np.ones((3, 2), np.float32)) for _ in range(2)]
+
+    def replica(ids: Any, head: int) -> list[bool]:
+        grads = jd.grad(lambda: jnp.take(heads[head].read_value(), ids, axis=0).sum(), heads)
+        both = jd.value_and_grad(
+            lambda: jnp.take(heads[head].read_value(), ids, axis=0).sum(), heads, unconnected_gradients="none"
+        )
+        assert [grad is not None for grad in grads()] == [True, True]
+        return [grad is None for grad in both()[1]]
+
+    step = jd.function(lambda ids, head: strategy.run(replica, (ids, head)))
+    (small,) = strategy.experimental_distribute_dataset([np.asarray([2], np.int32)])
+    for head in (0, 1, 0):
+        assert step(small, head) == [head == 1, head == 0]
+        assert strategy.run(replica, (small, head)) == [head == 1, head == 0]

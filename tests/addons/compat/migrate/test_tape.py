@@ -508,8 +508,29 @@ class TestByHand:
                 "asks for the numbers in `p`",
             ),
             (
-                "with tf.GradientTape() as t:\n    t.watch(x)\n    y = f(x, training=True)\ng = t.gradient(y, x)\n",
-                "pass training=False",
+                (
+                    "with tf.GradientTape(persistent=True) as t:\n    ls = f(x)\n    l = ls[0]\n"
+                    "gs = [t.gradient(l, w) for l, w in zip(ls, ws)]\n"
+                ),
+                "`losses, grads = jd.value_and_grads(function, variables)()`",
+            ),
+            (
+                "with tf.GradientTape(persistent=True) as t:\n    l = f(x)\nfor w in ws:\n    g(t.gradient(l, w))\n",
+                "`t.gradient(l, w)` is asked in a loop",
+            ),
+            ("with tf.GradientTape() as t:\n    y = f(x)\nj = t.jacobian(y, v)\n", "`jax.jacrev(function)(x)`"),
+            ("with tf.GradientTape() as t:\n    y = f(x)\nj = t.batch_jacobian(y, v)\n", "jax.vmap(jax.jacrev("),
+            (
+                "with tf.GradientTape() as t:\n    y = f(x)\ng = t.gradient(y, t.watched_variables())\n",
+                "asks for `t.watched_variables`: name the variables",
+            ),
+            (
+                "with tf.GradientTape() as t:\n    y = f(x)\n    t.reset()\n    y = f(y)\ng = t.gradient(y, v)\n",
+                "asks for `t.reset`",
+            ),
+            (
+                "with tf.GradientTape() as t:\n    with t.stop_recording():\n        y = f(x)\ng = t.gradient(y, v)\n",
+                "`jax.lax.stop_gradient(x)`",
             ),
             (
                 'with tf.GradientTape() as tape:\n    y = f(x)\n    g = tape.gradient(y, v)\n    t = """a\n    b"""\n',
@@ -579,6 +600,15 @@ class TestByHand:
         if reason != "takes":
             assert reason in finding.advice
         assert "jd.value_and_grad" in finding.advice
+
+    def test_of_a_gradient_by_an_array_says_what_to_do_first(self) -> None:
+        code = "with tf.GradientTape() as t:\n    t.watch(x)\n    y = f(x, training=True)\ng = t.gradient(y, x)\n"
+        finding = next(one for one in scan(IMPORTS + code).findings if one.name == "tf.GradientTape")
+        assert not finding.edits
+        assert "jax.grad(function)(x)" in finding.advice
+        assert "pass training=False to its layers, and run `jaxtribute migrate --write` once more" in finding.advice
+        assert "value_and_grad" not in finding.advice
+        assert not scan(IMPORTS + code.replace("True", "False")).left()
 
     def test_is_not_changed(self) -> None:
         code = "with tf.GradientTape():\n    loss = f(x)\n"

@@ -45,6 +45,40 @@ def test_roundabout_uses_of_what_is_there_are_not() -> None:
     assert left('def f():\n    """Code: import tensorflow as tf."""') == []
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        'a = tf.nn.nonsense(1) if hasattr(tf.nn, "nonsense") else 2',
+        'if hasattr(tf, "nonsense"):\n    tf.nonsense()\n    tf.nonsense(1)',
+        'if not hasattr(tf, "nonsense"):\n    b = 1\nelse:\n    tf.nonsense()',
+        'if hasattr(tf, "function") and hasattr(tf, "nonsense"):\n    tf.nonsense()',
+        'b = hasattr(tf, "nonsense") and tf.nonsense()',
+        'b = not hasattr(tf, "nonsense") or tf.nonsense()',
+        'b = getattr(tf, "nonsense", None)',
+        'b = hasattr(tf.keras.layers, "Nonsense")',
+    ],
+)
+def test_names_that_the_program_asks_for_before_are_not(code: str) -> None:
+    assert left(code) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'if hasattr(tf, "nonsense"):\n    b = 1\nelse:\n    tf.other()',
+        'if hasattr(tf, "nonsense") or b:\n    tf.other()',
+        'if not hasattr(tf, "nonsense") and b:\n    c = 1\nelse:\n    tf.other()',
+        'if hasattr(tf, "function"):\n    tf.other()',
+        'if hasattr(b, "nonsense"):\n    tf.other()',
+        "b = hasattr(tf, name)",
+        'b = getattr(tf, "nonsense")',
+        'b = hasattr(tf, "nonsense") or tf.other()',
+    ],
+)
+def test_guards_of_something_else_are_no_reason(code: str) -> None:
+    assert len(left(code)) == 1
+
+
 def test_lists_of_shapes_are_made_by_python() -> None:
     assert scan("n = x.shape.as_list()[0]").rewritten() == "n = list(x.shape)[0]"
     assert scan("v.as_list()").findings == ()

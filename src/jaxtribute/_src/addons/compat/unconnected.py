@@ -1,20 +1,25 @@
 """Gradients of variables that a loss does not depend on: None, as TensorFlow's tape gives them; registered at a point.
 
 JAX gives zeros, with which a momentum goes on moving a variable. Here it is looked at what a gradient is computed from.
+
+A replica without rows may compute nothing from a variable, as a look-up of no numbers is: it answers as the replicas
+with rows have, which run before it.
 """
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from jaxtribute import Variable
+from jaxtribute import Variable, get_replica_context
 from jaxtribute.errors import ArgumentError
-from jaxtribute.extending import Programs, points
+from jaxtribute.extending import Callers, Programs, points
 from jaxtribute.typing import Function
 
 
@@ -27,14 +32,21 @@ def of_tape(unconnected: str, variables: Sequence[Variable], count: int | None) 
     if unconnected != "none":
         raise ArgumentError(f"unconnected_gradients is {unconnected!r}. HINT: pass 'zero' or 'none'.")
     watched = [each for each in variables if each.trainable and jnp.issubdtype(each.dtype, jnp.inexact)]
-    return watched, partial(differentiate, count)
+    known = _KNOWN.setdefault(watched[0], {}) if watched else {}
+    return watched, partial(differentiate, count, known)
 
 
-def differentiate(count: int | None, loss: Function, values: Any) -> Any:
+_Known: TypeAlias = dict[Any, list[list[bool]]]
+_KNOWN: weakref.WeakKeyDictionary[Variable, _Known] = weakref.WeakKeyDictionary()
+"""By the first of a tape's variables, and the line of the program: which gradients were computed, for each loss."""
+
+
+def differentiate(count: int | None, known: _Known, loss: Function, values: Any) -> Any:
     """A loss, or a tuple of `count` of them, what else its function gives, and the gradients of each.
 
     Args:
       count: of losses; None for one that is not in a tuple.
+      known: what is known of such gradients of replicas with rows.
       loss: gives losses and something else.
       values: a list of arrays, or a pair of lists: gradients by the first are None where a loss does not depend on it.
     """
@@ -46,17 +58,34 @@ def differentiate(count: int | None, loss: Function, values: Any) -> Any:
         *ones
     )
     run = Programs.as_function(program)
+    asked_for = [[of == place for of in of_loss] for place in range(len(losses))]
+    answers = _as_with_rows(known, count, [_reached(program, asked) for asked in asked_for])
     grads: list[Any] = []
-    for place in range(len(losses)):
-        asked = [of == place for of in of_loss]
+    for asked, reached in zip(asked_for, answers, strict=True):
         ends = [one if own else jnp.zeros_like(one) for own, one in zip(asked, ones, strict=True)]
         by = jax.tree.unflatten(jax.tree.structure(values), run(*ends))
         first, *rest = by if isinstance(by, tuple) else (by,)
         # The first gradients are those by the first list.
-        reached = _reached(program, asked)[: len(first)]
-        told = [gradient if known else None for gradient, known in zip(first, reached, strict=True)]
+        told = [gradient if known else None for gradient, known in zip(first, reached, strict=False)]
         grads.append((told, *rest) if isinstance(by, tuple) else told)
     return (found, aux), grads
+
+
+def _as_with_rows(known: _Known, count: int | None, reached: list[list[bool]]) -> list[list[bool]]:
+    """Which gradients are computed, for each loss: on a replica without rows those that replicas with rows have.
+
+    Args:
+      known: those of replicas with rows, by lines of the program.
+      count: of losses.
+      reached: what this replica computes.
+    """
+    line = Callers.located(Callers.frame_of(threading.get_ident())), count
+    replica = get_replica_context()
+    if replica is None or not replica.without_rows:
+        known[line] = reached
+        return reached
+    # Zeros for all if no replica with rows has been there.
+    return known.get(line, [[True] * len(each) for each in reached])
 
 
 def _reached(program: Any, inputs: Sequence[bool]) -> list[bool]:

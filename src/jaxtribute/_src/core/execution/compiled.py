@@ -274,6 +274,7 @@ def _trace(
         executor = make_executor()
         context = ReplicaContext(strategy, lax.axis_index(AXIS))
         context.whole = arguments.whole
+        context.without_rows = replica in arguments.idle
         args, kwargs = arguments.fill(local)
         try:
             with entered(Context(strategy, context, executor)):

@@ -221,6 +221,7 @@ class LockstepRun:
         with jax.default_device(device), op_by_op:
             context = ReplicaContext(self.strategy, ident)
             context.whole = self._whole
+            context.without_rows = self.mesh.local_ids[index] in self.idle
             with contexts.entered(Context(self.strategy, context, LockstepReplica(self, index))):
                 try:
                     result = fn(*args, **kwargs)

@@ -48,6 +48,8 @@ class ReplicaContext:
 
     whole: frozenset[int] = frozenset()
     """The lengths of the arguments that all replicas got whole."""
+    without_rows: bool = False
+    """True if this replica got no data."""
 
     def __init__(self, strategy: Strategy, replica_id_in_sync_group: Any) -> None:
         self._strategy = strategy

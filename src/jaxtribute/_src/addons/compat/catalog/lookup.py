@@ -8,7 +8,9 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
-from jaxtribute._src.addons.compat.catalog import notes, others
+import numpy as np
+
+from jaxtribute._src.addons.compat.catalog import members, notes, others
 from jaxtribute._src.addons.compat.catalog.distribute import MODULES
 from jaxtribute._src.addons.compat.catalog.keras import keras_problem
 
@@ -37,6 +39,12 @@ class Entry:
     here: str
     kind: Kind
     note: str = ""
+
+    @property
+    def unknown(self) -> str:
+        """The advice for a name that is absent, and of which no more is known."""
+        absent = self.kind is Kind.ABSENT
+        return "it has no counterpart in jaxtribute.compat.tf: write it with jax.numpy, or in Python" if absent else ""
 
 
 _ROOTS = {"jd": "jaxtribute", "tf": "jaxtribute.compat.tf", "v1": "jaxtribute.compat.v1"}
@@ -72,8 +80,8 @@ def distribute_entries() -> dict[str, Entry]:
     """All names of `tf.distribute` and their members, by full name, in the order of the documentation."""
     found: dict[str, Entry] = {}
     for prefix, module in MODULES.items():
-        for name, members in module.names.items():
-            for path in (name, *(f"{name}.{member}" for member in members.split())):
+        for name, below in module.names.items():
+            for path in (name, *(f"{name}.{member}" for member in below.split())):
                 full = f"{prefix}.{path}"
                 found[full] = _entry(full, f"{module.here}.{path}", path)
     return found
@@ -95,6 +103,8 @@ def _entry(full: str, here: str, path: str) -> Entry:
 
 def entry_of(name: str) -> Entry:
     """Finds the entry of any full name of TensorFlow, such as `tf.data.Dataset.map`."""
+    if name in members.ABSENT:
+        return Entry(name, "", Kind.ABSENT, members.ABSENT[name])
     known = distribute_entries()
     path = name
     # A member that the table does not list is told of by its class.
@@ -127,9 +137,13 @@ def in_keras(name: str) -> str:
 
 def why_absent(full: str) -> str:
     """The reason for which a name does not exist here, or an empty string if none is known."""
+    of, _, member = full.rpartition(".")
+    if exists(of) and isinstance(resolve(of), np.dtype):
+        full = f"tf.DType.{member}"
     while full:
-        if full in others.ABSENT:
-            return others.ABSENT[full]
+        for known in (members.ABSENT, others.ABSENT):
+            if full in known:
+                return known[full]
         # A name below one that is absent is absent for the same reason.
         full = full.rpartition(".")[0]
     return ""

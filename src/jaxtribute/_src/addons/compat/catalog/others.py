@@ -6,6 +6,10 @@ _GRADIENT = (
     "JAX differentiates functions: put the lines of the `with` block into a function that returns the loss, and write "
     "`loss, grads = jd.value_and_grad(function, variables)()` for `tape.gradient(loss, variables)`"
 )
+GRADIENT_BY_ARRAY = (
+    "JAX differentiates functions: put the lines of the `with` block into a function of the array, and write "
+    "`jax.grad(function)(x)` for `tape.gradient(y, x)`"
+)
 _SAVED_MODEL = (
     "a SavedModel holds a graph of TensorFlow's, which nothing here runs or writes: save Keras models as `.keras` "
     "files, weights with `tf.train.Checkpoint`, and functions for serving with `jax.export`"

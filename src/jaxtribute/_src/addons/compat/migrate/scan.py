@@ -20,6 +20,7 @@ from jaxtribute._src.addons.compat.migrate import (
     imports,
     keras2_calls,
     keras2_steps,
+    members,
     older,
     precision,
     server_optimizers,
@@ -99,6 +100,7 @@ def scan(text: str) -> Report:
             *environment.find(source),
             *older.find(source.tree, names),
             *arguments.find(source, names),
+            *members.find(source.tree, names),
             *shapes.find(source),
             *unseen.find(source.tree, names),
             *_methods(source),
@@ -116,6 +118,7 @@ def scan(text: str) -> Report:
 def _uses(source: Source, names: Names) -> Iterator[Finding]:
     """Names of TensorFlow, each chain of attributes once."""
     told: set[str] = set()
+    unreached = unseen.guarded(source.tree, names)
     # Of `tf.data.Dataset.map` only the whole chain counts, not each name in it.
     inner = {id(node.value) for node in nodes(source.tree, ast.Attribute)}
     for node in ast.walk(source.tree):
@@ -123,7 +126,12 @@ def _uses(source: Source, names: Names) -> Iterator[Finding]:
             continue
         name = names.of(node)
         # Tapes have findings of their own, with the whole block around them.
-        if name is None or name in ("tf", "tf.GradientTape") or (isinstance(node, ast.Name) and not _is_import(name)):
+        if (
+            name is None
+            or node in unreached
+            or name in ("tf", "tf.GradientTape")
+            or (isinstance(node, ast.Name) and not _is_import(name))
+        ):
             continue
         if names.plain(node):
             problem = keras_problem(name, plain=True)
@@ -139,9 +147,7 @@ def _uses(source: Source, names: Names) -> Iterator[Finding]:
             # What is remarked on a name that means the same is said at its first use alone.
             advice = "" if entry.kind is Kind.SAME and name in told else entry.note
             told.add(name)
-            if entry.kind is Kind.ABSENT and not advice:
-                advice = "it has no counterpart in jaxtribute.compat.tf: write it with jax.numpy, or in Python"
-            yield Finding(*_last(node, name), name, entry.kind, advice)
+            yield Finding(*_last(node, name), name, entry.kind, advice or entry.unknown)
 
 
 def _last(node: ast.expr, name: str) -> tuple[int, int]:
@@ -228,7 +234,8 @@ def _tapes(source: Source, names: Names) -> Iterator[Finding]:
             changes[block] = tape.rewrite(source, blocks[node], function)
         change = changes[block]
         if change.problem:
-            advice = f"{others.ABSENT['tf.GradientTape']}. By hand, as {change.problem}"
+            write = others.GRADIENT_BY_ARRAY if change.by_array else others.ABSENT["tf.GradientTape"]
+            advice = f"{write}. By hand, as {change.problem}"
         else:
             advice = "write\n" + change.text.rstrip()
         yield Finding(*place, advice, change.edits)

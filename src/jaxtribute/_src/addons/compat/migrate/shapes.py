@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from jaxtribute._src.addons.compat.catalog.lookup import Kind
+from jaxtribute._src.addons.compat.catalog.members import absent_from
 from jaxtribute._src.addons.compat.migrate.findings import Edit, Finding, Source, nodes
 
 _SHAPES = ("shape", "output_shape", "input_shape")
@@ -17,14 +18,7 @@ _WRAPPED = {
 }
 """Members of a shape: what is written around it, and how the member ends."""
 _WHOLE = "is_fully_defined"
-_TYPES = {
-    "is_floating": "jnp.issubdtype(dtype, jnp.floating)",
-    "is_integer": "jnp.issubdtype(dtype, jnp.integer)",
-    "is_complex": "jnp.issubdtype(dtype, jnp.complexfloating)",
-    "is_bool": "dtype == bool",
-    "as_numpy_dtype": "the type itself, which NumPy knows",
-    "base_dtype": "the type itself",
-}
+_TYPES = absent_from("tf.DType")
 
 
 def find(source: Source) -> Iterator[Finding]:
@@ -39,8 +33,7 @@ def find(source: Source) -> Iterator[Finding]:
             edits = (Edit(end - len(node.attr), source.span(call)[1], "shape"),)
             yield Finding(*place, ".get_shape()", Kind.RENAMED, "shapes are tuples: write .shape", edits)
         elif node.attr in _TYPES and _is_type(node.value):
-            advice = f"types are NumPy's: write {_TYPES[node.attr]}"
-            yield Finding(*place, f".{node.attr}", Kind.ABSENT, advice)
+            yield Finding(*place, f".{node.attr}", Kind.ABSENT, _TYPES[node.attr])
         elif not _is_shape(node.value):
             continue
         elif node.attr == _WHOLE:

@@ -7,15 +7,15 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TypeAlias
 
 from jaxtribute._src.addons.compat.migrate.between import movable, written
 from jaxtribute._src.addons.compat.migrate.blocks import loaded, problem, read_before_stored, stored
 from jaxtribute._src.addons.compat.migrate.connected import all_connected
 from jaxtribute._src.addons.compat.migrate.findings import Edit, Source, assigned, keyword, nodes
 from jaxtribute._src.addons.compat.migrate.naming import Names
+from jaxtribute._src.addons.compat.migrate.tape_uses import IN_A_LOOP, ByArrayError, Scope, absent_use, other_use
 
-Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
+_LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 _VARIABLES = ("trainable_variables", "trainable_weights", "variables", "weights")
 
 
@@ -27,11 +27,13 @@ class Rewrite:
       problem: why it has to be done by hand; empty if it has not.
       text: the lines that take its place.
       edits: the change.
+      by_array: whether the problem is with a gradient by an array, which is `jax.grad`'s.
     """
 
     problem: str = ""
     text: str = ""
     edits: tuple[Edit, ...] = ()
+    by_array: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ def rewrite(source: Source, tapes: Tapes, function: str) -> Rewrite:
         before = _read_before(tapes)
         late, early = _order(source, tapes, gradients)
     except ValueError as reason:
-        return Rewrite(str(reason))
+        return Rewrite(str(reason), by_array=isinstance(reason, ByArrayError))
     # What is assigned in the block and read after it, or in its next turn: a function has to hand that out.
     shown = (_used_elsewhere(tapes, gradients) & stored(block.body)) | set(before)
     results, edits = _results(source, gradients, {name.id for name in nodes(tapes.scope, ast.Name)})
@@ -259,21 +261,28 @@ def _gradients(source: Source, tapes: Tapes, names: Sequence[str]) -> list[_Grad
     found: list[_Gradient] = []
     for statement in tapes.among[tapes.among.index(block) + 1 :]:
         # What a loop or a function holds may run more than once, or never.
-        repeated: set[ast.AST] = set()
+        repeated, turns = set[ast.AST](), set[ast.AST]()
         for part in ast.walk(statement):
-            if isinstance(part, (ast.For, ast.While, ast.FunctionDef, ast.Lambda)):
+            if isinstance(part, (ast.FunctionDef, ast.Lambda)):
                 repeated.update(ast.walk(part))
+            elif isinstance(part, _LOOPS):
+                turns.update(ast.walk(part))
         for call in sorted(nodes(statement, ast.Call), key=attrgetter("lineno", "col_offset")):
+            if call in turns - repeated and _asked_of(call) in uses:
+                raise ValueError(f"`{source.of(call)}` is asked {IN_A_LOOP}")
             found += [_gradient(source, call, statement)] if call not in repeated and _asked_of(call) in uses else []
     if not found:
-        raise ValueError(f"there is no `grads = {names[0]}.gradient(loss, variables)` after the block")
+        raise ValueError(
+            absent_use(tapes.scope, uses)
+            or f"there is no `grads = {names[0]}.gradient(loss, variables)` after the block"
+        )
     # Any other use does something that the function would not.
     known = [one for one in nodes(block, ast.Name) if any(one in ast.walk(call) for call in _watches(tapes, uses))]
     rest = uses.difference(
         *(one.targets for one in _deleted(tapes.scope, uses)), known, (_asked_of(one.call) for one in found)
     )
     for name in sorted(rest, key=attrgetter("lineno", "col_offset")):
-        raise ValueError(_other_use(tapes.scope, name))
+        raise ValueError(other_use(tapes.scope, name))
     missing = {one.loss for one in found} - stored(block.body)
     reason = problem(block) or (f"`{sorted(missing)[0]}` is not assigned in the block" if missing else "")
     if reason:
@@ -338,22 +347,13 @@ def _arrays(source: Source, tapes: Tapes, names: Sequence[str], gradients: Seque
     arrays = [name for name in asked if name in watched]
     trains = any(getattr(one.value, "value", False) for one in nodes(tapes.block, ast.keyword) if one.arg == "training")
     if arrays and trains:
-        raise ValueError("dropout and statistics cannot change within `jax.grad`: pass training=False to its layers")
+        raise ByArrayError(
+            "dropout and statistics cannot change within `jax.grad`: pass training=False to its layers, and run "
+            "`jaxtribute migrate --write` once more, which does the rest"
+        )
     if arrays and (len(gradients) > 1 or arrays != _listed(gradients[0].variables)):
-        raise ValueError(_other_use(tapes.scope, watched[arrays[0]]))
+        raise ValueError(other_use(tapes.scope, watched[arrays[0]]))
     return arrays
-
-
-def _other_use(scope: Scope, name: ast.Name) -> str:
-    """Reason why a use of a tape is no gradient right after its block."""
-    for part in nodes(scope, ast.Call):
-        if isinstance(part.func, ast.Attribute) and part.func.value is name and part.func.attr == "watch":
-            what = ast.unparse(part.args[0]) if part.args else "x"
-            return (
-                f"`{name.id}.watch({what})` asks for a gradient by an array: make `{what}` an argument of the "
-                "function, and write jax.value_and_grad"
-            )
-    return f"line {name.lineno} uses `{name.id}` for more than a gradient right after the block"
 
 
 def _results(source: Source, gradients: Sequence[_Gradient], taken: set[str]) -> tuple[list[str], tuple[Edit, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from jaxtribute._src.addons.compat.catalog.lookup import Kind, entry_of
 from jaxtribute._src.addons.compat.migrate.findings import Finding, nodes
@@ -54,15 +54,51 @@ def _imported(call: ast.Call) -> Iterator[Finding]:
 
 def _looked_up(call: ast.Call, names: Names) -> Iterator[Finding]:
     """Names of TensorFlow that are looked up: `getattr(tf.keras.optimizers, name)`."""
-    if not isinstance(call.func, ast.Name) or call.func.id not in ("getattr", "hasattr") or len(call.args) < 2:
-        return
-    base, name = names.of(call.args[0]), call.args[1]
-    if base is None or not base.startswith("tf"):
+    base, name = _asked(call, names)
+    if name is None:
         return
     place = (call.lineno, call.col_offset + 1)
     if not isinstance(name, ast.Constant):
         yield Finding(*place, f"{base}.(...)", Kind.DIFFERENT, "which name it is cannot be read: look at it")
         return
     entry = entry_of(f"{base}.{name.value}")
-    if entry.kind is not Kind.SAME:
-        yield Finding(*place, entry.name, entry.kind, entry.note)
+    # Asked with another way out the program goes on without the name.
+    asks = ast.unparse(call.func) == "hasattr" or len(call.args) > 2
+    if entry.kind is not Kind.SAME and not (asks and entry.kind is Kind.ABSENT):
+        yield Finding(*place, entry.name, entry.kind, entry.note or entry.unknown)
+
+
+def _asked(call: ast.Call, names: Names) -> tuple[str, ast.expr | None]:
+    """The part of TensorFlow in which a call looks a name up, and the name; None if it does not."""
+    if not isinstance(call.func, ast.Name) or call.func.id not in ("getattr", "hasattr") or len(call.args) < 2:
+        return "", None
+    base = names.of(call.args[0]) or ""
+    return base, call.args[1] if base.partition(".")[0] == "tf" else None
+
+
+def guarded(tree: ast.Module, names: Names) -> set[ast.AST]:
+    """Uses of names that the program asks for before, as in `tf.f(x) if hasattr(tf, "f") else x`, and are not here."""
+    found = set[ast.AST]()
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.If, ast.IfExp, ast.BoolOp)):
+            continue
+        if isinstance(node, ast.BoolOp):
+            test, parts = node.values[0], node.values[1:]
+            found |= _unreached(test, parts if isinstance(node.op, ast.And) else [], names)
+            found |= _unreached(test, parts if isinstance(node.op, ast.Or) else [], names, denied=True)
+            continue
+        body, orelse = ((one if isinstance(one, list) else [one]) for one in (node.body, node.orelse))
+        found |= _unreached(node.test, body, names) | _unreached(node.test, orelse, names, denied=True)
+    return found
+
+
+def _unreached(test: ast.expr, parts: Iterable[ast.AST], names: Names, denied: bool = False) -> set[ast.AST]:
+    """Names in code that is run if a test is true, or if `denied` false, where it never is for a name is not here."""
+    if denied and isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _unreached(test.operand, parts, names)
+    tests = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) and not denied else [test]
+    for one in tests:
+        base, name = _asked(one, names) if isinstance(one, ast.Call) and not denied else ("", None)
+        if isinstance(name, ast.Constant) and entry_of(f"{base}.{name.value}").kind is Kind.ABSENT:
+            return {node for part in parts for node in ast.walk(part)}
+    return set()

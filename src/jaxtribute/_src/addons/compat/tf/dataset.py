@@ -15,6 +15,7 @@ import numpy as np
 from jaxtribute import AutoShardPolicy, DistributedDataset
 from jaxtribute._src.addons.compat.catalog.lookup import why_absent
 from jaxtribute._src.addons.compat.tf import cardinalities, element_specs, iterators
+from jaxtribute._src.addons.compat.tf.absences import telling_absent
 from jaxtribute._src.addons.compat.tf.combining import Combining
 from jaxtribute._src.addons.compat.tf.conversion import as_tensor
 from jaxtribute._src.addons.compat.tf.pipelines import GrainStream, Indexed, Pipeline, Streamed
@@ -36,6 +37,7 @@ class DistributeOptions:
         self.num_devices: int | None = None
 
 
+@telling_absent("tf.data.Options")
 class Options:
     """Options of a dataset. All attributes are accepted; only `experimental_distribute` has a meaning here.
 
@@ -45,8 +47,23 @@ class Options:
     def __init__(self) -> None:
         self.experimental_distribute: DistributeOptions = DistributeOptions()
         self.threading: Any = _Anything()
+        self.experimental_threading = self.threading
         self.experimental_optimization: Any = _Anything()
+        self.autotune: Any = _Anything()
+        self.experimental_service: Any = _Anything()
+        for name in _SETTINGS:
+            setattr(self, name, None)
         self.deterministic: bool | None = None
+
+
+_SETTINGS = (
+    "dataset_name",
+    "experimental_deterministic",
+    "experimental_external_state_policy",
+    "experimental_slack",
+    "experimental_symbolic_checkpoint",
+    "experimental_warm_start",
+)
 
 
 class _Anything:

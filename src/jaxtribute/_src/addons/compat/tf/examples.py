@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxtribute._src.addons.compat.tf.absences import telling_absent
 from jaxtribute._src.addons.compat.tf.conversion import TensorLike, host_array
 from jaxtribute._src.addons.compat.tf.specs import as_dtype
 from jaxtribute.errors import ArgumentError, InputError, MissingLibraryError
@@ -257,6 +258,7 @@ def decode_image(
     return array.astype(np.float32) / 255 if np.dtype(dtype) == np.float32 else array
 
 
+@telling_absent("tf.io.TFRecordOptions")
 @dataclass(frozen=True, slots=True)
 class TFRecordOptions:
     """Compression of a file of records: `"GZIP"`, `"ZLIB"`, or none. Source: `tf.io.TFRecordOptions`."""

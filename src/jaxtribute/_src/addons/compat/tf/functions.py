@@ -20,6 +20,8 @@ import numpy as np
 
 import jaxtribute as jd
 from jaxtribute import DistributedDataset
+from jaxtribute._src.addons.compat.tf.absences import telling_absent
+from jaxtribute._src.addons.compat.tf.concrete import Concrete
 from jaxtribute._src.addons.compat.tf.conversion import as_tensor
 from jaxtribute._src.addons.compat.tf.dataset import Dataset
 from jaxtribute._src.addons.compat.tf.specs import TensorSpec
@@ -98,6 +100,7 @@ def functions_run_eagerly() -> bool:
     return _Eagerly.on
 
 
+@telling_absent("tf.function")
 class _Function(Function[..., Any]):
     """A compiled function that may be called with datasets.
 
@@ -135,6 +138,25 @@ class _Function(Function[..., Any]):
         with Context.entered(Context(context.strategy, context.replica, executor)):
             return self.python_function(*args, **kwargs)
 
+    def get_concrete_function(self, *args: Nest, **kwargs: Nest) -> _Concrete:
+        """Makes the function for arguments of declared shapes and types, which it checks in each call.
+
+        It takes the arguments for which a spec or an array is given here; the others stay as they are given. It is
+        compiled when it is first called, and is no graph.
+
+        Args:
+          *args: `tf.TensorSpec`s, arrays or Python values, in nests too; none if there is an `input_signature`.
+          **kwargs: the same by keyword.
+
+        Raises:
+          TypeError: they are not the function's arguments.
+
+        Source: `tf.function`.
+        """
+        if not args and not kwargs and self.input_signature is not None:
+            args = tuple(self.input_signature)
+        return _Concrete(Concrete(self.python_function, args, kwargs))
+
     def _compiled(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """The compiled form of a replica function, which it does not keep alive; the same one each time."""
         if isinstance(run, Function):
@@ -158,6 +180,18 @@ class _Function(Function[..., Any]):
             replica.__name__ = getattr(run, "__name__", "replica")
             known[key] = jd.function(replica)
         return known[key]
+
+
+class _Concrete(_Function):
+    """Result of `get_concrete_function`."""
+
+    def __init__(self, concrete: Concrete) -> None:
+        super().__init__(concrete.function, concrete.specs)
+        self._concrete = concrete
+
+    def __call__(self, *args: Nest, **kwargs: Nest) -> Any:
+        """Calls the function with the arguments that are open."""
+        return super().__call__(*self._concrete.opened(args, kwargs))
 
 
 class _Around:

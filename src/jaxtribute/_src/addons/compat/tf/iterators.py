@@ -9,12 +9,14 @@ from typing import Any
 
 import jax
 
+from jaxtribute._src.addons.compat.tf.absences import telling_absent
 from jaxtribute.errors import OutOfRangeError, TraceError
 from jaxtribute.extending import Context, Drawn, Feed
 from jaxtribute.input import Optional
 from jaxtribute.typing import Leaf, Nest
 
 
+@telling_absent("tf.data.Iterator")
 class Iterator(Feed, collections.abc.Iterator[Any]):
     """An iterator over the elements of a dataset.
 

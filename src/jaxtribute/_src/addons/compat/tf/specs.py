@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from jaxtribute._src.addons.compat.tf.absences import telling_absent
 from jaxtribute.typing import DType, Leaf
 
 Shape: TypeAlias = "Iterable[int | None] | int | None"
@@ -25,6 +26,7 @@ def as_dtype(type_value: DType) -> np.dtype[Any]:
     return string if type_value == "string" else np.dtype(type_value)
 
 
+@telling_absent("tf.TensorShape")
 class TensorShape(tuple[int | None, ...]):
     """The lengths of an array's axes.
 
@@ -182,6 +184,7 @@ class TensorShape(tuple[int | None, ...]):
         return f"TensorShape({list(self) if self._known else None})"
 
 
+@telling_absent("tf.TensorSpec")
 @dataclass(frozen=True, init=False)
 class TensorSpec:
     """Shape and element type of an array.

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from jaxtribute._src.addons.compat.tf.absences import telling_absent
 from jaxtribute._src.addons.compat.tf.conversion import TensorLike, as_tensor
 from jaxtribute.errors import ArgumentError, TraceError
 from jaxtribute.extending import Context
 from jaxtribute.summary import Writer
 
 
+@telling_absent("tf.summary.SummaryWriter")
 class SummaryWriter:
     """Writes events to a folder; `as_default()` makes it the one that `scalar` and its like write to.
 
