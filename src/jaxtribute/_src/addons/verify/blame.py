@@ -12,7 +12,7 @@ from jaxtribute._src.addons.verify.catalogue import CATALOGUE
 from jaxtribute._src.addons.verify.closed import closed_over, is_own
 from jaxtribute._src.addons.verify.comparing import Difference, inner_of, value_of
 from jaxtribute._src.addons.verify.culprit import UNREDUCED, Culprit
-from jaxtribute._src.addons.verify.depending import firsts, of_own_rows
+from jaxtribute._src.addons.verify.depending import firsts, of_own_rows, picks_replica
 from jaxtribute._src.addons.verify.instead import FOR_EACH_ROW, instead
 from jaxtribute._src.addons.verify.machine import RANDOM
 from jaxtribute._src.addons.verify.mixing import (
@@ -235,7 +235,7 @@ class Suspects:
                 return self._named("local-total", self._runs.makers_of(leaf, kinds.index(Kind.SUM))[0], leaf)
             term = self._added_term(leaf)
             return self._regularizer(leaf, term) if term is not None else None
-        if record.name in ("select_n", "mul") and self._runs.picks_replica(leaf):
+        if record.name in ("select_n", "mul") and picks_replica(self._runs, leaf):
             return self._named("one-replica", leaf)
         return None
 

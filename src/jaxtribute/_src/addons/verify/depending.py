@@ -32,6 +32,15 @@ def firsts(variable: Any) -> bool:
 
 def of_own_rows(runs: Runs) -> set[int]:
     """The operations whose results depend on each replica's own rows, before anything brings replicas together."""
+    return _made_of_rows(runs, joined=False)
+
+
+def of_rows(runs: Runs) -> set[int]:
+    """The operations whose results depend on rows, of this replica or of others."""
+    return _made_of_rows(runs, joined=True)
+
+
+def _made_of_rows(runs: Runs, *, joined: bool) -> set[int]:
     tape = runs.tape
     rows = {
         id(value)
@@ -40,12 +49,31 @@ def of_own_rows(runs: Runs) -> set[int]:
     }
     found: set[int] = set()
     for number, record in enumerate(tape.records):
-        if is_joined(runs, number):
+        if not joined and is_joined(runs, number):
             continue
         makers = runs.all_makers(number)
         if not found.isdisjoint(makers) or any(tape.is_of(value, rows) for value in record.operands):
             found.add(number)
     return found
+
+
+def picks_replica(runs: Runs, number: int) -> bool:
+    """True if an operation depends on which replica it is, by more than what it has made of rows, and rightly.
+
+    A row's number in the whole batch begins with the replica's, such as for a mask of the first rows of all.
+    """
+    rows = of_rows(runs)
+    seen: set[int] = set()
+    todo = runs.all_makers(number)
+    while todo:
+        maker = todo.pop()
+        if runs.record(maker).name == "axis_index":
+            return True
+        relation = runs.relation(maker)
+        if maker not in seen and not (maker in rows and relation.good and relation.kind is not Kind.SKIPPED):
+            todo += runs.all_makers(maker)
+        seen.add(maker)
+    return False
 
 
 def taken_of_one(runs: Runs, one: Outcome, found: Outcome) -> Iterator[Culprit]:

@@ -364,10 +364,6 @@ class Runs:
         other = self.other(0, leaf)
         return _scaled(self.record(leaf).results[0], other.results[0]) if other is not None else []
 
-    def picks_replica(self, number: int) -> bool:
-        """True if an operation depends on which replica it is."""
-        return any(self.record(each).name == "axis_index" for each in self.upstream(self.all_makers(number)))
-
     def is_made_of_arrays(self, makers: Sequence[int]) -> bool:
         """True if arrays that no operation has made, or keys, go into a value: it is no constant."""
         return any(
