@@ -382,7 +382,7 @@ def put_back(everyone: Any, own: Any, first: Any, wrong: str) -> Any:
     one_way="pairs-of-rows",
     replaced="gathered-without-gradients",
     replaced_at="gathered-without-gradients",
-    whole="reduced-twice",
+    whole="whole-on-each-replica",
     softmax="softmax-over-batch",
     redundancy="local-total",
 )

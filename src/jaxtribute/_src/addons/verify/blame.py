@@ -16,25 +16,27 @@ from jaxtribute._src.addons.verify.depending import firsts, of_own_rows, picks_r
 from jaxtribute._src.addons.verify.instead import FOR_EACH_ROW, instead
 from jaxtribute._src.addons.verify.machine import RANDOM
 from jaxtribute._src.addons.verify.mixing import (
+    OF_A_COUNT,
     among_rows,
     cut,
     is_divided_by_own,
     is_local_times_replicas,
     joined_wrongly,
     numbered,
+    quotient_by,
     sums_rows,
     times_rows,
 )
 from jaxtribute._src.addons.verify.operations import is_key
-from jaxtribute._src.addons.verify.pairing import ADDS, HANDED, SUMS, Runs
+from jaxtribute._src.addons.verify.pairing import ADDS, SUMS, Runs
 from jaxtribute._src.addons.verify.relations import Kind, is_fraction
 from jaxtribute._src.addons.verify.sources import Place
 from jaxtribute._src.addons.verify.stage import Outcome
 from jaxtribute._src.addons.verify.trail import Trail
+from jaxtribute._src.addons.verify.wholes import WHOLE, added_whole, is_of_function, place_whole
 
 _CUTS = frozenset({"slice", "dynamic_slice", "split", "reshape", "gather", "pad"})
 _SCATTERS = frozenset({"reduce_scatter", "psum_scatter"})
-_OF_A_COUNT = frozenset({*ADDS, *HANDED, "max"})
 
 
 class Suspects:
@@ -145,7 +147,7 @@ class Suspects:
         collective = self._wrong_collective(leaf)
         if collective is not None:
             return collective
-        if record.name in SUMS | _SCATTERS or record.name.startswith("strategy.reduce SUM"):
+        if self._adds_up(leaf):
             return self._summed_twice(leaf)
         if self._runs.is_mean(leaf):
             return self._named("mean-of-sums", leaf)
@@ -174,7 +176,7 @@ class Suspects:
         written = [one.variable for one in self._apart if one.variable is not None]
         if written and all(map(firsts, written)) and later is None:
             return self._named("one-replica", leaf)
-        if written and not any(one.trainable for one in written) and leaf not in of_own_rows(self._runs):
+        if written and not any(one.trainable or one.derived for one in written) and leaf not in of_own_rows(self._runs):
             return self._named("counted-on-each-replica", leaf)
         if uneven:
             return self._named("mean-of-means", leaf, later)
@@ -223,7 +225,7 @@ class Suspects:
         if any(self._runs.record(maker).name == "axis_index" for maker in self._runs.all_makers(leaf)):
             return self._named("one-replica", leaf)
         if record.name in ADDS and Kind.SUM in kinds and Kind.SAME in kinds:
-            quotient = self._quotient_by(leaf)
+            quotient = quotient_by(self._runs, leaf, self._trail.chain)
             if quotient is not None:
                 return self._local_count(quotient)
             if is_divided_by_own(self._runs, leaf):
@@ -260,7 +262,7 @@ class Suspects:
         record = self._runs.record(leaf)
         if is_local_times_replicas(self._runs, leaf):
             return self._named("mean-of-means", leaf)
-        quotient = self._quotient_by(leaf)
+        quotient = quotient_by(self._runs, leaf, self._trail.chain)
         if quotient is not None:
             return self._local_count(quotient)
         partial = self._runs.makers_of(leaf, kinds.index(Kind.SUM))
@@ -324,22 +326,7 @@ class Suspects:
         for number in sorted(number for number in self._trail.chain if number > leaf):
             if self._runs.divides(number, 1) and after.intersection(self._runs.makers_of(number, 1)):
                 return self._local_count(number)
-            if self._runs.record(number).name in _OF_A_COUNT and after.intersection(self._runs.all_makers(number)):
-                after.add(number)
-        return None
-
-    def _quotient_by(self, leaf: int) -> int | None:
-        """The operation that divides a part of a sum by what becomes of a count, to which a number is added before."""
-        after = {leaf}
-        if self._runs.record(leaf).name not in _OF_A_COUNT:
-            return None
-        # Several sums may be divided by several counts; rows are, by statistics.
-        divided = (Kind.SUM,) if np.ndim(self._runs.record(leaf).results[0]) else (Kind.SUM, Kind.ROWS)
-        for number in sorted(number for number in self._trail.chain if number > leaf):
-            record = self._runs.record(number)
-            if self._runs.divides(number, 1) and after.intersection(self._runs.makers_of(number, 1)):
-                return number if self._runs.operand(number, 0).kind in divided else None
-            if record.name in _OF_A_COUNT and after.intersection(self._runs.all_makers(number)):
+            if self._runs.record(number).name in OF_A_COUNT and after.intersection(self._runs.all_makers(number)):
                 after.add(number)
         return None
 
@@ -351,6 +338,8 @@ class Suspects:
             source, leaf = self._added(source) or (source, leaf)
         if any(self._runs.record(number).name in RANDOM for number in self._runs.upstream([source])):
             return self._named("noise-on-each-replica", source, leaf)
+        if told := added_whole(self._runs, source, leaf):
+            return self._named(*told)
         return self._named("counted-on-each-replica", source, self._runs.other_line(source) or leaf)
 
     def _added(self, derived: int) -> tuple[int, int] | None:
@@ -363,15 +352,22 @@ class Suspects:
                 return makers[0], number
         return None
 
+    def _adds_up(self, leaf: int) -> bool:
+        """True for a sum over the replicas, and the derivative of that which an optimizer makes of a function."""
+        record = self._runs.record(leaf)
+        if record.name in SUMS | _SCATTERS or record.name.startswith("strategy.reduce SUM"):
+            return True
+        return record.backwards and is_of_function(self._runs, leaf)
+
     def _summed_twice(self, leaf: int) -> Culprit:
-        if self._runs.record(leaf).name in _SCATTERS:
-            # Each replica computes the whole loss, of gathered rows.
-            return self._named("reduced-twice", self._runs.last_made_of_gathered(leaf), leaf)
-        makers = self._runs.makers_of(leaf, 0)
-        reduced = [number for number in self._runs.upstream(makers) if self._runs.is_sum(number)]
+        record, makers = self._runs.record(leaf), self._runs.makers_of(leaf, 0)
+        value = next(iter(makers), leaf)
+        if told := added_whole(self._runs, leaf if record.backwards else value, leaf):
+            return self._named(*told)
         # What no data has gone into was never a part of a sum.
-        if makers and not reduced and self._runs.from_backward(makers[0]):
-            return self._named("counted-on-each-replica", makers[0], leaf)
+        if (makers or record.name not in SUMS | _SCATTERS) and self._runs.from_backward(value):
+            return self._named("counted-on-each-replica", value, leaf)
+        reduced = [number for number in self._runs.upstream(makers) if self._runs.is_sum(number)]
         if not reduced and any(self._runs.relation(number).kind is Kind.ROWS for number in self._runs.upstream(makers)):
             # Of the rows of each replica, and by chance the same on all.
             return self._named("sum-of-means", leaf, makers[0] if makers else None)
@@ -411,6 +407,8 @@ class Suspects:
                 return self._named("scaled-by-replicas", min(scaled), number)
             how = "SUM" if after.factor > 1 else "MEAN"
             name = UNREDUCED.get((self._runs.relation(maker).kind, how))
+            if name == "counted-on-each-replica" and (told := added_whole(self._runs, maker, number)):
+                return self._named(*told)
             if name is not None:
                 return self._named(name, number, maker)
         return None
@@ -446,6 +444,8 @@ class Suspects:
         for number in self._wrong:
             kind, record = self._runs.relation(number).kind, self._runs.record(number)
             names = [UNREDUCED[kind, one] for one in how if (kind, one) in UNREDUCED]
+            if kind is Kind.SAME and names and (told := added_whole(self._runs, number, number)):
+                names = [told[0]]
             if kind is Kind.SUM and (record.name in ("max", "min") or "MEAN" in how):  # not always the user's to say
                 names = ["local-total"]
             if names or kind in (Kind.SUM, Kind.ROWS, Kind.MEAN):
@@ -486,7 +486,7 @@ class Suspects:
             pattern = "one-replica"  # the first one's part, and no mean
         others = self._runs.others(number)
         other = self._runs.record(elsewhere).place if elsewhere is not None else None
-        return Culprit(
+        culprit = Culprit(
             CATALOGUE[pattern],
             record.place,
             None if record.place is not None and other is not None and other.line == record.place.line else other,
@@ -495,5 +495,6 @@ class Suspects:
             [one.results[0] for one in others if one is not None and one.results],
             record.backwards,
             part_of(self._runs, pattern, number, elsewhere),
-            instead(self._runs, pattern, number, self._apart),
+            instead(self._runs, pattern, number, self._apart, is_of_function(self._runs, number)),
         )
+        return place_whole(self._runs, culprit, number) if pattern == WHOLE else culprit

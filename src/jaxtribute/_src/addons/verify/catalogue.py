@@ -117,6 +117,15 @@ _PATTERNS = (
         "or a regularizer of a layer, which fit counts once",
     ),
     Pattern(
+        "whole-on-each-replica",
+        "every replica adds the whole of what is made of rows that all_gather or all_reduce has brought together (such "
+        "as a loss of all gathered rows): the sum has it once for each replica",
+        "divide it by the number of replicas, {part} / jd.get_replica_context().num_replicas_in_sync, and reduce it, "
+        "and gradients, with 'SUM'",
+        "loss",
+        "this replica's share by rows: {part} * x.shape[0] / jd.get_replica_context().all_reduce('SUM', x.shape[0])",
+    ),
+    Pattern(
         "noise-on-each-replica",
         "every replica adds noise to its part of a sum: the sum has the noise once for each replica",
         "add it after the sum: gradients = jd.get_replica_context().all_reduce('SUM', gradients), then the noise, of "
@@ -131,8 +140,7 @@ _PATTERNS = (
         "reduced-twice",
         "what is the same on all replicas already is added up again",
         "reduce once: leave one of the two reductions out, or optimizer.apply_gradients(gradients, reduce_op=None) for "
-        "gradients that are reduced; of a loss of all gathered rows take this replica's rows, "
-        "or apply with 'MEAN'",
+        "gradients that are reduced",
     ),
     Pattern(
         "mean-of-sums",

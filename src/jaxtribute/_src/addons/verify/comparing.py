@@ -125,13 +125,14 @@ def missing(alone: Outcome, found: Outcome) -> list[str]:
 
 def _counted_alike(changes: Mapping[Variable, tuple[Any, Any, Any]], replicas: int) -> set[Variable]:
     """The sums and counts of Keras's means to which each replica adds a number: both grow alike, the mean is right."""
-    grown = {
-        variable
-        for variable, (one, other, old) in changes.items()
-        if not variable.trainable
-        and one.dtype.kind == "f"
-        and _error(other - old, (one - old) * replicas) <= _RELATIVE * _largest(one - old)
-    }
+    with np.errstate(invalid="ignore"):
+        grown = {
+            variable
+            for variable, (one, other, old) in changes.items()
+            if not variable.trainable
+            and one.dtype.kind == "f"
+            and _error(other - old, (one - old) * replicas) <= _RELATIVE * _largest(one - old)
+        }
     if len(grown) < 2:
         return set()
     return {variable for pair in means() if grown.issuperset(pair) for variable in pair}
@@ -251,7 +252,8 @@ def _change(one: Any, old: Any) -> float:
     """The largest change of a value; what it has begun with may be -1e9, which is no size of anything."""
     if not _is_real(one):
         return 1.0
-    change, now = _largest(one - old), _largest(one)
+    with np.errstate(invalid="ignore"):  # infinite, such as the loss before the first step
+        change, now = _largest(one - old), _largest(one)
     # No finer than rounding of what it has begun with.
     return min(change, max(_BEGUN * now, _ROUNDING * change)) if now else change
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from jaxtribute import Variable
 from jaxtribute._src.addons.verify.advising import own_part, whole_part
+from jaxtribute._src.addons.verify.catalogue import CATALOGUE
 from jaxtribute._src.addons.verify.comparing import Difference
 from jaxtribute._src.addons.verify.depending import give_the_same
 from jaxtribute._src.addons.verify.holding import is_rows
@@ -14,8 +15,11 @@ from jaxtribute._src.addons.verify.relations import Kind
 
 _CONTEXT = "jd.get_replica_context()"
 _OF_A_VALUE = frozenset(
-    "local-mean mean-of-means local-total mean-of-sums sum-of-means counted-on-each-replica one-replica".split()
+    "local-mean mean-of-means local-total mean-of-sums sum-of-means counted-on-each-replica one-replica "
+    "reduced-twice whole-on-each-replica".split()
 )
+_COUNTED = frozenset({"counted-on-each-replica", "reduced-twice", "whole-on-each-replica"})
+"""Patterns of what is the same on all replicas, and added up."""
 _EXTREMES = {"reduce_max": "max", "reduce_min": "min", "reduce_prod": "prod", "reduce_and": "all", "reduce_or": "any"}
 
 
@@ -24,9 +28,14 @@ FOR_EACH_ROW = (
     f"has to be one number: {_CONTEXT}.all_reduce('SUM', ...) its sums over the rows"
 )
 """Advice for a loss function that returns one number, by which weights of rows are then multiplied."""
+OWN_VALUE = (
+    "return the replica's own value from a function that apply_gradients is given, such as value_fn or grad_fn: its "
+    "results are reduced"
+)
+"""Advice for such a function that reduces them itself."""
 
 
-def instead(runs: Runs, pattern: str, number: int, apart: Sequence[Difference]) -> str:
+def instead(runs: Runs, pattern: str, number: int, apart: Sequence[Difference], given: bool) -> str:
     """Returns what to write instead; empty where the pattern's own advice fits.
 
     Args:
@@ -34,7 +43,12 @@ def instead(runs: Runs, pattern: str, number: int, apart: Sequence[Difference]) 
       pattern: the pattern's name.
       number: the operation that is blamed.
       apart: what differs.
+      given: whether it belongs to a function that an optimizer was given.
     """
+    if given and pattern == "reduced-twice":
+        return OWN_VALUE
+    if given and pattern == "unknown":
+        return f"{CATALOGUE[pattern].advice}. And {OWN_VALUE}"
     variables = [one.variable for one in apart if one.variable is not None]
     # Slots may be all that differs, of an optimizer whose update does not depend on the size of gradients.
     learned = any(one.trainable or one.derived for one in variables) or runs.differentiated(number)
@@ -54,7 +68,7 @@ def instead(runs: Runs, pattern: str, number: int, apart: Sequence[Difference]) 
 def _of_a_variable(runs: Runs, pattern: str, number: int, variable: Variable) -> str:
     """Of a variable that is written, and not trained."""
     name = variable.name.removesuffix(":0")
-    relation, counted = runs.relation(number), pattern == "counted-on-each-replica"
+    relation, counted = runs.relation(number), pattern in _COUNTED
     if is_rows(variable):
         how = {
             Kind.SUM: "'sum': what each replica has is a part of a sum",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxtribute._src.addons.verify.depending import is_joined, of_own_rows
-from jaxtribute._src.addons.verify.pairing import Runs
+from jaxtribute._src.addons.verify.pairing import ADDS, HANDED, Runs
 from jaxtribute._src.addons.verify.relations import Kind
 from jaxtribute._src.addons.verify.sources import Place, is_theirs
 
@@ -16,6 +16,8 @@ _ORDERS = frozenset(
     "cumsum cumprod cummax cummin cumlogsumexp sort top_k rev gather dynamic_slice slice concatenate".split()
 )
 _EXTREMES = frozenset("reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin reduce_window_max".split())
+OF_A_COUNT = frozenset({*ADDS, *HANDED, "max"})
+"""Operations that make of a count what something is divided by."""
 _PICKS = frozenset({"dynamic_slice", "gather", "slice"})
 
 
@@ -122,6 +124,21 @@ def is_divided_by_own(runs: Runs, leaf: int) -> bool:
         for number, record in enumerate(runs.tape.records)
         if record.name == "div" and not record.backwards
     )
+
+
+def quotient_by(runs: Runs, leaf: int, chain: Collection[int]) -> int | None:
+    """The operation that divides a part of a sum by what becomes of a count, to which a number is added before."""
+    after = {leaf}
+    if runs.record(leaf).name not in OF_A_COUNT:
+        return None
+    # Several sums may be divided by several counts; rows are, by statistics.
+    divided = (Kind.SUM,) if np.ndim(runs.record(leaf).results[0]) else (Kind.SUM, Kind.ROWS)
+    for number in sorted(number for number in chain if number > leaf):
+        if runs.divides(number, 1) and after.intersection(runs.makers_of(number, 1)):
+            return number if runs.operand(number, 0).kind in divided else None
+        if runs.record(number).name in OF_A_COUNT and after.intersection(runs.all_makers(number)):
+            after.add(number)
+    return None
 
 
 def is_local_times_replicas(runs: Runs, leaf: int) -> bool:

@@ -382,17 +382,6 @@ class Runs:
         sums = (number for number in self.upstream(makers) if self.record(number).name == "reduce_sum")
         return max(sums, default=None)
 
-    def last_made_of_gathered(self, leaf: int) -> int:
-        """The last single number that is made of gathered rows before anything is differentiated: a loss."""
-        after: set[int] = set()
-        last = leaf
-        for number, record in enumerate(self.tape.records[:leaf]):
-            if record.name.startswith("all_gather") or after.intersection(self.all_makers(number)):
-                after.add(number)
-                if not record.backwards and not np.ndim(record.results[0]):
-                    last = number
-        return last
-
     def on_line(self, leaf: int, name: str, chain: set[int]) -> bool:
         """True if an operation of that name, among those of `chain`, is on the same line."""
         place = self.record(leaf).place

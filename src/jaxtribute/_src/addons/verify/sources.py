@@ -21,6 +21,8 @@ from jaxtribute._src.addons.tools.installed import is_installed
 from jaxtribute.extending import Callers, Function, JaxprEqn, Programs
 
 _LIBRARY = str(Path(jaxtribute.__file__).parent)
+_FUNCTIONS = str(Path(jaxtribute.Optimizer.apply_gradients.__code__.co_filename).with_name("losses.py"))
+"""The file that reduces the results of functions which an optimizer is given."""
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _LONGEST = 100
 _LAMBDA = (lambda: None).__name__
@@ -84,15 +86,42 @@ def is_theirs(file: str) -> bool:
 
 def place_of(eqn: JaxprEqn) -> Place | None:
     """The innermost line of the user's that made an operation; one of another library's where there is none."""
-    return _chosen(
-        Place(frame.file_name, frame.start_line, frame.start_column, frame.end_column, frame.end_line)
-        for frame in Programs.user_frames(eqn)
-    )
+    return _chosen(map(_place, Programs.user_frames(eqn)))
 
 
 def innermost(eqn: JaxprEqn) -> tuple[str, int] | None:
     """The innermost line that made an operation, a library's or not."""
     return next(((frame.file_name, frame.start_line) for frame in Programs.user_frames(eqn)), None)
+
+
+def leaving(eqn: JaxprEqn, other: JaxprEqn, *, inside: bool) -> Place | None:
+    """The line of an operation in the innermost function that another one comes from as well.
+
+    Args:
+      eqn: the operation.
+      other: the other one.
+      inside: True for its line in the function that is called there.
+    """
+    mine, theirs = (list(Programs.user_frames(each))[::-1] for each in (eqn, other))
+    common = 0
+    for frame, their in zip(mine, theirs, strict=False):
+        if (frame.file_name, frame.function_name) != (their.file_name, their.function_name):
+            break
+        common += 1
+        if (frame.start_line, frame.start_column) != (their.start_line, their.start_column):
+            break
+    own = [frame for frame in mine[:common] if is_theirs(frame.file_name)][-1:]
+    called = [frame for frame in mine[common:] if is_theirs(frame.file_name)][:1] if inside else []
+    return next((_place(frame) for frame in called or own), None)
+
+
+def is_called_by_optimizer(eqn: JaxprEqn) -> bool:
+    """True for an operation of a function that `apply_gradients` was given, or of what the optimizer makes of one."""
+    return any(frame.file_name == _FUNCTIONS for frame in Programs.user_frames(eqn))
+
+
+def _place(frame: Any) -> Place:
+    return Place(frame.file_name, frame.start_line, frame.start_column, frame.end_column, frame.end_line)
 
 
 def _chosen(places: Iterable[Place]) -> Place | None:
