@@ -47,6 +47,17 @@ def test_a_mistake_is_found_with_its_line_and_what_to_write(case: Case) -> None:
     assert culprit.pattern.name in case.patterns, str(found)
 
 
+SLOTS = "adversarial-discriminator", "adversarial-generator", "over_calls-mean", "with_nnx-mean"
+"""Mistakes of which slots alone differ, or by more than what is trained."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in WRONG if str(case) in SLOTS], ids=str)
+def test_a_mean_that_only_slots_show_is_named_as_one(case: Case) -> None:
+    culprit = verdict_of(case).findings[0].culprit
+    assert culprit.pattern.name in case.patterns
+
+
 ROOT = Path(__file__).parents[3]
 WRONG_ON_PURPOSE = {"launch.md", "verify.md"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
