@@ -163,4 +163,11 @@ def _first_derived(runs: Runs, gradient: int) -> list[int]:
     derived = [number for number in seen if runs.record(number).backwards]
     # Not what is zero where nothing else is known.
     begin = [one for one in derived if not runs.all_makers(one) and any(map(np.any, runs.record(one).operands))]
-    return [min(begin or derived)] if derived else []
+    first = min(begin or derived, default=0)
+    # The derivative of a difference begins with what is no part of the term.
+    alike = any(
+        runs.record(one).place == runs.record(first).place and runs.relation(one).kind is Kind.NONE
+        for one in range(first)
+        if not runs.record(one).backwards
+    )
+    return derived if alike else derived and [first]
