@@ -109,7 +109,8 @@ def test_what_becomes_nan_is_told_if_another_variable_has_its_name(broken: int) 
     (batch,) = strategy.experimental_distribute_dataset([X])
 
     def replica(x: Any) -> None:
-        total = jd.get_replica_context().all_reduce("SUM", x.sum(0))
+        context: Any = jd.get_replica_context()
+        total = context.all_reduce("SUM", x.sum(0))
         for number, variable in enumerate(both):
             variable.assign_sub(jnp.log(-1.0 - total**2) if number == broken else total)
 
