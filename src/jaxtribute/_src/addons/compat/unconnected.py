@@ -72,7 +72,7 @@ def differentiate(count: int | None, known: _Known, loss: Function, values: Any)
 
 
 def _as_with_rows(known: _Known, count: int | None, reached: list[list[bool]]) -> list[list[bool]]:
-    """Which gradients are computed, for each loss: on a replica without rows those that replicas with rows have.
+    """True for gradients that are computed, for each loss: on a replica without rows those that others have.
 
     Args:
       known: those of replicas with rows, by lines of the program.

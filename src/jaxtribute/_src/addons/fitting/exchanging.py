@@ -34,7 +34,7 @@ class Exchanged:
 
     @property
     def sliced(self) -> bool:
-        """Whether an optimizer updates slices of variables that each replica has whole."""
+        """True if an optimizer updates slices of variables that each replica has whole."""
         return any(
             all(variable.policy.cut is None for variable in optimizer.trainable_variables)
             and any(slot.policy.cut is not None for slot in optimizer.variables)

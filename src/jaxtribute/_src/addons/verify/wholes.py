@@ -1,4 +1,4 @@
-"""What all replicas have as a whole and is added up all the same: a loss of gathered rows, or a sum that they share."""
+"""Values that all replicas have as a whole and that are added up all the same, such as a loss of gathered rows."""
 
 from __future__ import annotations
 
