@@ -1,5 +1,8 @@
 """Arithmetic, comparisons, reductions and products, by their names in `tf.math`."""
 
+from typing import Any
+
+from jaxtribute._src.addons.compat.catalog.lookup import explain_absent as _explain_absent
 from jaxtribute._src.addons.compat.tf.math import *
 from jaxtribute._src.addons.compat.tf.math import ceil as ceil
 from jaxtribute._src.addons.compat.tf.math import divide_no_nan as divide_no_nan
@@ -21,3 +24,7 @@ from jaxtribute._src.addons.compat.tf.math import rsqrt as rsqrt
 from jaxtribute._src.addons.compat.tf.math import softplus as softplus
 from jaxtribute._src.addons.compat.tf.math import squared_difference as squared_difference
 from jaxtribute._src.addons.compat.tf.math import top_k as top_k
+
+
+def __getattr__(name: str) -> Any:
+    raise _explain_absent(__name__, "tf.math", name)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute import nn
+from jaxtribute._src.addons.compat.catalog.lookup import explain_absent as _explain_absent
 from jaxtribute._src.addons.compat.tf.conversion import TensorLike, as_tensor
 from jaxtribute._src.addons.compat.tf.indices import checked
 from jaxtribute._src.addons.compat.tf.symbolic import allow_in_models as _allow_in_models
@@ -24,6 +25,16 @@ from jaxtribute.errors import ArgumentError, ShapeError
 def relu(features: TensorLike, name: str | None = None) -> Any:
     """Returns `max(features, 0)`. Source: `tf.nn.relu`."""
     return jax.nn.relu(as_tensor(features))
+
+
+def relu6(features: TensorLike, name: str | None = None) -> Any:
+    """Returns `min(max(features, 0), 6)`. Source: `tf.nn.relu6`."""
+    return jax.nn.relu6(as_tensor(features))
+
+
+def selu(features: TensorLike, name: str | None = None) -> Any:
+    """Returns the scaled exponential linear unit. Source: `tf.nn.selu`."""
+    return jax.nn.selu(as_tensor(features))
 
 
 def leaky_relu(features: TensorLike, alpha: float = 0.2, name: str | None = None) -> Any:
@@ -143,6 +154,38 @@ def embedding_lookup(params: Any, ids: TensorLike, max_norm: None = None, name: 
     return nn.embedding_lookup(params, as_tensor(ids))
 
 
+def depth_to_space(
+    input: TensorLike, block_size: int, data_format: Literal["NHWC"] = "NHWC", name: str | None = None
+) -> Any:
+    """Makes blocks of rows and columns of the channels. Source: `tf.nn.depth_to_space`.
+
+    Raises:
+      ShapeError: the channels cannot be divided so.
+    """
+    array, size = as_tensor(input), block_size
+    rows, height, width, channels = array.shape
+    if channels % size**2:
+        raise ShapeError(f"{channels} channels are no blocks of {size} x {size}. HINT: take another block_size.")
+    blocks = array.reshape(rows, height, width, size, size, channels // size**2)
+    return blocks.transpose(0, 1, 3, 2, 4, 5).reshape(rows, height * size, width * size, channels // size**2)
+
+
+def space_to_depth(
+    input: TensorLike, block_size: int, data_format: Literal["NHWC"] = "NHWC", name: str | None = None
+) -> Any:
+    """Makes channels of blocks of rows and columns. Source: `tf.nn.space_to_depth`.
+
+    Raises:
+      ShapeError: the rows or columns cannot be divided so.
+    """
+    array, size = as_tensor(input), block_size
+    rows, height, width, channels = array.shape
+    if height % size or width % size:
+        raise ShapeError(f"{height} x {width} has no blocks of {size} x {size}. HINT: take another block_size, or pad.")
+    blocks = array.reshape(rows, height // size, size, width // size, size, channels)
+    return blocks.transpose(0, 1, 3, 2, 4, 5).reshape(rows, height // size, width // size, channels * size**2)
+
+
 def moments(x: TensorLike, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None) -> Any:
     """Returns mean and variance over axes. Source: `tf.nn.moments`."""
     array, axes = as_tensor(x), tuple(int(axis) for axis in np.atleast_1d(axes))
@@ -159,6 +202,10 @@ def scale_regularization_loss(regularization_loss: TensorLike) -> Any:
     Source: `tf.nn.scale_regularization_loss`.
     """
     return nn.scale_regularization_loss(as_tensor(regularization_loss))
+
+
+def __getattr__(name: str) -> Any:
+    raise _explain_absent(__name__, "tf.nn", name)
 
 
 _allow_in_models(__name__, __name__)

@@ -241,4 +241,18 @@ EXPRESSIONS = [
     "tf.linalg.matvec([[1.0, 2.0], [3.0, 4.0]], [1.0, 1.0], transpose_a=True)",
     "tf.nn.embedding_lookup(tf.constant([[1.0], [2.0]]), [1, 0])",
     "tf.nn.moments(tf.constant([[1.0, 2.0], [3.0, 4.0]]), [0])",
+    # Bands, blocks and masks.
+    "tf.linalg.band_part(tf.reshape(tf.range(9), [3, 3]), -1, 0)",
+    "tf.linalg.band_part(tf.reshape(tf.range(0.0, 9.0, 1.0), [3, 3]), 0, -1)",
+    "tf.linalg.band_part(tf.reshape(tf.range(24), [2, 3, 4]), 1, 1)",
+    "tf.linalg.band_part(tf.ones([4, 4]), num_lower=-1, num_upper=-1)",
+    "tf.nn.relu6([-1.0, 3.0, 8.0])",
+    "tf.nn.selu([-1.0, 0.0, 3.0])",
+    "tf.nn.depth_to_space(tf.reshape(tf.range(48), [2, 2, 3, 4]), 2)",
+    "tf.nn.space_to_depth(tf.reshape(tf.range(48), [1, 4, 6, 2]), block_size=2)",
+    "tf.nn.space_to_depth(tf.reshape(tf.range(0.0, 48.0, 1.0), [1, 4, 6, 2]), 2, 'NHWC')",
+    "tf.sequence_mask([1, 3, 2], 5)",
+    "tf.sequence_mask([[1, 3], [2, 0]])",
+    "tf.sequence_mask([1, 3], 2, tf.float32)",
+    "tf.sequence_mask(2, maxlen=4, dtype=tf.int32)",
 ]

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
 from edges import EDGES  # pyright: ignore[reportMissingImports]
 from expressions import EXPRESSIONS  # pyright: ignore[reportMissingImports]
+from remedies import REMEDIES  # pyright: ignore[reportMissingImports]
 
 
 def described(value: Any) -> Any:
@@ -21,6 +22,8 @@ def described(value: Any) -> Any:
         value = value.numpy()
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)
+        if array.dtype.kind == "c":  # as pairs of numbers
+            return {"dtype": array.dtype.name, "values": np.stack([array.real, array.imag], -1).tolist()}
         return {"dtype": array.dtype.name, "values": json.loads(json.dumps(array.tolist()))}
     if isinstance(value, (list, tuple)):
         return [described(part) for part in value]
@@ -46,6 +49,13 @@ def shaped(value: Any) -> dict[str, Any]:
     return {"shape": list(array.shape), **described(array)}
 
 
+def remedied(name: str, given: dict[str, str]) -> Any:
+    """What the function of that name gives for arguments that are given as texts."""
+    values = {argument: eval(text, {"tf": tf, "np": np}) for argument, text in given.items()}
+    result = eval(name, {"tf": tf})(**values)
+    return described(list(result) if isinstance(result, tf.TensorShape) else result)
+
+
 def main() -> None:
     table: dict[str, Any] = {}
     for text in EXPRESSIONS:
@@ -54,6 +64,7 @@ def main() -> None:
         except Exception as error:
             raise SystemExit(f"{text}: {error}") from error
     write("expressions", table)
+    write("remedies", {name: remedied(name, given) for name, given in REMEDIES})
     write("edges", {text: at_its_limits(text) for text in EDGES})
 
 

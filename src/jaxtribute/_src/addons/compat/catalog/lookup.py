@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute._src.addons.compat.catalog import members, notes, others
+from jaxtribute._src.addons.compat.catalog import members, notes, operations, others
 from jaxtribute._src.addons.compat.catalog.distribute import MODULES
 from jaxtribute._src.addons.compat.catalog.keras import keras_problem
 
@@ -47,6 +47,7 @@ class Entry:
         return "it has no counterpart in jaxtribute.compat.tf: write it with jax.numpy, or in Python" if absent else ""
 
 
+_ELSEWHERE = ("tf.math", "tf.nn", "tf.linalg", "tf.random", "tf.image")
 _ROOTS = {"jd": "jaxtribute", "tf": "jaxtribute.compat.tf", "v1": "jaxtribute.compat.v1"}
 
 
@@ -141,11 +142,18 @@ def why_absent(full: str) -> str:
     if exists(of) and isinstance(resolve(of), np.dtype):
         full = f"tf.DType.{member}"
     while full:
-        for known in (members.ABSENT, others.ABSENT):
+        for known in (members.ABSENT, operations.ABSENT, others.ABSENT):
             if full in known:
                 return known[full]
         # A name below one that is absent is absent for the same reason.
         full = full.rpartition(".")[0]
+    # Names that TensorFlow has in another module, too, or never had in this one: `tf.reduce_variance`.
+    if of in ("tf", *_ELSEWHERE):
+        for module in _ELSEWHERE:
+            if callable(
+                vars(resolve(module)).get(member)
+            ):  # no `hasattr`: a module asks here for the reason of its error
+                return f"write `{module}.{member}`"
     return ""
 
 

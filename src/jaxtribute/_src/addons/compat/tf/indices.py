@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src.addons.compat.tf.conversion import TensorLike, as_tensor, as_typed_tensor
+from jaxtribute._src.addons.compat.tf.specs import as_dtype
 from jaxtribute._src.addons.compat.tf.symbolic import allow_in_models
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxtribute.extending import row_ids
 from jaxtribute.typing import DType
 
-__all__ = ["gather", "gather_nd", "one_hot", "tensor_scatter_nd_update"]
+__all__ = ["gather", "gather_nd", "one_hot", "sequence_mask", "tensor_scatter_nd_update"]
 
 
 def gather(
@@ -123,6 +124,22 @@ def _batches(shape: tuple[int, ...], axes: int) -> list[Any]:
 
 def _module(array: Any) -> Any:
     return np if array.dtype.kind == "O" else jnp
+
+
+def sequence_mask(lengths: TensorLike, maxlen: Any = None, dtype: DType = np.bool_, name: str | None = None) -> Any:
+    """Returns a mask that is true at the first places of each row, as many as its length says.
+
+    Args:
+      lengths: the lengths, of any shape.
+      maxlen: the number of places; by default the largest length, which must be known.
+      dtype: the type of the mask.
+      name: accepted for compatibility.
+
+    Source: `tf.sequence_mask`.
+    """
+    numbers = as_tensor(lengths)
+    places = np.max(numbers, initial=0) if maxlen is None else maxlen
+    return (jnp.arange(int(places), dtype=numbers.dtype) < jnp.expand_dims(numbers, -1)).astype(as_dtype(dtype))
 
 
 def one_hot(
