@@ -101,7 +101,7 @@ def test_has_each_member_or_tells_what_to_write(of: str, tmp_path: Path) -> None
                 assert remedy in str(caught.value)
 
 
-@pytest.mark.parametrize("of", PROGRAMS.keys() - BY_INDEX)
+@pytest.mark.parametrize("of", sorted(PROGRAMS.keys() - BY_INDEX))
 def test_migrate_names_each_member_that_is_not_there(of: str, tmp_path: Path) -> None:
     with made(of, tmp_path) as x:
         absent = [name for name in RECORDED[of].split() if not hasattr(x, name)]
@@ -120,7 +120,7 @@ def told_of(of: str, members: Collection[str]) -> dict[str, list[Finding]]:
     return {name: [one for one in left if one.line == before + line] for line, name in enumerate(members, 1)}
 
 
-@pytest.mark.parametrize("of", PROGRAMS.keys() - {"tf.data.Dataset"})
+@pytest.mark.parametrize("of", sorted(PROGRAMS.keys() - {"tf.data.Dataset"}))
 def test_members_that_are_there_are_not_named(of: str) -> None:
     there = set(RECORDED[of].split()) - absent_from(of).keys() - TOLD_ELSEWHERE.get(of, set())
     assert not any(told_of(of, there).values())
