@@ -37,6 +37,16 @@ def here() -> jd.ReplicaContext:
     return context
 
 
+def total(value: Any) -> Any:
+    """The sum over the replicas."""
+    return here().all_reduce("SUM", value)
+
+
+def everyone(value: Any) -> Any:
+    """The rows of all replicas."""
+    return here().all_gather(value, axis=0)
+
+
 def ident() -> Any:
     """The number of the replica that calls, int32."""
     return here().replica_id_in_sync_group

@@ -11,22 +11,11 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute import testing
+from replicas import everyone, here, total
 
 ROWS = 12
 X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype(np.float32)
 Y = np.random.default_rng(1).normal(size=ROWS).astype(np.float32)
-
-
-def context() -> Any:
-    return jd.get_replica_context()
-
-
-def total(value: Any) -> Any:
-    return context().all_reduce("SUM", value)
-
-
-def everyone(value: Any) -> Any:
-    return context().all_gather(value, axis=0)
 
 
 class Case(NamedTuple):
@@ -80,7 +69,7 @@ def hardest(w: Any, x: Any, y: Any) -> Any:
 
 def first_row(x: Any) -> Any:
     counts = everyone(jnp.array([x.shape[0]]))
-    return jnp.where(jnp.arange(counts.size) < context().replica_id_in_sync_group, counts, 0).sum()
+    return jnp.where(jnp.arange(counts.size) < here().replica_id_in_sync_group, counts, 0).sum()
 
 
 def mine(values: Any, x: Any) -> Any:
@@ -113,7 +102,7 @@ CASES = {
         "extreme-over-batch",
         "jnp.argmax(jd.get_replica_context().all_gather(values, axis=0))",
         lambda w, x, y, _: hardest(w, x, y),
-        lambda w, x, y, _: hardest(w, everyone(x), everyone(y)) / context().num_replicas_in_sync,
+        lambda w, x, y, _: hardest(w, everyone(x), everyone(y)) / here().num_replicas_in_sync,
     ),
     "min": Case(
         "extreme-over-batch",
@@ -137,7 +126,7 @@ CASES = {
         "local-total",
         "divide a loss by num_replicas_in_sync, and reduce with 'SUM'",
         lambda w, x, y, _: dice(w, x, y, lambda value: value),
-        lambda w, x, y, _: dice(w, x, y, total) / context().num_replicas_in_sync,
+        lambda w, x, y, _: dice(w, x, y, total) / here().num_replicas_in_sync,
         how="MEAN",
     ),
     "kept until read": Case(
@@ -195,7 +184,7 @@ CASES = {
     "turned by the replica": Case(
         "rows-by-replica",
         "numbers-of-rows in docs/guide/verify.md",
-        lambda w, x, y, _: sum_of(w, jnp.where(context().replica_id_in_sync_group % 2 == 0, x, -x), y, 0),
+        lambda w, x, y, _: sum_of(w, jnp.where(here().replica_id_in_sync_group % 2 == 0, x, -x), y, 0),
         lambda w, x, y, _: sum_of(w, jnp.where(((first_row(x) + jnp.arange(len(x))) % 2 == 0)[:, None], x, -x), y, 0),
     ),
     "rows that are left out": Case(

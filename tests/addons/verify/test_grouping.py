@@ -1,6 +1,5 @@
 """One mistake is told once, whatever becomes of a wrong gradient: clipped, averaged, scaled by norms."""
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ from jaxtribute._src.addons.verify.culprit import Culprit
 from jaxtribute._src.addons.verify.grouping import Group, Judged, add_findings, grouped
 from jaxtribute._src.addons.verify.sources import Place
 from jaxtribute._src.addons.verify.verdict import Verdict
+from marked_lines import line_of
 
 ROWS, COLUMNS, DECAY = 12, 60, 0.9
 EVEN, UNEVEN = Arrangement((6, 6)), Arrangement((6, 5))
@@ -34,11 +34,6 @@ TRANSFORMS = {
 def rows() -> tuple[Any, Any]:
     random = np.random.default_rng(0)
     return random.normal(size=(ROWS, COLUMNS)).astype("f"), random.normal(size=ROWS).astype("f")
-
-
-def line_of(mark: str) -> int:
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    return next(number for number, line in enumerate(lines, start=1) if line.endswith(f"# at: {mark}"))
 
 
 def verified(step: Any, strategy: jd.Strategy) -> testing.Verdict:
@@ -73,7 +68,7 @@ def test_what_a_wrong_gradient_leads_to_is_no_mistake_of_its_own(transform: Any)
     assert [one.culprit.pattern.name for one in found.findings] == ["local-mean"], str(found)
     place = found.findings[0].culprit.place
     assert place is not None
-    assert place.line == line_of("averaged"), str(found)
+    assert place.line == line_of(__file__, "averaged"), str(found)
 
 
 @pytest.mark.quick_cases(1, whole=True)
@@ -119,7 +114,9 @@ def test_a_mistake_is_found_behind_code_around_the_replicas_also_by_small_change
 
     found = verified(step, strategy)
     assert {one.culprit.pattern.name for one in found.findings} <= {"local-mean", "mean-of-means"}, str(found)
-    assert {place.line for one in found.findings if (place := one.culprit.place)} == {line_of("around")}, str(found)
+    assert {place.line for one in found.findings if (place := one.culprit.place)} == {line_of(__file__, "around")}, str(
+        found
+    )
 
 
 def difference(name: str, variable: Any = None) -> Difference:

@@ -1,7 +1,6 @@
 """Masks over the rows of the whole batch are no choice of a replica: what is wrong behind them has its own name."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,32 +11,17 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute import testing
+from marked_lines import line_of
+from replicas import everyone, here, total
 
 ROWS = 12
 X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype(np.float32)
 
 
-def line_of(mark: str) -> int:
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    return next(number for number, line in enumerate(lines, start=1) if line.endswith(f"# at: {mark}"))
-
-
-def context() -> Any:
-    return jd.get_replica_context()
-
-
-def total(value: Any) -> Any:
-    return context().all_reduce("SUM", value)
-
-
-def everyone(value: Any) -> Any:
-    return context().all_gather(value, axis=0)
-
-
 def before(value: Any) -> Any:
     """The sum over the replicas before this one."""
     values = everyone(value[None])
-    earlier = jnp.arange(values.shape[0]) < context().replica_id_in_sync_group
+    earlier = jnp.arange(values.shape[0]) < here().replica_id_in_sync_group
     return jnp.where(earlier.reshape(-1, *[1] * value.ndim), values, 0).sum(0)
 
 
@@ -103,7 +87,7 @@ def verdict(mask: Callable[..., Any], balance: Callable[..., Any]) -> testing.Ve
         scores = jax.nn.softmax(x @ model.value["w"])
         chosen = jax.nn.one_hot(jnp.argmax(scores, 1), 3)
         kept = chosen * mask(chosen, scores, x)
-        share = balance(kept.sum(0) / ROWS, scores) / context().num_replicas_in_sync
+        share = balance(kept.sum(0) / ROWS, scores) / here().num_replicas_in_sync
         return ((scores[:, 0] - 0.5) ** 2).sum() / ROWS + 0.1 * share
 
     step = jd.function(lambda x: strategy.reduce("SUM", strategy.run(model.minimize, (loss, x)), axis=None))
@@ -121,7 +105,7 @@ def test_a_part_of_a_sum_behind_a_mask_is_told_as_one(mask: Any, balance: Any) -
     found = verdict(mask, balance)
     assert [one.culprit.pattern.name for one in found.findings] == ["local-total"], str(found)
     lines = [place.line for place in found.findings[0].culprit.places]
-    assert line_of(balance.__name__) in lines, str(found)
+    assert line_of(__file__, balance.__name__) in lines, str(found)
 
 
 @pytest.mark.quick_cases(2, whole=True)
@@ -141,6 +125,6 @@ def test_a_mask_of_the_batch_raises_no_alarm(mask: Any) -> None:
     ],
 )
 def test_the_choice_of_a_replica_is_still_told(pick: Any) -> None:
-    found = verdict(capacity, lambda share, scores: total(pick(share, context().replica_id_in_sync_group == 0)).sum())
+    found = verdict(capacity, lambda share, scores: total(pick(share, here().replica_id_in_sync_group == 0)).sum())
     (finding,) = found.findings
     assert finding.culprit.pattern.name == "one-replica", str(found)

@@ -12,13 +12,9 @@ from jaxtribute import testing
 from jaxtribute._src.addons.verify.watching import KINDS, Watcher
 from jaxtribute.errors import ArgumentError
 from jaxtribute.experimental import observe
+from marked_lines import line_of
 
 X = np.ones((12, 3), "f")
-
-
-def line_of(mark: str) -> int:
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    return next(number for number, line in enumerate(lines, start=1) if line.endswith(f"# at: {mark}"))
 
 
 def named(x: Any) -> Any:
@@ -46,12 +42,14 @@ def test_a_report_names_the_step(replica: Any, mark: str, how: str) -> None:
         else:
             strategy.reduce("SUM", strategy.run(replica, (x,)), axis=None)
     mark = "around" if how == "compiled" else mark
-    name = f"<lambda> ({Path(__file__).relative_to(Path.cwd())}:{line_of(mark)})" if mark else "named"
+    name = f"<lambda> ({Path(__file__).relative_to(Path.cwd())}:{line_of(__file__, mark)})" if mark else "named"
     names = [name] if how == "compiled" else [name, f"strategy.reduce of {name}"]
     assert [one.name for one in watcher.verdicts] == names
     assert str(watcher.verdicts[0]).startswith(f"{name}: ")
 
 
 def test_an_error_on_a_step_without_replicas_names_it() -> None:
-    with pytest.raises(ArgumentError, match=rf"<lambda> \(.*:{line_of('alone')}\) called strategy.run nowhere"):
+    with pytest.raises(
+        ArgumentError, match=rf"<lambda> \(.*:{line_of(__file__, 'alone')}\) called strategy.run nowhere"
+    ):
         testing.verify(lambda _: None, X, strategy=jd.MirroredStrategy(2))  # at: alone

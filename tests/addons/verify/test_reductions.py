@@ -1,6 +1,5 @@
 """Reductions outside of the step: a mistake within the step is told once, by its own line, and no other hides it."""
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,17 +12,9 @@ import jaxtribute as jd
 from jaxtribute import testing
 from jaxtribute._src.addons.verify.watching import KINDS, Watcher
 from jaxtribute.experimental import observe
+from marked_lines import line_of
 
 ROWS = 12
-
-
-def line_of(mark: str) -> int:
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    return next(number for number, line in enumerate(lines, start=1) if line.endswith(f"# at: {mark}"))
-
-
-def context() -> Any:
-    return jd.get_replica_context()
 
 
 def scores(w: Any, x: Any) -> Any:
@@ -96,7 +87,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("loss", "name"), [*MISTAKES, (local_mean, "local-mean")])
 def test_what_follows_from_a_mistake_in_the_step_is_no_finding_of_its_own(loss: Any, name: str, eager: bool) -> None:
     found = verdicts(loss, "SUM", trains=True, eager=eager)
-    assert told(found) == [(name, line_of(loss.__name__))], "\n".join(map(str, found))
+    assert told(found) == [(name, line_of(__file__, loss.__name__))], "\n".join(map(str, found))
     assert len(found) == 1
     assert any("strategy.reduce of the result" in one.name for one in found[0].findings[0].differences)
 
@@ -105,7 +96,7 @@ def test_what_follows_from_a_mistake_in_the_step_is_no_finding_of_its_own(loss: 
 @pytest.mark.parametrize(("loss", "name"), MISTAKES)
 def test_a_mistake_of_a_step_that_trains_nothing_is_named_by_its_own_line(loss: Any, name: str) -> None:
     found = verdicts(loss, "SUM", trains=False, eager=True)
-    assert told(found) == [(name, line_of(loss.__name__))], "\n".join(map(str, found))
+    assert told(found) == [(name, line_of(__file__, loss.__name__))], "\n".join(map(str, found))
 
 
 @pytest.mark.parametrize(
@@ -122,4 +113,4 @@ def test_a_mistake_of_a_step_that_trains_nothing_is_named_by_its_own_line(loss: 
 )
 def test_what_does_not_follow_is_a_finding(loss: Any, gradients: str, how: str, names: list[tuple[str, str]]) -> None:
     found = verdicts(loss, how, trains=True, eager=True, gradients=gradients)
-    assert told(found) == [(name, line_of(mark)) for name, mark in names], "\n".join(map(str, found))
+    assert told(found) == [(name, line_of(__file__, mark)) for name, mark in names], "\n".join(map(str, found))

@@ -1,7 +1,6 @@
 """Losses and values that each replica has as a whole are told as such, by the line that they leave from."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,27 +11,12 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute import testing
+from marked_lines import line_of
+from replicas import everyone, here, total
 
 ROWS = 12
 X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype(np.float32)
 Y = np.random.default_rng(1).normal(size=ROWS).astype(np.float32)
-
-
-def line_of(mark: str) -> int:
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    return next(number for number, line in enumerate(lines, start=1) if line.endswith(f"# at: {mark}"))
-
-
-def context() -> Any:
-    return jd.get_replica_context()
-
-
-def total(value: Any) -> Any:
-    return context().all_reduce("SUM", value)
-
-
-def everyone(value: Any) -> Any:
-    return context().all_gather(value, axis=0)
 
 
 # What a replica computes of all rows, or of sums over them. Lines within are right.
@@ -117,7 +101,7 @@ def all_of_it(value: Any) -> Any:
 
 
 def part_of_it(value: Any) -> Any:
-    return value / context().num_replicas_in_sync
+    return value / here().num_replicas_in_sync
 
 
 def verdict(
@@ -175,7 +159,7 @@ def by_arrays(loss: Any, share: Any) -> Any:
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_whole_loss_is_told_by_the_line_that_it_leaves_from(loss: Any, how: Any, returns: bool) -> None:
     found = verdict(how(loss, all_of_it), returns=returns)
-    assert told(found) == (["whole-on-each-replica"], [line_of(loss.__name__)]), str(found)
+    assert told(found) == (["whole-on-each-replica"], [line_of(__file__, loss.__name__)]), str(found)
     assert "/ jd.get_replica_context().num_replicas_in_sync" in str(found), str(found)
 
 
@@ -229,7 +213,7 @@ def kept(w: Any, optimizer: Any, x: Any, y: Any, seen: Any) -> None:
 )
 def test_a_whole_value_is_told_with_what_to_write(replica: Any, mark: str, advice: str, settings: Any) -> None:
     found = verdict(replica, returns=replica is measured, **settings)
-    assert told(found) == (["whole-on-each-replica"], [line_of(mark)]), str(found)
+    assert told(found) == (["whole-on-each-replica"], [line_of(__file__, mark)]), str(found)
     assert advice in str(found), str(found)
 
 
@@ -238,7 +222,7 @@ def decayed(w: Any, x: Any, y: Any, share: Any) -> Any:
 
 
 def summed(w: Any, x: Any, y: Any, share: Any) -> Any:
-    return share(context().all_reduce("SUM", ((x @ w - y) ** 2).sum() / ROWS))  # at: summed
+    return share(here().all_reduce("SUM", ((x @ w - y) ** 2).sum() / ROWS))  # at: summed
 
 
 @pytest.mark.parametrize(
@@ -251,7 +235,7 @@ def summed(w: Any, x: Any, y: Any, share: Any) -> Any:
 def test_what_is_made_of_no_gathered_rows_has_another_name(loss: Any, name: str, advice: str) -> None:
     for returns in (True, False):
         found = verdict(by_variables(loss, all_of_it), returns=returns)
-        assert told(found) == ([name], [line_of(loss.__name__)]), str(found)
+        assert told(found) == ([name], [line_of(__file__, loss.__name__)]), str(found)
         assert advice in str(found), str(found)
 
 
@@ -288,7 +272,7 @@ def with_functions(name: str, reduce: Any) -> Any:
 
 
 def twice(value: Any) -> Any:
-    return context().all_reduce("SUM", value)  # at: twice
+    return here().all_reduce("SUM", value)  # at: twice
 
 
 GIVEN = [("grad_fn", SAM), ("value_fn", optax.lbfgs()), ("curvature", NEWTON)]
@@ -297,7 +281,7 @@ GIVEN = [("grad_fn", SAM), ("value_fn", optax.lbfgs()), ("curvature", NEWTON)]
 @pytest.mark.parametrize(("name", "transform"), GIVEN)
 def test_a_function_for_the_optimizer_that_reduces_is_told(name: str, transform: Any) -> None:
     found = verdict(with_functions(name, twice), returns=False, transform=transform, first=np.ones(4))
-    assert told(found) == (["reduced-twice"], [line_of("twice")]), str(found)
+    assert told(found) == (["reduced-twice"], [line_of(__file__, "twice")]), str(found)
     assert "INSTEAD: return the replica's own value" in str(found), str(found)
 
 
@@ -326,7 +310,7 @@ def test_a_whole_value_of_a_function_for_the_optimizer_is_told() -> None:
         optimizer.apply_gradients(gradients, value=value, grad=gradients, value_fn=of_all)
 
     found = verdict(replica, returns=False, transform=optax.lbfgs(), first=np.ones(4))
-    assert told(found) == (["whole-on-each-replica"], [line_of("of all")]), str(found)
+    assert told(found) == (["whole-on-each-replica"], [line_of(__file__, "of all")]), str(found)
 
 
 def test_a_regularizer_in_a_function_for_the_optimizer_is_told_as_one() -> None:
@@ -340,4 +324,4 @@ def test_a_regularizer_in_a_function_for_the_optimizer_is_told_as_one() -> None:
         optimizer.apply_gradients([slope([w.read_value()])], grad_fn=again)
 
     found = verdict(replica, returns=False, transform=SAM)
-    assert told(found) == (["counted-on-each-replica"], [line_of("again")]), str(found)
+    assert told(found) == (["counted-on-each-replica"], [line_of(__file__, "again")]), str(found)

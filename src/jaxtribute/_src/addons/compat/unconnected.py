@@ -79,9 +79,11 @@ def _as_with_rows(known: _Known, count: int | None, reached: list[list[bool]]) -
       count: of losses.
       reached: what this replica computes.
     """
-    line = Callers.located(Callers.frame_of(threading.get_ident())), count
     replica = get_replica_context()
-    if replica is None or not replica.without_rows:
+    if replica is None or replica.num_replicas_in_sync == 1:
+        return reached  # there are no others
+    line = Callers.located(Callers.frame_of(threading.get_ident())), count
+    if not replica.without_rows:
         known[line] = reached
         return reached
     # Zeros for all if no replica with rows has been there.

@@ -150,9 +150,8 @@ def why_absent(full: str) -> str:
     # Names that TensorFlow has in another module, too, or never had in this one: `tf.reduce_variance`.
     if of in ("tf", *_ELSEWHERE):
         for module in _ELSEWHERE:
-            if callable(
-                vars(resolve(module)).get(member)
-            ):  # no `hasattr`: a module asks here for the reason of its error
+            # No `hasattr`: a module asks here for the reason of its error.
+            if callable(vars(resolve(module)).get(member)):
                 return f"write `{module}.{member}`"
     return ""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 _NO_GRAPH = "there are no graphs: leave it out, or look at `jax.make_jaxpr(f.python_function)(x)`"
 _NO_OPS = "there are no graphs and no operations: leave it out"
 _AS_KEY = (
@@ -148,16 +150,17 @@ _OF: dict[str, dict[str, str]] = {
     "tf.distribute.InputOptions": {"count index": _COUNTS},
 }
 
-ABSENT: dict[str, str] = {
-    f"{of}.{name}": remedy for of, table in _OF.items() for names, remedy in table.items() for name in names.split()
+_REMEDIES = {
+    of: {name: remedy for names, remedy in table.items() for name in names.split()} for of, table in _OF.items()
 }
+ABSENT: dict[str, str] = {f"{of}.{name}": remedy for of, table in _REMEDIES.items() for name, remedy in table.items()}
 """The advice for each, by full name, such as `tf.Variable.scatter_nd_add`."""
 
 
-def absent_from(of: str) -> dict[str, str]:
+def absent_from(of: str) -> Mapping[str, str]:
     """The members that objects of a class lack, with what to write for them.
 
     Args:
       of: TensorFlow's name of the class; `tf.function` of what that makes.
     """
-    return {name: remedy for names, remedy in _OF.get(of, {}).items() for name in names.split()}
+    return _REMEDIES.get(of, {})

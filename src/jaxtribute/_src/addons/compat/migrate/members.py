@@ -43,6 +43,8 @@ _ITERATORS = {
     "tf.data.Dataset": "tf.data.Iterator",
     "tf.distribute.DistributedDataset": "tf.distribute.DistributedIterator",
 }
+_OF_ARRAYS = {**absent_from("tf.Variable"), **absent_from("tf.Tensor")}
+"""Advice for members of what may be a variable as well: an array has none of those either."""
 _BY_OTHERS = ("name", "numpy", "get_shape", "set_shape")
 """Members of tensors that are told of whatever has them, or that a variable has as well."""
 
@@ -59,8 +61,7 @@ def find(tree: ast.Module, names: Names) -> Iterator[Finding]:
             of = kinds.of(node.value, place)
             known = absent_from(of)
             if not of and node.attr not in _BY_OTHERS and arrays.of(node.value, place) == (SURE, False):
-                # It may as well be a variable, and an array has none of those members either.
-                of, known = "tf.Tensor", absent_from("tf.Variable") | absent_from("tf.Tensor")
+                of, known = "tf.Tensor", _OF_ARRAYS
             # Names that `names` tells are looked up with all others.
             if node.attr in known and not names.of(node.value):
                 yield _finding(node, of, known[node.attr])
