@@ -21,6 +21,8 @@ def table(name: str) -> str:
     found = json.loads(path.read_text()) if path.exists() else {}
     if name == "published":
         return _published(found)
+    if name == "fitted":
+        return _fitted(found)
     comparisons = found.get(name, [])
     if not (isinstance(comparisons, list) and comparisons and "rows" in comparisons[0]):
         return ""
@@ -51,6 +53,19 @@ def _published(found: dict[str, Any]) -> str:
         lines.append(f"| {' | '.join([name, *seconds, *errors, *rest])} |")
     constants = ", ".join(f"{chip} {constant:.3f}" for chip, constant in sorted(found["constants"].items()))
     return "\n".join([*lines, "", f"- Rank correlation {found['rank_correlation']:.3f}; constants: {constants}."])
+
+
+def _fitted(found: list[dict[str, Any]]) -> str:
+    """The first choice of `plan --fit` for each model, a column for each topology, beside the best step by hand."""
+    topologies = list(dict.fromkeys(row["topology"] for row in found))
+    cells: dict[str, dict[str, str]] = {}
+    for row in found:
+        chosen = f"{row['choice']}: {row['ratio'] * row['step'] * 1e6:,.0f} us, {row['ratio']:.3f} of {row['best']}"
+        cells.setdefault(row["model"], {})[row["topology"]] = chosen
+    lines = [f"| model | {' | '.join(topologies)} |", "|---" * (1 + len(topologies)) + "|"]
+    for model, row in cells.items():
+        lines.append(f"| {' | '.join([model, *(row.get(one, '') for one in topologies)])} |")
+    return "\n".join(lines)
 
 
 def filled(page: str) -> str:

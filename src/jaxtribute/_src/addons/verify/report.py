@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxtribute._src.addons.verify.arrangements import Arrangement, shorts
+from jaxtribute._src.addons.verify.comparing import Difference
 from jaxtribute._src.addons.verify.doubts import NOTHING, doubts
 from jaxtribute._src.addons.verify.operations import is_key
 from jaxtribute._src.addons.verify.verdict import Finding, Verdict
@@ -78,15 +80,29 @@ def _of_finding(number: int, finding: Finding, *, in_fit: bool) -> Iterator[str]
         for replica, value in list(enumerate(culprit.others))[:4]:
             yield f"        replica {replica} has {_value(value)}"
     if finding.differences:
-        by_name = {one.name: one for one in reversed(finding.differences)}
-        names = list(dict.fromkeys(difference.name for difference in finding.differences))
-        shown = [f"{name} ({_percent(by_name[name].error)})" for name in names[:_NAMES]]
-        more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+        apart = _first_of_each(finding.differences)
+        often = Counter(one.name for one in apart)
+        shown = [_named(one, alone=often[one.name] == 1) for one in apart[:_NAMES]]
+        more = f" and {len(apart) - _NAMES} more" if len(apart) > _NAMES else ""
         yield f"   differs, by all mistakes together: {', '.join(shown)}{more}"
     yield f"   wrong with {_kinds(finding.failing)}" + (
         f"; right with {_kinds(finding.right)}" if finding.right else ""
     )
     yield f"   INSTEAD: {culprit.advice(in_fit=in_fit)}"
+
+
+def _first_of_each(differences: Sequence[Difference]) -> list[Difference]:
+    """The first difference of each variable and result."""
+    first: dict[tuple[str, int], Difference] = {}
+    for one in differences:
+        first.setdefault(one.key, one)
+    return list(first.values())
+
+
+def _named(one: Difference, *, alone: bool) -> str:
+    """A difference by its name, and by its shape if others have the name too, as variables without names do."""
+    shape = "" if alone else f" of shape {np.shape(one.alone)}"
+    return f"{one.name}{shape} ({_percent(one.error)})"
 
 
 def _kinds(arrangements: Sequence[Arrangement]) -> str:
