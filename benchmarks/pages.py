@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,8 @@ def table(name: str) -> str:
     """The results of a suite; empty where none are saved or they are no comparisons."""
     path = RESULTS / f"{name}.json"
     found = json.loads(path.read_text()) if path.exists() else {}
-    if name == "published":
-        return _published(found)
-    if name == "fitted":
-        return _fitted(found)
+    if name in _OTHER_TABLES:
+        return _OTHER_TABLES[name](found)
     comparisons = found.get(name, [])
     if not (isinstance(comparisons, list) and comparisons and "rows" in comparisons[0]):
         return ""
@@ -66,6 +64,10 @@ def _fitted(found: list[dict[str, Any]]) -> str:
     for model, row in cells.items():
         lines.append(f"| {' | '.join([model, *(row.get(one, '') for one in topologies)])} |")
     return "\n".join(lines)
+
+
+_OTHER_TABLES: dict[str, Callable[[Any], str]] = {"published": _published, "fitted": _fitted}
+"""Those of results that are no comparisons of contenders."""
 
 
 def filled(page: str) -> str:

@@ -82,7 +82,7 @@ def _of_finding(number: int, finding: Finding, *, in_fit: bool) -> Iterator[str]
     if finding.differences:
         apart = _first_of_each(finding.differences)
         often = Counter(one.name for one in apart)
-        shown = [_named(one, alone=often[one.name] == 1) for one in apart[:_NAMES]]
+        shown = [_named(one, shaped=often[one.name] > 1) for one in apart[:_NAMES]]
         more = f" and {len(apart) - _NAMES} more" if len(apart) > _NAMES else ""
         yield f"   differs, by all mistakes together: {', '.join(shown)}{more}"
     yield f"   wrong with {_kinds(finding.failing)}" + (
@@ -99,9 +99,9 @@ def _first_of_each(differences: Sequence[Difference]) -> list[Difference]:
     return list(first.values())
 
 
-def _named(one: Difference, *, alone: bool) -> str:
+def _named(one: Difference, *, shaped: bool) -> str:
     """A difference by its name, and by its shape if others have the name too, as variables without names do."""
-    shape = "" if alone else f" of shape {np.shape(one.alone)}"
+    shape = f" of shape {np.shape(one.alone)}" if shaped else ""
     return f"{one.name}{shape} ({_percent(one.error)})"
 
 
