@@ -85,7 +85,7 @@ FORMS: dict[str, tuple[Callable[[Any, Any, Any], Any], bool]] = {
     "mean": (lambda out, y, model: jnp.mean((out - y) ** 2), True),
     "half a mean": (lambda out, y, model: 0.5 * jnp.mean((out - y) ** 2), True),
     "mean by two": (lambda out, y, model: jnp.mean((out - y) ** 2) / 2, True),
-    "a loss of Keras": (lambda out, y, model: keras.losses.MeanSquaredError()(y, out), True),
+    "a loss of Keras": (lambda out, y, model: keras.losses.MeanSquaredError()(y, out), False),
     "sum": (lambda out, y, model: jnp.sum((out - y) ** 2) / 8, False),
     "compute_loss": (lambda out, y, model: model.compute_loss(y=y, y_pred=out), False),
     "by the replicas": (lambda out, y, model: jnp.mean((out - y) ** 2) / _replicas(), False),
@@ -178,8 +178,9 @@ def test_optimizers_that_are_not_built_yet(eager: bool) -> None:
 class Regression(keras.Model):
     """A step as Keras's guides have it for TensorFlow, with the loss of `compile`."""
 
-    def __init__(self, penalty: float) -> None:
+    def __init__(self, penalty: float, own: Any = None) -> None:
         super().__init__()
+        self.own = own
         regularizer = keras.regularizers.L2(penalty) if penalty else None
         self.dense = keras.layers.Dense(1, kernel_initializer="ones", kernel_regularizer=regularizer)
 
@@ -188,7 +189,8 @@ class Regression(keras.Model):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y = data
-        own_loss = lambda: self.compute_loss(y=y, y_pred=self(x))  # noqa: E731
+        given = self.own or (lambda y, out: self.compute_loss(y=y, y_pred=out))
+        own_loss = lambda: given(y, self(x))  # noqa: E731
         loss, gradients = jd.value_and_grad(own_loss, self.trainable_variables)()
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         for metric in self.metrics:
@@ -196,9 +198,11 @@ class Regression(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
-def fitted(replicas: int, batch: int, loss: Any, *, penalty: float = 0.1, eager: bool = False) -> list[Any]:
+def fitted(
+    replicas: int, batch: int, loss: Any, *, penalty: float = 0.1, eager: bool = False, own: Any = None
+) -> list[Any]:
     with jd.MirroredStrategy(devices(replicas)).scope():
-        model = Regression(penalty)
+        model = Regression(penalty, own)
         model.compile(keras.optimizers.SGD(0.1), loss, run_eagerly=eager)
     history = model.fit(X, X.sum(1, keepdims=True) + 1, batch_size=batch, epochs=2, shuffle=False, verbose=0).history
     return [history["loss"], *model.get_weights()]
@@ -211,6 +215,37 @@ def test_the_loss_of_compile_is_that_of_the_whole_batch(replicas: int, batch: in
     """Rows that replicas share equally, unequally, and such that some have none."""
     for one, other in zip(fitted(replicas, batch, "mse", eager=eager), fitted(1, batch, "mse"), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+OWN: dict[str, Callable[[Any, Any], Any]] = {
+    "a mean": keras.losses.MeanSquaredError(),
+    "two": lambda y, out: keras.losses.Huber()(y, out) + 0.5 * keras.losses.LogCosh()(y, out),
+    "weighted by rows": lambda y, out: keras.losses.MeanAbsoluteError()(y, out, sample_weight=y[:, 0] ** 2),
+    "of a string": keras.losses.get("MeanSquaredError"),
+}
+
+
+@pytest.mark.quick_cases(3)
+@pytest.mark.parametrize(("replicas", "eager"), [(2, True), (2, False), (4, False)])
+@pytest.mark.parametrize("batch", [4, 5])
+@pytest.mark.parametrize("name", OWN)
+def test_loss_objects_that_a_step_calls_are_of_the_whole_batch(
+    name: str, batch: int, replicas: int, eager: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    own = OWN[name]
+    one, several = (fitted(count, batch, "mse", penalty=0, eager=eager, own=own) for count in (1, replicas))
+    for first, second in zip(one, several, strict=True):
+        np.testing.assert_allclose(first, second, rtol=1e-5)
+    assert not any("one device" in str(told.message) for told in recwarn)
+
+
+def test_a_loss_object_that_is_no_mean_over_the_rows_is_told() -> None:
+    own = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    weighted = lambda y, out: own(y, out, sample_weight=y[:, 0] ** 2)  # noqa: E731
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fitted(2, 4, "mse", penalty=0, own=weighted)
+    assert any("a loss of Keras, in a train_step(self, data), is a mean over weights" in str(t.message) for t in told)
 
 
 def test_sums_of_a_step_of_data_alone_are_added_up_or_refused() -> None:

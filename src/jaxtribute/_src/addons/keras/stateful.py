@@ -20,7 +20,7 @@ from jaxtribute._src.addons.keras.internals import KerasModel
 from jaxtribute._src.addons.keras.meeting import with_gradient
 from jaxtribute._src.addons.keras.share import own_values
 from jaxtribute.extending import Callers, Context, Tracer
-from jaxtribute.typing import DType, Nest
+from jaxtribute.typing import Array, DType, Nest
 
 _MEANS = frozenset(("sum_over_batch_size", "mean"))
 
@@ -29,6 +29,8 @@ class _Running(threading.local):
     part: float | None = None
     numbers: list[Any] | None = None
     powers: Sequence[int] = ()
+    weighs: bool = False
+    """True while `compute_loss` runs, which weights what its losses come to."""
 
 
 _running = _Running()
@@ -95,10 +97,14 @@ def weighted_loss(
     Raises:
       NotImplementedError: the losses are reduced in another way than by a mean, or a sum alone.
     """
-    loss, replica = original(model, x, y, *args, **kwargs), Context.current().replica
-    part = _running.part
+    part, replica = _running.part, Context.current().replica
     if part is None or replica is None or replica.num_replicas_in_sync == 1:
-        return loss
+        return original(model, x, y, *args, **kwargs)
+    before, _running.weighs = _running.weighs, True
+    try:
+        loss = original(model, x, y, *args, **kwargs)
+    finally:
+        _running.weighs = before
     reductions = {str(one.reduction) for one in internals.losses_of(model) if one is not None}
     if reductions == {"sum"} and not model.losses:
         return loss
@@ -111,10 +117,28 @@ def weighted_loss(
         )
     given = kwargs.get("y_pred", args[0] if args else None)
     if any(internals.get_keras_mask(leaf) is not None for leaf in keras.tree.flatten(given)):
-        Callers.warn(
-            f"compute_loss of {model.name!r}, in a train_step(self, data), is a mean over what a mask leaves of a "
-            "replica's rows, of which each may have another number: its mean by the replicas' rows is not that of one "
-            "device. HINT: use the form train_step(self, state, data), or reduction='sum', divided by what "
-            "get_replica_context().all_reduce('SUM', ...) makes of the mask."
-        )
+        _tell_unequal(f"compute_loss of {model.name!r}", "a mean over what a mask leaves")
     return with_gradient(loss, part)
+
+
+def is_step() -> bool:
+    """True in a step in TensorFlow's form."""
+    return _running.part is not None
+
+
+def weighted_mean(loss: Array, *, by_rows: bool) -> Any:
+    """The value of a loss object of Keras that a step calls itself: a mean, over the replica's rows or otherwise."""
+    if _running.part is None or _running.weighs:
+        return loss
+    if not by_rows:
+        _tell_unequal("a loss of Keras", "a mean over weights, or over what a mask leaves")
+    return with_gradient(loss, _running.part)
+
+
+def _tell_unequal(which: str, mean: str) -> None:
+    Callers.warn(
+        f"{which}, in a train_step(self, data), is {mean} of a replica's rows, of which each may have another number: "
+        "its mean by the replicas' rows is not that of one device. HINT: use the form train_step(self, state, data), "
+        "or reduction='sum', divided by what get_replica_context().all_reduce('SUM', ...) makes of the weights or of "
+        "the mask."
+    )

@@ -33,7 +33,7 @@ _HINT = (
 )
 _GIVE = (
     "HINT: give it the rows of all, global_batch_size=jd.get_replica_context().all_reduce('SUM', x.shape[0]), or the "
-    "size of the whole batch that the program knows."
+    "size of the whole batch that the program knows; and the losses of a loss object made with reduction=None."
 )
 _PASSING = frozenset(
     {"jd_idle_guard", "reshape", "squeeze", "broadcast_in_dim", "convert_element_type", "slice", "copy"}
@@ -63,7 +63,10 @@ def check(classes: Sequence[ReplicaProgram], rows: Sequence[int]) -> list[str]:
     had = f"{counts} {_HINT}"
     default = _default_counts([one.jaxpr for one in classes]) if len(set(rows)) > 1 else ()
     for line in default:
-        told = "divides a loss by its replica's rows times the replicas: compute_average_loss has no global_batch_size"
+        told = (
+            "divides a loss by its replica's rows times the replicas: compute_average_loss has no global_batch_size, "
+            "or a loss object of Keras takes a mean"
+        )
         Callers.warn(f"{line} {told}. {counts} {_GIVE}", RuntimeWarning)
     for sums in zip(*(one.collectives for one in classes), strict=True):
         for total in _inner_means(sums[0], len(rows)):
@@ -98,11 +101,9 @@ def _default_counts(programs: Sequence[Jaxpr]) -> list[str]:
     found: dict[str, list[set[float]]] = {}
     for number, jaxpr in enumerate(programs):
         for eqn in _of_averages(jaxpr):
-            frame = next((one for one in Programs.user_frames(eqn) if not one.file_name.startswith(_LIBRARY)), None)
-            if frame is not None:
-                found.setdefault(f"{frame.file_name}:{frame.start_line}", [set() for _ in programs])[number].update(
-                    _plain(eqn.invars[:1])
-                )
+            line = Programs.user_line(eqn, "site-packages", _LIBRARY)
+            if line is not None:
+                found.setdefault(line, [set() for _ in programs])[number].update(_plain(eqn.invars[:1]))
     return [line for line, numbers in found.items() if any(one != numbers[0] for one in numbers)]
 
 
