@@ -158,3 +158,23 @@ def test_the_loss_of_compile_in_a_loop_of_ones_own(replicas: int) -> None:
 
     (batch,) = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(VALUES).batch(8))
     np.testing.assert_allclose(step(batch), np.mean(VALUES.sum(1) ** 2) + 1, rtol=1e-6)
+
+
+def test_metrics_of_several_losses_show_them_whole() -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        x = keras.Input((2,))
+        model = keras.Model(x, {name: keras.layers.Rescaling(by, name=name)(x) for name, by in (("a", 1), ("b", 2))})
+        model.compile(loss={"a": "mse", "b": "mae"})
+
+    @tf.function
+    def step(batch: Any) -> None:
+        def replica(x: Any) -> None:
+            model.compute_loss(x, {"a": 0 * x, "b": 0 * x}, model(x))
+
+        strategy.run(replica, (batch,))
+
+    (batch,) = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(VALUES).batch(8))
+    step(batch)
+    shown = {metric.name: metric.result() for metric in model.metrics}
+    assert (shown["a_loss"], shown["b_loss"]) == pytest.approx((np.mean(VALUES**2), 2 * np.mean(VALUES)))

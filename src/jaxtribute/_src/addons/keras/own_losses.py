@@ -37,17 +37,17 @@ def loss_of_replica(
     """Keras's `reduce_weighted_values`, in a step of `fit` or in a replica function of one's own."""
     given = {"sample_weight": sample_weight, "mask": mask, "dtype": dtype}
     loss = whole_batch_losses(original, values, **given, reduction=reduction)
-    replica = own_replica()
     # As in Keras, what is one number before it is reduced is left as it is.
-    if replica is None or reduction in (None, "none", "sum") or jnp.ndim(values) == 0:
+    if own_replica() is None or reduction in (None, "none", "sum") or jnp.ndim(values) == 0:
         return loss
     by_rows = reduction != "mean_with_sample_weight" and mask is None
     if is_step():
         return weighted_mean(loss, by_rows=by_rows)
-    if _OF_TENSORFLOW not in sys.modules:
+    divisor = _divisor()
+    if divisor is None:
         return loss
     if not by_rows:
-        return loss / replica.num_replicas_in_sync
+        return loss / divisor
     # The same quotient, of which it is known that uneven batches make it wrong.
     each = original(values, **given, reduction="none")
     return compute_average_loss(each) / math.prod(each.shape[1:])
@@ -55,7 +55,17 @@ def loss_of_replica(
 
 def addition_of_replica(original: Callable[..., Any], model: KerasModel, loss: Array) -> Any:
     """A trainer's `_aggregate_additional_loss`, in a step of `fit` or in a replica function of one's own."""
-    loss, replica = whole_batch_additions(original, model, loss), own_replica()
-    if replica is None or is_step() or _OF_TENSORFLOW not in sys.modules:
-        return loss
-    return loss / replica.num_replicas_in_sync
+    loss, divisor = whole_batch_additions(original, model, loss), _divisor()
+    return loss if divisor is None else loss / divisor
+
+
+def undivided(original: Callable[..., Any], loss: Array) -> Any:
+    """Keras's `unscale_loss_for_distribution`: a loss as a metric is to show it."""
+    loss, divisor = original(loss), _divisor()
+    return loss if divisor is None else loss * divisor
+
+
+def _divisor() -> int | None:
+    """The number of replicas, if losses are divided by it in the replica function that runs."""
+    replica = own_replica()
+    return None if replica is None or is_step() or _OF_TENSORFLOW not in sys.modules else replica.num_replicas_in_sync

@@ -23,7 +23,7 @@ from jaxtribute._src.addons.keras.building import as_shapes, shapes_of_a_replica
 from jaxtribute._src.addons.keras.custom_loops import given_gradients, initialized_now
 from jaxtribute._src.addons.keras.data import DistributedAdapter, adapted, weighted
 from jaxtribute._src.addons.keras.internals import JAXEpochIterator, JAXTrainer, KerasModel, is_nnx_enabled
-from jaxtribute._src.addons.keras.own_losses import addition_of_replica, loss_of_replica
+from jaxtribute._src.addons.keras.own_losses import addition_of_replica, loss_of_replica, undivided
 from jaxtribute._src.addons.keras.own_updates import updated
 from jaxtribute._src.addons.keras.padding import Batches
 from jaxtribute._src.addons.keras.server_loops import applied
@@ -409,6 +409,7 @@ PATCHES = (
     Patch(JAXEpochIterator, ("_get_iterator",), _on_host, "batches stay on the host, one by one, until they are cut"),
     Patch(JAXEpochIterator, ("_interrupted_warning",), _expected, "a dataset of unknown length may end"),
     Patch(internals.losses_module, ("reduce_weighted_values",), loss_of_replica, "a loss is that of the whole batch"),
+    Patch(internals.losses_module, ("unscale_loss_for_distribution",), undivided, "metrics show whole losses"),
     Patch(internals.means_module, ("reduce_to_samplewise_values",), values_of_part, "means count rows"),
     Patch(JAXTrainer, ("compute_loss",), weighted_loss, "its gradients are those of a replica's share of the rows"),
     Patch(JAXTrainer, ("_aggregate_additional_loss",), addition_of_replica, "so are losses of layers that are sums"),
