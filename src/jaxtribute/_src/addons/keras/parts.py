@@ -248,7 +248,7 @@ class PartsOfSteps:
         Callers.warn(
             f"the step of {self._model.name!r} gives its optimizer gradients of a mean over each replica's rows, "
             f"which are added up: they are {replicas} times those of one device{unless}. HINT: take "
-            "self.compute_loss(y=y, y_pred=...), or divide the sum over the rows by "
+            "self.compute_loss(y=y, y_pred=...) or a loss object of Keras, or divide the sum over the rows by "
             "get_replica_context().all_reduce('SUM', len(rows)). If batches divide, you may also divide the mean by "
             "get_strategy().num_replicas_in_sync, asked for in the step."
         )
