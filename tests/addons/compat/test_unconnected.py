@@ -111,6 +111,25 @@ def test_several_losses_and_a_loss_of_nothing() -> None:
         jd.value_and_grad(lambda: a * a, [a], unconnected_gradients="zeros")
 
 
+@pytest.mark.parametrize("executor", ["lockstep", "compiled"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_elements_of_a_loss_are_added_up_as_by_a_tape(replicas: int, executor: str) -> None:
+    strategy = jd.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+    with strategy.scope():
+        a, other = jd.Variable(2.0), jd.Variable(1.0)
+
+    def step(x: Any) -> Any:
+        value, (grad, none) = jd.value_and_grad(lambda: a * a * x, [a, other], unconnected_gradients="none")()
+        assert none is None
+        return value, grad
+
+    batch = next(iter(strategy.experimental_distribute_dataset([np.arange(4, dtype=np.float32)])))
+    value, grad = execute(executor, strategy, step, batch)
+    found = np.concatenate(strategy.experimental_local_results(value))
+    np.testing.assert_array_equal(found, [0.0, 4.0, 8.0, 12.0])
+    assert sum(map(float, strategy.experimental_local_results(grad))) == 24.0
+
+
 LOOK_UPS: dict[str, Callable[[Any, Any], Any]] = {
     "take": lambda table, ids: jnp.take(table.read_value(), ids, axis=0),
     "index": lambda table, ids: table.read_value()[ids],

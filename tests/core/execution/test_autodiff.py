@@ -9,7 +9,7 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.core import context as contexts
-from jaxtribute.errors import ArgumentError, ArgumentTypeError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
 from replicas import components, each_executor, execute, fraction, here, ident, mirrored, per_replica, variable
 
 STEP = 1e-2
@@ -287,6 +287,20 @@ def test_several_losses_of_one_computation(replicas: int, compiled: bool) -> Non
     np.testing.assert_array_equal(ours(second), [80, 120])
     np.testing.assert_array_equal(ours(fourth), [80, 120])
     assert count.numpy() == 1
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("has_aux", [False, True])
+@pytest.mark.parametrize("differentiate", [jd.grad, jd.value_and_grad])
+def test_a_loss_that_is_no_scalar_tells_its_shape(differentiate: Any, has_aux: bool, compiled: bool) -> None:
+    w = jd.Variable(jnp.ones((2, 3)))
+    step = differentiate(lambda: (w * w, 1) if has_aux else w * w, [w], has_aux=has_aux)
+    with pytest.raises(ShapeError, match=r"the loss has shape \(2, 3\), and is no scalar. HINT: return its mean"):
+        (jd.function(step) if compiled else step)()
+    remedy = jd.value_and_grads(lambda: (w * w,), ([w],))
+    (value,), ((gradient,),) = (jd.function(remedy) if compiled else remedy)()
+    np.testing.assert_array_equal(value, np.ones((2, 3)))
+    np.testing.assert_array_equal(gradient, np.full((2, 3), 2))
 
 
 def test_a_variable_that_stands_twice_has_its_gradient_twice() -> None:

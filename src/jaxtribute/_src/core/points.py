@@ -122,7 +122,7 @@ LAYOUTS: Point[Callable[[], ProgramLayout]] = Point("to choose a layout of varia
 """Makers of the layout that `layout="auto"` asks for."""
 BUDGETS: Point[Budgeting] = Point("to keep a backward pass within a budget of memory")
 """The choice of what a backward pass keeps, for `jd.value_and_grad(..., memory=...)`."""
-TAPES: Point[Callable[..., tuple[list[Any], Function]]] = Point("to differentiate as TensorFlow's tapes")
+TAPES: Point[Callable[..., tuple[list[Any], Function, Function]]] = Point("to differentiate as TensorFlow's tapes")
 """Functions that choose variables that may have a gradient, and differentiate; None is the gradient of others."""
 WIRES: Point[Callable[[Summation, str], Summation]] = Point("to sum arrays that travel in a smaller type")
 """Makers of sums of which large float32 arrays travel in the type that the hints name, and the rest by another sum."""

@@ -230,6 +230,24 @@ def test_of_several_tapes_no_name_remains(code: str) -> None:
 
 
 RUNS: dict[str, tuple[str, dict[str, float]]] = {
+    "elements that are added up": (
+        """
+        with tf.GradientTape() as tape:
+            y = w * w * xs
+        g = tape.gradient(y, w)
+        last = y[1]
+        """,
+        {"g": 18.0, "last": 18.0},
+    ),
+    "elements that are added up, and zeros": (
+        """
+        with tf.GradientTape() as tape:
+            y = w * w * xs
+        g = tape.gradient(y, [w, other], unconnected_gradients="zero")
+        last, (first, second) = y[1], g
+        """,
+        {"first": 18.0, "second": 0.0, "last": 18.0},
+    ),
     "asked inside": (
         """
         with tf.GradientTape() as tape:
@@ -485,6 +503,57 @@ def test_a_gradient_that_may_be_none_is_asked_for_so(code: str, connected: bool)
     after = rewritten("\n".join(made) + f"\ndef step(x, f, m, n, q, model, given):\n{body}\n    return grads\n")
     assert "jd.value_and_grad(" in after
     assert ('unconnected_gradients="none"' in after) != connected
+
+
+LOSSES: dict[str, tuple[str, bool]] = {
+    "a mean": ("z = tf.reduce_mean(v * vector)", True),
+    "a mean of rows": ("z = tf.reduce_mean(v * matrix, axis=1)", False),
+    "a mean of rows, by place": ("z = tf.reduce_mean(v * matrix, 1)", False),
+    "numbers alone": ("z = v * v + 2.0", True),
+    "a variable of several numbers": ("z = vector * vector", False),
+    "a list": ("z = v * [1.0, 2.0]", False),
+    "a function of tensors": ("z = tf.square(v * x)", False),
+    "an argument": ("z = v * x", False),
+    "an argument in what is named a loss": ("loss = v * x", True),
+    "a list in what is named a loss": ("loss = v * tf.constant([1.0, 2.0])", False),
+    "losses of examples": ("per_example_loss = v * x", False),
+    "losses": ("losses = v * x", False),
+    "a mean beside an argument": ("z = tf.reduce_sum(vector) + v * x", True),
+    "another name": ("y = vector + v\n        z = y", False),
+    "in two lines": ("z = tf.reduce_sum(vector)\n        z += v", True),
+    "a name computed from itself": ("z = v\n        z = z * [1.0, 2.0]", False),
+    "a loss object": ("z = mse(x, v * x)", True),
+    "a loss object made there": ("z = tf.keras.losses.MeanSquaredError()(x, v * x)", True),
+    "a loss object without a mean": ("z = rows(x, v * x)", False),
+    "a function of losses": ("z = tf.keras.losses.mse(x, v * x)", False),
+    "a function of the program": ("z = average(v * x)", True),
+    "one that gives an array": ("z = twice(v * x)", False),
+    "one that calls itself": ("z = endless(v * x)", False),
+    "one elsewhere": ("z = compute_loss_of(v * x)", True),
+}
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize(("code", "scalar"), LOSSES.values(), ids=LOSSES)
+def test_elements_of_a_loss_that_may_be_no_scalar_are_added_up(code: str, scalar: bool, several: bool) -> None:
+    made = """
+        v = tf.Variable(1.0)
+        vector = tf.Variable([1.0, 2.0])
+        mse = tf.keras.losses.MeanSquaredError()
+        rows = tf.keras.losses.MeanSquaredError(reduction=tf.keras.losses.Reduction.NONE)
+        def average(values): return tf.reduce_mean(values)
+        def twice(values): return values * [2.0, 2.0]
+        def endless(values): return endless(values)
+    """
+    loss = code.rpartition("\n")[2].split()[0]
+    variables = "[v, vector]" if several else "v"
+    body = f"    with tf.GradientTape() as tape:\n        {code}\n"
+    body += f"    grads = tape.gradient({loss}, {variables}, unconnected_gradients='zero')\n    return {loss}, grads\n"
+    after = rewritten(textwrap.dedent(made) + "def step(x, matrix):\n" + body)
+    plain = f"    {loss}, grads = jd.value_and_grad(compute_loss, {variables})()\n"
+    added = f"    ({loss},), (grads,) = jd.value_and_grads(compute_loss, ({variables},))()\n"
+    assert (plain if scalar else added) in after
+    assert "jd.value_and_grad" in rewritten(textwrap.dedent(made) + "async def step(x, matrix):\n" + body)
 
 
 def test_a_block_whose_tape_another_block_may_have_is_left() -> None:

@@ -23,22 +23,36 @@ from jaxtribute.extending import Callers, Programs, points
 from jaxtribute.typing import Function
 
 
-def of_tape(unconnected: str, variables: Sequence[Variable], count: int | None) -> tuple[list[Variable], Function]:
-    """The variables that a tape watches, and the function that differentiates `count` losses by them.
+def of_tape(
+    unconnected: str, variables: Sequence[Variable], count: int | None, each: Function
+) -> tuple[list[Variable], Function, Function]:
+    """The variables that a tape watches, and how losses are differentiated by them in eager and in traced code.
+
+    Args:
+      unconnected: the gradient of others.
+      variables: those that are asked for.
+      count: of losses; None for one that is not in a tuple.
+      each: differentiates losses in a tuple, in eager code.
 
     Raises:
-      ArgumentError: `unconnected`, the gradient of others, is not "none".
+      ArgumentError: `unconnected` is not "none".
     """
     if unconnected != "none":
         raise ArgumentError(f"unconnected_gradients is {unconnected!r}. HINT: pass 'zero' or 'none'.")
     watched = [each for each in variables if each.trainable and jnp.issubdtype(each.dtype, jnp.inexact)]
     known = _KNOWN.setdefault(watched[0], {}) if watched else {}
-    return watched, partial(differentiate, count, known)
+    return watched, _added_up if count is None else each, partial(differentiate, count, known)
 
 
 _Known: TypeAlias = dict[Any, list[list[bool]]]
 _KNOWN: weakref.WeakKeyDictionary[Variable, _Known] = weakref.WeakKeyDictionary()
 """By the first of a tape's variables, and the line of the program: which gradients were computed, for each loss."""
+
+
+def _added_up(loss: Function, values: Any) -> Any:
+    """A loss, what else its function gives, and a list of the gradients of the sum of its elements."""
+    value, pull, aux = jax.vjp(loss, values, has_aux=True)
+    return (value, aux), [pull(jnp.ones_like(value))[0]]
 
 
 def differentiate(count: int | None, known: _Known, loss: Function, values: Any) -> Any:

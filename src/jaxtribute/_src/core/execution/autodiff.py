@@ -20,7 +20,7 @@ from jaxtribute._src.core.execution.nests import flatten, is_array, variables_in
 from jaxtribute._src.core.execution.overlay import Overlay, RowsNeeded
 from jaxtribute._src.core.types import Function, K, Nest
 from jaxtribute._src.core.values.variable import Variable
-from jaxtribute.errors import ArgumentError, ArgumentTypeError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,9 +65,9 @@ def value_and_grad(
         `jd.config.set_memory_budget`, or all. In compiled functions, what goes beyond it is computed again, at the
         least time; nothing that meets other replicas or has effects is. The gradient is that of `jax.checkpoint`
         around the same operations. Code that runs eagerly keeps all.
-      unconnected_gradients: "zero", as JAX has it, or "none", as TensorFlow's tape: None for a variable that is not
-        trainable, is of integers, or that the loss does not depend on (eagerly: that `fn` does not read). Optimizers of
-        Keras leave it alone then.
+      unconnected_gradients: "zero", as JAX has it, or "none", as TensorFlow's tape, which adds up a loss's elements:
+        None for a variable that is not trainable, is of integers, or that the loss does not depend on (eagerly: that
+        `fn` does not read). Optimizers of Keras leave it alone then.
 
     Returns:
       A function of `fn`'s arguments that returns `(value, gradients)`, or `((value, aux), gradients)`;
@@ -76,6 +76,7 @@ def value_and_grad(
     Raises:
       ArgumentError: there are no variables, or the loss cannot be computed within `memory`.
       ArgumentTypeError: something in `variables` is no `jd.Variable`.
+      ShapeError: the loss is not a scalar.
 
     Examples:
       >>> w = jd.Variable([1.0, 2.0])
@@ -154,7 +155,6 @@ def _differentiated(
         executor = context.executor
         seen, as_replica = executor.standpoint, context.replica is not None
         derivable = {leaf: seen.derivable(executor, leaf, as_replica) for leaf in leaves}
-        makes = [make for _, make in derivable.values()]
         by_rows = any(map(attrgetter("policy.by_rows"), leaves))
         as_tape = of_traced is not differentiate
         regathers = executor.local and executor.traced and any(map(attrgetter("policy.regathers"), leaves))
@@ -164,7 +164,7 @@ def _differentiated(
         written, unread, outline = list[Variable](), set[Variable](), list[Any]()
 
         def loss(values: Sequence[Any]) -> Any:
-            made = {leaf: make(value) for leaf, make, value in zip(leaves, makes, values, strict=True)}
+            made = {leaf: make(value) for (leaf, (_, make)), value in zip(derivable.items(), values, strict=True)}
             result = under(overlay := Overlay(executor, made))
             unread.update(overlay.unread)
             if len(unread) == len(leaves) and not as_tape:
@@ -177,6 +177,11 @@ def _differentiated(
                 result = fn(*args, **kwargs)
             written[:] = overlay.written
             value, aux = result if has_aux else (result, None)
+            if getattr(value, "shape", ()) and not several and not as_tape:
+                raise ShapeError(
+                    f"the loss has shape {value.shape}, and is no scalar. HINT: return its mean or its sum. As a tape, "
+                    "(loss,), (grads,) = jd.value_and_grads(lambda: (fn(),), (variables,))() adds up the elements."
+                )
             if as_arrays:  # a checkpointed function returns arrays only
                 aux, outline[:] = _arrays(aux)
             return value, (aux, list(overlay.written.values()))
@@ -221,8 +226,7 @@ def _chosen(
     differentiate = partial(_of_each, len(nests)) if several else _of_one
     if unconnected == "zero":
         return leaves, differentiate, differentiate
-    watched, of_traced = points.TAPES.last()(unconnected, leaves, len(nests) if several else None)
-    return watched, differentiate, of_traced
+    return points.TAPES.last()(unconnected, leaves, len(nests) if several else None, differentiate)
 
 
 @overload
@@ -301,13 +305,8 @@ def _of_each(number: int, loss: Function, values: Any) -> Any:
             f"the function returns {returned} for {number} nests of variables. HINT: return a tuple of losses, one for "
             "each nest, or (losses, aux) with has_aux=True."
         )
-    grads: list[Any] = []
-    for place in range(number):
-        ones = [here == place for here in range(number)]
-        ends = (
-            jax.tree.map(jnp.ones_like if own else jnp.zeros_like, loss) for own, loss in zip(ones, losses, strict=True)
-        )
-        grads.append(pull(tuple(ends))[0])
+    ones, zeros = (jax.tree.map(like, losses) for like in (jnp.ones_like, jnp.zeros_like))
+    grads = [pull((*zeros[:place], ones[place], *zeros[place + 1 :]))[0] for place in range(number)]
     return (losses, aux), grads
 
 

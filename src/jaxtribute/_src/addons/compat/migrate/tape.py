@@ -13,6 +13,7 @@ from jaxtribute._src.addons.compat.migrate.blocks import loaded, problem, read_b
 from jaxtribute._src.addons.compat.migrate.connected import all_connected
 from jaxtribute._src.addons.compat.migrate.findings import Edit, Source, assigned, keyword, nodes
 from jaxtribute._src.addons.compat.migrate.naming import Names
+from jaxtribute._src.addons.compat.migrate.scalars import is_scalar
 from jaxtribute._src.addons.compat.migrate.tape_uses import IN_A_LOOP, ByArrayError, Scope, absent_use, other_use
 
 _LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
@@ -426,12 +427,15 @@ def _variables_call(
     variables = [_tuple([source.of(gradients[number].variables) for number in one]) for one in same]
     targets = [_tuple([results[number] for number in one]) for one in same]
     function_of, given = "jd.value_and_grad", losses
-    if len(losses) > 1 or _is_gradient(tapes.block, losses[0]):
+    as_tape = _may_be_none(source, tapes, gradients)
+    # Both ways add up the elements of a loss that is not a scalar.
+    scalar = as_tape or is_scalar(source.tree, tapes.block, tapes.scope, losses[0])
+    if len(losses) > 1 or not scalar or _is_gradient(tapes.block, losses[0]):
         function_of, given = "jd.value_and_grads", [_tuple(losses, always=True)]
         variables, targets = [_tuple(variables, always=True)], [_tuple(targets, always=True)]
     others = _tuple(aux, always=True)
     options = ", has_aux=True" if aux else ""
-    options += ', unconnected_gradients="none"' if _may_be_none(source, tapes, gradients) else ""
+    options += ', unconnected_gradients="none"' if as_tape else ""
     call = f"{function_of}({function}, {variables[0]}{options})()"
     if not aux:
         return given[0], f"{given[0]}, {targets[0]} = {call}"
