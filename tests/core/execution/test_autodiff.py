@@ -294,9 +294,10 @@ def test_several_losses_of_one_computation(replicas: int, compiled: bool) -> Non
 @pytest.mark.parametrize("differentiate", [jd.grad, jd.value_and_grad])
 def test_a_loss_that_is_no_scalar_tells_its_shape(differentiate: Any, has_aux: bool, compiled: bool) -> None:
     w = jd.Variable(jnp.ones((2, 3)))
-    step = differentiate(lambda: (w * w, 1) if has_aux else w * w, [w], has_aux=has_aux)
+    step: Any = differentiate(lambda: (w * w, 1) if has_aux else w * w, [w], has_aux=has_aux)
+    given: Any = jd.function(step) if compiled else step
     with pytest.raises(ShapeError, match=r"the loss has shape \(2, 3\), and is no scalar. HINT: return its mean"):
-        (jd.function(step) if compiled else step)()
+        given()
     remedy = jd.value_and_grads(lambda: (w * w,), ([w],))
     (value,), ((gradient,),) = (jd.function(remedy) if compiled else remedy)()
     np.testing.assert_array_equal(value, np.ones((2, 3)))
