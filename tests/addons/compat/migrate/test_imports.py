@@ -50,7 +50,7 @@ def test_names_of_modules_of_keras_are_imported_from_there(before: str, after: s
 @pytest.mark.parametrize(
     ("text", "advice"),
     [
-        ("import os, tensorflow as tf", "a line of its own"),
+        ("import tensorflow as tf, tensorflow.data", "a line of its own"),
         ("import tensorflow.data", "give it a name"),
         ("from tensorflow import estimator", "training loop"),
         ("from tensorflow.keras.layers import Dense, Nonsense", "from keras.layers import Dense"),
@@ -63,6 +63,37 @@ def test_is_left_with_advice(text: str, advice: str) -> None:
     report = scan(text + "\n")
     assert report.rewritten() == text + "\n"
     assert [finding for finding in report.left() if advice in finding.advice]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("import os, numpy as np, tensorflow as tf", "import os, numpy as np\nimport jaxtribute.compat.tf as tf"),
+        ("import tensorflow as tf, os.path  # both", "import os.path\nimport jaxtribute.compat.tf as tf  # both"),
+        (
+            "import tensorflow as tf, tensorflow.keras as K",
+            "import jaxtribute.compat.tf as tf\nimport jaxtribute.compat.tf.keras as K",
+        ),
+        (
+            "def f():\n    import os, tensorflow as tf",
+            "def f():\n    import os\n    import jaxtribute.compat.tf as tf",
+        ),
+        ("import sys; import os, tensorflow as tf", "import sys; import os; import jaxtribute.compat.tf as tf"),
+        ("if x: import os, tensorflow", "if x: import os; import jaxtribute.compat.tf as tensorflow"),
+        ("import os, tensorflow as tf; tf.add", "import os\nimport jaxtribute.compat.tf as tf; tf.add"),
+    ],
+)
+def test_a_line_of_several_is_taken_apart(before: str, after: str) -> None:
+    report = scan(before + "\n")
+    assert report.rewritten() == after + "\n"
+    assert not scan(report.rewritten()).left()
+    compile(after, "<import>", "exec")
+
+
+def test_a_line_with_keras_and_tensorflow_is_taken_apart() -> None:
+    after = scan("import keras, tensorflow as tf\n").rewritten()
+    assert "import keras\nimport jaxtribute.compat.tf as tf\n" in after
+    assert not scan(after).left()
 
 
 def test_a_line_with_one_absent_name_is_left_whole() -> None:

@@ -53,27 +53,40 @@ def _other_packages(node: ast.AST) -> Iterator[Finding]:
 
 
 def _imports(source: Source, node: ast.Import) -> Iterator[Finding]:
-    for alias in node.names:
+    # This library's own modules have a root as well, and nothing is to be changed in their imports, nor in Keras's.
+    theirs = [alias for alias in node.names if _of_others(alias)]
+    for alias in theirs:
         root = root_of(alias.name)
-        # This library's own modules have a root as well, and nothing is to be changed in their imports.
-        if root is None or alias.name.startswith("jaxtribute"):
-            continue
-        if is_keras(node):
+        if root is not None and not alias.name.startswith("jaxtribute"):
             yield from _of_keras(node, alias.name, root)
-            continue
+    ours = {alias: root_of(alias.name) or "" for alias in node.names if alias not in theirs}
+    # What takes the place of the line has a line for each of them; one that is not mechanical leaves it whole.
+    lines = [f"import {_listed(theirs)}"] if theirs else []
+    lines += [f"import {_here(root)} as {alias.asname or alias.name}" for alias, root in ours.items()]
+    whole = all(_is_module(root) and (alias.asname or "." not in alias.name) for alias, root in ours.items())
+    edits = (source.replace(node, _separate(source, node, lines)),) if whole else ()
+    for alias, root in ours.items():
         place = (node.lineno, node.col_offset + 1, alias.name)
         # `import a.b` takes modules only; everything else needs `from a import b`.
         if not _is_module(root):
             yield Finding(*place, Kind.ABSENT, _reason(root))
-        # The edit would take the place of the whole line, and with it of the other modules.
-        elif len(node.names) > 1:
-            yield Finding(*place, Kind.RENAMED, f"put it on a line of its own: import {_here(root)} as ...")
         # `import tensorflow.x` binds the name `tensorflow`; the same line with this library's module would not.
         elif alias.asname is None and "." in alias.name:
             yield Finding(*place, Kind.RENAMED, f"give it a name: import {_here(root)} as ...")
+        elif not whole:
+            yield Finding(*place, Kind.RENAMED, f"put it on a line of its own: import {_here(root)} as ...")
         else:
-            text = f"import {_here(root)} as {alias.asname or alias.name}"
-            yield Finding(*place, Kind.RENAMED, f"write {text}", (source.replace(node, text),))
+            yield Finding(*place, Kind.RENAMED, f"write {'; '.join(lines)}", edits)
+
+
+def _of_others(alias: ast.alias) -> bool:
+    return root_of(alias.name) is None or alias.name.partition(".")[0] in ("keras", "jaxtribute")
+
+
+def _separate(source: Source, node: ast.Import, lines: Iterable[str]) -> str:
+    """The text of statements that take the place of an import: lines, or behind others on one line parts of it."""
+    alone = not source.line(node.lineno).encode()[: node.col_offset].strip()
+    return (f"\n{' ' * node.col_offset}" if alone else "; ").join(lines)
 
 
 def _imports_from(source: Source, node: ast.ImportFrom, module: str) -> Iterator[Finding]:
