@@ -29,7 +29,7 @@ REMARKS: dict[str, str] = {
     "NcclAllReduce": "A hint: XLA uses NCCL on GPUs by itself. It works on CPUs as well.",
     "RunOptions": "Accepted; JAX needs none of them.",
     "Server": "Chief and workers start or join the coordination service. There are no sessions. `join` returns once "
-    "all others have ended or join too.",
+    "all others have ended or join too: `migrate --write` puts `raise SystemExit` before what follows it.",
     "SlurmClusterResolver": "Ranks belong to nodes in Slurm's own order, and GPUs are shared out of those that Slurm "
     "allows. Half-set variables are an error.",
     "TFConfigClusterResolver": "What is wrong with `TF_CONFIG` is a `ClusterSpecError` that quotes it.",
