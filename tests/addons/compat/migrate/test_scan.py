@@ -91,6 +91,24 @@ class TestMethods:
         assert report("x = loss.numpy()").rewritten().count("import numpy as np") == 1
         assert report("import numpy as np\nx = loss.numpy()").rewritten().count("import numpy as np") == 1
 
+    @pytest.mark.parametrize(
+        ("code", "expected"),
+        [
+            ("x = t.numpy().decode()", "x = t.item().decode()"),
+            ("x = [t.numpy().decode('utf-8') for t in texts]", "x = [t.item().decode('utf-8') for t in texts]"),
+            ("x = tf.strings.lower(t).numpy().split()[0]", "x = tf.strings.lower(t).item().split()[0]"),
+            ("x = t.numpy()\ny = x.decode()", "x = t.item()\ny = x.decode()"),
+            ("def f():\n    x = t.numpy()\n    return x.strip()", "    x = t.item()\n    return x.strip()"),
+            ("x = t.numpy()\ndef f(x): return x.strip()", "x = np.asarray(t)\ndef f(x): return x.strip()"),
+            ("x = t.numpy()[0].decode()", "x = np.asarray(t)[0].decode()"),
+            ("x = t.numpy().astype(int)", "x = np.asarray(t).astype(int)"),
+        ],
+    )
+    def test_numpy_of_one_string_gives_its_bytes(self, code: str, expected: str) -> None:
+        after = report(code).rewritten()
+        assert expected in after
+        assert not scan(after).left()
+
     def test_a_method_with_arguments_is_another_one(self) -> None:
         assert kinds("x = loss.numpy(3)") == {}
 
@@ -195,6 +213,18 @@ class TestKeras:
         assert {name: kind for name, kind in kinds(code).items() if "tf." in name} == {
             "tf.optimizers.Nonsense": Kind.ABSENT
         }
+
+    def test_a_dataset_creator_is_ours(self) -> None:
+        after = report("d = tf.keras.utils.experimental.DatasetCreator(f)").rewritten()
+        assert "d = jd.experimental.DatasetCreator(f)" in after
+        assert "import jaxtribute as jd\n" in after
+        told = report("from tensorflow.keras.utils.experimental import DatasetCreator", imports="").left()
+        assert [one.advice for one in told] == ["write `jd.experimental.DatasetCreator(dataset_fn)`"]
+
+    @pytest.mark.parametrize("module", ["experimental", "utils"])
+    def test_a_sidecar_evaluator_has_a_counterpart(self, module: str) -> None:
+        name = f"tf.keras.{module}.SidecarEvaluator"
+        assert "jd.experimental.SidecarEvaluator(checkpoint, evaluate, directory)" in findings(f"{name}()")[name].advice
 
     @pytest.mark.parametrize("name", ["layers.Hashing", "layers.HashedCrossing"])
     def test_what_needs_tensorflow_is_absent(self, name: str) -> None:

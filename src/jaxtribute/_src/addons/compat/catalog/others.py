@@ -117,7 +117,15 @@ OTHER_PACKAGES: dict[str, str] = {
 
 _LOOKUP = "it needs TensorFlow: look strings up in a dictionary, in Python or NumPy, before the dataset or in its `map`"
 
+_SIDECAR = (
+    "write `jd.experimental.SidecarEvaluator(checkpoint, evaluate, directory)`, where `evaluate` is "
+    "`lambda: model.evaluate(x, y, return_dict=True)` of the `model` in `jd.Checkpoint(model=model)`"
+)
+
 NEEDS_TENSORFLOW: dict[str, str] = {
+    "tf.keras.experimental.SidecarEvaluator": _SIDECAR,
+    "tf.keras.utils.SidecarEvaluator": _SIDECAR,
+    "tf.keras.utils.experimental.DatasetCreator": "write `jd.experimental.DatasetCreator(dataset_fn)`",
     "tf.keras.layers.HashedCrossing": _LOOKUP,
     "tf.keras.layers.Hashing": _LOOKUP,
     "tf.keras.layers.TFSMLayer": _SAVED_MODEL,
@@ -128,7 +136,10 @@ NEEDS_TENSORFLOW: dict[str, str] = {
     "tf.keras.utils.audio_dataset_from_directory": _NEEDS_TENSORFLOW + "read the files with a library of their own",
     "tf.keras.losses.Reduction.AUTO": 'Keras 3 has no such reduction: write "sum_over_batch_size"',
 }
-"""Names of Keras that are there and call TensorFlow."""
+"""Names of Keras that are there and call TensorFlow, and of Keras 2 for which this library has one of its own."""
+
+MOVED: dict[str, str] = {"tf.keras.utils.experimental.DatasetCreator": "jd.experimental.DatasetCreator"}
+"""Those whose name alone is another one here."""
 
 OWN: dict[str, str] = {
     f"tf.keras.{name}": f"jaxtribute.integrations.keras.{name.rpartition('.')[2]}"

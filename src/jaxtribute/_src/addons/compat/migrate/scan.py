@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
+import numpy as np
+
 from jaxtribute._src.addons.compat.catalog import keras2, others
 from jaxtribute._src.addons.compat.catalog.keras import keras_problem
 from jaxtribute._src.addons.compat.catalog.lookup import Kind, entry_of
@@ -29,6 +31,7 @@ from jaxtribute._src.addons.compat.migrate import (
     tape,
     unseen,
 )
+from jaxtribute._src.addons.compat.migrate.calls import Functions
 from jaxtribute._src.addons.compat.migrate.documents import HIDDEN
 from jaxtribute._src.addons.compat.migrate.findings import Edit, Finding, Source, nodes, whole_changes
 from jaxtribute._src.addons.compat.migrate.naming import Names
@@ -37,6 +40,9 @@ _SHOWN = ("tf.distribute", "tf.compat.v1.distribute", "tf.data", "tf.function")
 """Names that are listed though they mean the same."""
 _MARK = "# jaxtribute: ok"
 """On a line, says that somebody has looked at what differs there."""
+
+_OF_BYTES = set(dir(bytes)) - set(dir(np.ndarray))
+"""Methods of one string, which arrays have not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,7 @@ def scan(text: str) -> Report:
             *members.find(source.tree, names),
             *shapes.find(source),
             *unseen.find(source.tree, names),
-            *_methods(source),
+            *_methods(source, names),
             *_uses(source, names),
             *_unread(source),
         ]
@@ -170,7 +176,10 @@ def _older_optimizer(source: Source, node: ast.Attribute | ast.Name, name: str) 
 
 
 def _long_name(source: Source, node: ast.Attribute | ast.Name, name: str) -> Finding | None:
-    """Losses that Keras 3 has by their short names."""
+    """Losses that Keras 3 has by their short names, and classes that this library has in Keras's place."""
+    if name in others.MOVED:
+        text = others.MOVED[name]
+        return Finding(*_last(node, name), name, Kind.RENAMED, f"write {text}", (source.replace(node, text),))
     module, _, last = name.rpartition(".")
     if module not in ("tf.keras.losses", "tf.keras.metrics") or last not in keras2.SHORT or isinstance(node, ast.Name):
         return None
@@ -195,8 +204,9 @@ def _is_import(name: str) -> bool:
     return name.rpartition(".")[2] in ("function", "GradientTape")
 
 
-def _methods(source: Source) -> Iterator[Finding]:
+def _methods(source: Source, names: Names) -> Iterator[Finding]:
     """Methods of arrays and strategies that are called otherwise here."""
+    strings = _strings(source, names)
     for node in nodes(source.tree, ast.Call):
         if not isinstance(node.func, ast.Attribute):
             continue
@@ -204,8 +214,14 @@ def _methods(source: Source) -> Iterator[Finding]:
         line, column = attribute.end_lineno or 0, (attribute.end_col_offset or 0) - len(attribute.attr) + 1
         # With arguments it is somebody else's method.
         if attribute.attr == "numpy" and not node.args and not node.keywords:
-            text = f"np.asarray({source.of(attribute.value)})"
-            edits = source.wrap(node, attribute.value, "np.asarray(")
+            if node in strings:
+                _, end = source.span(attribute)
+                text, edits = f"{source.of(attribute.value)}.item()", (Edit(end - len("numpy"), end, "item"),)
+            else:
+                text, edits = (
+                    f"np.asarray({source.of(attribute.value)})",
+                    source.wrap(node, attribute.value, "np.asarray("),
+                )
             yield Finding(line, column, ".numpy()", Kind.RENAMED, f"arrays are JAX's: write {text}", edits)
         elif attribute.attr in others.METHODS:
             new, why = others.METHODS[attribute.attr]
@@ -213,6 +229,20 @@ def _methods(source: Source) -> Iterator[Finding]:
             _, end = source.span(attribute)
             edit = Edit(end - len(attribute.attr), end, new)
             yield Finding(line, column, f".{attribute.attr}", Kind.RENAMED, f"{why}: write .{new}", (edit,))
+
+
+def _strings(source: Source, names: Names) -> set[ast.expr]:
+    """The expressions whose value is one string: a method of bytes is called on it, or on the name that it gets."""
+    functions = Functions(source.tree, names)
+    found: set[ast.expr] = set()
+    for place in functions.places:
+        asked = [one.value for one in functions.own(place) if isinstance(one, ast.Attribute) and one.attr in _OF_BYTES]
+        called = {one.id for one in asked if isinstance(one, ast.Name)}
+        for node in functions.own(place):
+            if isinstance(node, ast.Assign) and called & {getattr(one, "id", "") for one in node.targets}:
+                found.add(node.value)
+        found.update(asked)
+    return found
 
 
 def _tapes(source: Source, names: Names) -> Iterator[Finding]:

@@ -75,6 +75,18 @@ class Texts(np.ndarray[Any, Any]):
     def __radd__(self, other: Any) -> Any:
         return _joined(other, self) if _may_be_texts(other) else NotImplemented
 
+    def __getattr__(self, name: str) -> Any:
+        """A method of bytes, of an array that is one string."""
+        if name.startswith("__") or not hasattr(bytes, name):
+            raise AttributeError(f"'Texts' object has no attribute {name!r}", name=name, obj=self)
+        if self.ndim:
+            raise AttributeError(
+                f"{name!r} is a method of one string, and these are of shape {self.shape}. HINT: write "
+                f"[text.{name}() for text in texts], or tf.strings.",
+                name=name,
+            )
+        return getattr(self.item(), name)
+
     def __getitem__(self, key: Any) -> Any:
         return with_texts(super().__getitem__(key))
 
