@@ -394,10 +394,10 @@ class Suspects:
             return None
         lines = {str(self._runs.record(number).place) for number in self._right if self._runs.is_sum(number)}
         sums = sorted(number for number in self._trail.chain if number > leaf and self._runs.is_sum(number))
-        # Those that right results go through as well are not to blame for this one.
-        if not sums or any(str(self._runs.record(number).place) in lines for number in sums):
-            return None
-        return self._named("sum-of-means", sums[0], leaf)
+        # Those that right results go through as well are not to blame, nor those of what is a mean no more.
+        passed = any(str(self._runs.record(number).place) in lines for number in sums)
+        wrong = bool(sums) and not passed and self._runs.operand(sums[0], 0).kind is not Kind.NONE
+        return self._named("sum-of-means", sums[0], leaf) if wrong else None
 
     def _merged(self) -> Culprit | None:
         """Blames what replicas reduce, and one device does not, such as gradients in Keras's own steps."""
