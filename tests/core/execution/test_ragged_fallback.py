@@ -79,6 +79,94 @@ def test_fallbacks_are_exact_and_warn_once(reason: str, caplog: pytest.LogCaptur
     assert "HINT" in record.getMessage()
 
 
+def of_a_sum(x: Any, solve: Callable[..., Any]) -> Any:
+    """What `solve` makes of a product whose factor is a sum over the replicas, and of 3."""
+    return solve(lambda v: here().all_reduce("SUM", (x**2).sum()) * v, jnp.float32(3))
+
+
+def by_root(product: Any, b: Any) -> Any:
+    slope = lambda f, y: y / f(jnp.float32(1))  # noqa: E731
+    return jax.lax.custom_root(lambda v: product(v) - b, b, lambda f, v: v - f(v) / (f(v + 1) - f(v)), slope)
+
+
+def by_loop(product: Any, b: Any) -> Any:
+    return jax.lax.fori_loop(0, 2, lambda _, v: v + (b - product(v)) / product(jnp.float32(1)), b)
+
+
+SOLVERS: dict[str, Callable[..., Any]] = {
+    "cg": lambda product, b: jax.scipy.sparse.linalg.cg(product, b, maxiter=2)[0],
+    "bicgstab": lambda product, b: jax.scipy.sparse.linalg.bicgstab(product, b, maxiter=2)[0],
+    "gmres": lambda product, b: jax.scipy.sparse.linalg.gmres(product, b, maxiter=2)[0],
+    "custom_root": by_root,
+}
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("name", SOLVERS)
+def test_solvers_that_jax_traces_are_for_rows_that_divide(name: str) -> None:
+    step = jd.function(lambda x: THREE.run(of_a_sum, (x, SOLVERS[name])))
+    whole = rows(6, 2)
+    np.testing.assert_allclose(plain(step(deal(THREE, whole, [2] * 3))), 3 / (whole**2).sum(), rtol=1e-5)
+    with pytest.raises(ContextError, match=r"rows that do not divide\. HINT: drop .*loop out with jax\.lax\.fori_loop"):
+        step(deal(THREE, X, UNEVEN))
+    # As the hint says.
+    by_hand = jd.function(lambda x: THREE.run(of_a_sum, (x, by_loop)))
+    np.testing.assert_allclose(plain(by_hand(deal(THREE, X, UNEVEN))), 3 / (X**2).sum(), rtol=1e-5)
+
+
+class Fit:
+    """The sum of squares of all replicas' rows as a function of one number, with its whole gradient on each."""
+
+    def __init__(self, x: Any) -> None:
+        whole = lambda w: here().all_reduce("SUM", ((x * w - 1) ** 2).sum())  # noqa: E731
+        self.value = jax.custom_vjp(whole)
+        self.value.defvjp(
+            lambda w: (whole(w), w), lambda w, g: (g * here().all_reduce("SUM", (2 * x * (x * w - 1)).sum()),)
+        )
+
+    def checkpointed(self, w: Any) -> Any:
+        return w - 0.01 * jax.grad(jax.checkpoint(self.value))(w)
+
+    def compiled(self, w: Any) -> Any:
+        return w - 0.01 * jax.jit(jax.grad(self.value))(w)
+
+    def mapped(self, w: Any) -> Any:
+        return jax.lax.map(self.value, jnp.stack([w, w + 1])).sum()
+
+    def vectorized(self, w: Any) -> Any:
+        return jax.vmap(self.value)(jnp.stack([w, w + 1])).sum()
+
+    def backtracking(self, w: Any) -> Any:
+        return self._searched(w, optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(5)))
+
+    def zoom(self, w: Any) -> Any:
+        return self._searched(w, optax.chain(optax.sgd(1.0), optax.scale_by_zoom_linesearch(5)))
+
+    def lbfgs(self, w: Any) -> Any:
+        return self._searched(w, optax.lbfgs(linesearch=optax.scale_by_zoom_linesearch(5)))
+
+    def _searched(self, w: Any, transform: Any) -> Any:
+        state = transform.init(w)
+        for _ in range(2):
+            value, grad = jax.value_and_grad(self.value)(w)
+            updates, state = transform.update(grad, state, w, value=value, grad=grad, value_fn=self.value)
+            w = optax.apply_updates(w, updates)
+        return w
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("counts", [UNEVEN, (1, 1, 1)], ids=str)
+@pytest.mark.parametrize(
+    "way", [Fit.checkpointed, Fit.compiled, Fit.mapped, Fit.vectorized, Fit.backtracking, Fit.zoom, Fit.lbfgs]
+)
+def test_functions_with_sums_are_transformed_as_on_one_device(way: Any, counts: tuple[int, ...]) -> None:
+    found, alone = (
+        plain(jd.function(lambda x, run=strategy.run: run(lambda x: way(Fit(x), jnp.float32(0.5)), (x,)))(x))
+        for strategy, x in ((THREE, deal(THREE, X, counts)), (ONE, deal(ONE, X, (3,))))
+    )
+    np.testing.assert_allclose(found, np.broadcast_to(alone, np.shape(found)), rtol=1e-4)
+
+
 def test_a_replica_without_rows_is_not_told_of_loops(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,11 +177,13 @@ def _is_tracer(value: Numeric) -> bool:
 
 def _check_eager(name: str, values: list[Any], step: EagerStep) -> None:
     if any(map(_is_tracer, values)):
-        instead = "drop the remainder of the batch (drop_remainder=True)" if step.uncompiled else "use jd.function"
-        why = ", as it does in a jd.function for rows that do not divide" if step.uncompiled else ""
+        why, instead = "", "use jd.function, or call it outside the transformed function"
+        if step.uncompiled:
+            why = ", as it does in a jd.function for rows that do not divide"
+            instead = "drop the remainder (drop_remainder=True), or write a solver's loop out with jax.lax.fori_loop"
         raise ContextError(
             f"{name} was called inside jax.jit, jax.grad, jax.vmap or the like by a replica function that runs eagerly"
-            f"{why}. HINT: {instead}, or call it outside the transformed function."
+            f"{why}. HINT: {instead}."
         )
 
 
@@ -397,10 +399,8 @@ def _gathered(values: list[Any], gather: Callable[..., list[Any]], scatter: Call
 
 def _called_at(call: Callable[[list[Any]], list[Any]], values: list[Any], places: list[int]) -> list[Any]:
     """Results of `call` for the values in some places, in these places; None in the others, which have no gradient."""
-    results: list[Any] = [None] * len(values)
-    for place, result in zip(places, call(at(values, places)), strict=True):
-        results[place] = result
-    return results
+    results = dict(zip(places, call(at(values, places)), strict=True))
+    return list(map(results.get, range(len(values))))
 
 
 def _inexact(arrays: list[Any]) -> list[int]:
