@@ -141,6 +141,30 @@ def test_what_replicas_of_fewer_rows_or_none_cannot_compute_is_explained(
     assert any("a part of the batch's rows, or none" in note for note in failure.value.__notes__)
 
 
+def of_no_rows(x: jax.Array) -> Any:
+    raise OSError("at least one row, please") if not x.shape[0] else LookupError("never mind")
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(
+    ("fails", "told"),
+    [
+        (lambda x: jnp.stack(list(x)), True),
+        (lambda x: x if x.shape[0] else of_no_rows(x), True),
+        (of_no_rows, False),  # which a replica with rows says first
+        (lambda x: here().all_reduce("SUM", x.sum()) if x.shape[0] else here().all_gather(x.sum(), axis=0), False),
+    ],
+    ids=["library", "own", "all replicas", "this library"],
+)
+def test_any_error_of_a_replica_without_rows_tells_of_that(fails: Any, told: bool, compiled: bool) -> None:
+    strategy = mirrored(3)
+    (batch,) = strategy.experimental_distribute_dataset([np.ones((2, 7), np.float32)])
+    run = jd.function(strategy.run) if compiled else strategy.run
+    with pytest.raises((ValueError, OSError, LookupError, jd.errors.JaxtributeError)) as failure:
+        run(fails, (batch,))
+    assert told == any("or none: take x.shape[0]" in note for note in getattr(failure.value, "__notes__", ()))
+
+
 @pytest.mark.parametrize("derivative", [jax.jacfwd, lambda f: lambda w: jax.jvp(f, (w,), (w,))], ids=["jacfwd", "jvp"])
 def test_forward_derivatives_of_collectives_are_for_compiled_steps(derivative: Callable[..., Any]) -> None:
     def replica(x: jax.Array) -> Any:

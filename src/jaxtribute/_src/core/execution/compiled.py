@@ -282,7 +282,7 @@ def _trace(
         except Exception as error:
             if executor.guesses:
                 raise NotSplittable("an array gathered from replicas of different shapes") from error
-            add_hint(error, in_replica=True)
+            add_hint(error, in_replica=True, empty=context.without_rows)
             raise
         reveal(result, (jax.Array,))
         leaves, tree = flatten(result)

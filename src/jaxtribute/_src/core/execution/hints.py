@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jaxtribute.errors import JaxtributeError
+
 _ELSEWHERE = (
     "HINT: pass arrays that lie elsewhere, or on the devices of all replicas, to strategy.run as arguments, in place "
     "of reading them from around the function: a replica gets them on its own device."
@@ -28,13 +30,15 @@ _NO_ROWS = (
 _IN_REPLICAS = dict.fromkeys(_NO_ROWS.split(";"), _ROWS) | {"forward-mode autodiff": _FORWARD}
 
 
-def add_hint(error: Exception, *, in_replica: bool = False) -> None:
+def add_hint(error: Exception, *, in_replica: bool = False, empty: bool = False) -> None:
     """Adds to an error, or to a failure of JAX at its words, what to write instead, once, if that is known.
 
     Args:
       error: the error.
       in_replica: True if a replica's function has raised it, which is given a part of a batch.
+      empty: True if the part has no rows: words of others, which are not known, may be of that.
     """
-    for part, hint in (_HINTS | _IN_REPLICAS if in_replica else _HINTS).items():
+    hints = _HINTS | _IN_REPLICAS if in_replica else _HINTS
+    for part, hint in (hints | {"": _ROWS} if empty and not isinstance(error, JaxtributeError) else hints).items():
         if part in f"{error}{error.__context__!r}" and hint not in getattr(error, "__notes__", ()):
             error.add_note(hint)

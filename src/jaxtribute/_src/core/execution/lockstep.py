@@ -120,7 +120,7 @@ class LockstepReplica(Executor):
             total = self.all_reduce([cotangent], ReduceOp.SUM)[0]
             return (total if run.mesh.local_ids[self._index] == replica else jnp.zeros_like(total),)
 
-        if not (_is_tracer(value) and _inexact([value])):
+        if not (isinstance(value, Tracer) and _inexact([value])):
             return call(value)
         chosen = jax.custom_vjp(call)
         chosen.defvjp(lambda value: (call(value), None), backward)
@@ -171,12 +171,8 @@ class LockstepReplica(Executor):
         return call
 
 
-def _is_tracer(value: Numeric) -> bool:
-    return isinstance(value, Tracer)
-
-
 def _check_eager(name: str, values: list[Any], step: EagerStep) -> None:
-    if any(map(_is_tracer, values)):
+    if any(isinstance(value, Tracer) for value in values):
         why, instead = "", "use jd.function, or call it outside the transformed function"
         if step.uncompiled:
             why = ", as it does in a jd.function for rows that do not divide"
@@ -228,7 +224,7 @@ class LockstepRun:
                 try:
                     result = fn(*args, **kwargs)
                 except Exception as error:
-                    add_hint(error, in_replica=True)
+                    add_hint(error, in_replica=True, empty=context.without_rows)
                     raise
                 for check in self.endings:
                     check()
@@ -341,8 +337,7 @@ class LockstepRun:
         self.step.changed(variable)
         if len(pending) == len(parts):
             del self._writes[variable]
-            copies = at(pending, range(len(parts)))
-            self.step.bind(variable, variable.policy.collected(self.mesh.join_copies(copies)))
+            self.step.bind(variable, variable.policy.collected(self.mesh.join_copies(at(pending, range(len(parts))))))
             self.step.get(variable)  # the replicas may hold what they wrote, so the array counts as lent
 
 
@@ -358,7 +353,7 @@ def _reduced(values: list[Any], call: Callable[[list[Any]], list[Any]], op: Redu
     Nothing comes back for what an idle replica did not contribute.
     """
     arrays = list(map(_as_array, values))
-    if not any(map(_is_tracer, arrays)):
+    if not any(isinstance(array, Tracer) for array in arrays):
         return call(arrays)
     places = _inexact(arrays)
 
@@ -384,7 +379,7 @@ def _as_array(value: Any) -> Any:
 
 def _gathered(values: list[Any], gather: Callable[..., list[Any]], scatter: Callable[..., list[Any]], axis: int) -> Any:
     """`gather(values)`, its gradient being this replica's part of the summed cotangents."""
-    if not any(map(_is_tracer, values)):
+    if not any(isinstance(value, Tracer) for value in values):
         return gather(values)
     places = _inexact(values)
     sizes = [values[place].shape[axis] for place in places]
