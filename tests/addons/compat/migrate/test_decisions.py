@@ -258,3 +258,14 @@ def test_a_function_that_is_passed_to_tf_function_is_compiled() -> None:
 def test_classes_that_are_bases_of_each_other_are_read() -> None:
     code = "class A(B):\n    def f(self):\n        self.g(1)\nclass B(A):\n    def f(self):\n        self.g(2)\n"
     assert told(f"import tensorflow as tf\n{code}") == []
+
+
+@pytest.mark.parametrize(
+    "question", ["for _ in tf.range(steps): f()", "while steps > 0: f()", "if steps > 0: f()", "range(steps + 1)"]
+)
+@pytest.mark.parametrize("signature", ["input_signature=[tf.TensorSpec([], tf.int32)]", "jit_compile=True", ""])
+def test_a_signature_that_makes_a_tensor_of_the_number_is_named(question: str, signature: str) -> None:
+    decorator = f"@tf.function({signature})" if signature else "@tf.function"
+    code = f"import tensorflow as tf\n{decorator}\ndef step(steps):\n    {question}\nstep(tf.constant(3))\n"
+    told = " ".join(one.advice for one in scan(code).findings)
+    assert ("`input_signature` makes a tensor of `steps`: without it the function" in told) == ("input" in signature)

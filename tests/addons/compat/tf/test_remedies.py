@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxtribute as jd
 import jaxtribute.compat.tf as tf
 from compat.tf.remedies import OURS, REMEDIES
 from jaxtribute._src.addons.compat.catalog.lookup import Kind, entry_of
@@ -97,6 +99,38 @@ def test_custom_gradients() -> None:
     f = jax.custom_vjp(lambda x: jnp.log1p(jnp.exp(x)))
     f.defvjp(lambda x: (f(x), x), lambda x, dy: (dy * (1 - 1 / (1 + jnp.exp(x))),))
     assert float(jax.grad(f)(100.0)) == 1.0
+
+
+def test_custom_gradients_of_several_arguments() -> None:
+    """The words for `tf.custom_gradient`."""
+    f = jax.custom_vjp(lambda x, low: jnp.maximum(x, low) * 1.0)
+    f.defvjp(lambda *args: (f(*args), args), lambda args, dy: (dy * 2, jnp.zeros_like(args[1])))
+    assert tuple(map(float, jax.grad(f, argnums=(0, 1))(0.0, 1.0))) == (2.0, 0.0)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["Generator.from_seed", "get_global_generator"])
+def test_generators(name: str, compiled: bool) -> None:
+    """The words for `tf.random.Generator`: each replica draws numbers of its own, which a seed repeats."""
+    assert "`tf.random.set_seed(seed)`: each replica draws numbers of its own" in entry_of(f"tf.random.{name}").note
+    strategy = jd.MirroredStrategy([f"CPU:{i}" for i in range(2)])
+
+    def by_key() -> Any:
+        context = tf.distribute.get_replica_context()
+        assert context is not None
+        return jax.random.normal(context.fold_in(jax.random.key(1)), (3,))
+
+    for draw, changes in ((lambda: tf.random.normal((3,)), True), (by_key, False)):
+        step: Any = partial(strategy.run, draw)
+        step = tf.function(step) if compiled else step
+        rounds: list[Any] = []
+        for _ in range(2):
+            tf.random.set_seed(1)
+            rounds.append([np.stack(strategy.experimental_local_results(step())) for _ in range(2)])
+        np.testing.assert_array_equal(*rounds)
+        (first, second), _ = rounds
+        assert (first[0] != first[1]).all()
+        assert (first != second).all() == changes
 
 
 @pytest.mark.parametrize(

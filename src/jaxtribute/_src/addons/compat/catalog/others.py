@@ -17,6 +17,12 @@ _SAVED_MODEL = (
 _WRITE_IMAGE = "use Pillow: `PIL.Image.fromarray(np.asarray(image)).save(name_or_stream, format={0!r})`"
 _NEEDS_TENSORFLOW = "it needs TensorFlow, and gives TensorFlow's objects: "
 
+_GENERATOR = (
+    "write `tf.random.normal(shape)` after `tf.random.set_seed(seed)`: each replica draws numbers of its own, as from "
+    "a generator that is made in a scope. Or use `jax.random`, with `ctx.fold_in(key)` of "
+    "`ctx = tf.distribute.get_replica_context()`"
+)
+
 ABSENT: dict[str, str] = {
     "tf.GradientTape": _GRADIENT,
     "tf.gradients": _GRADIENT,
@@ -63,7 +69,9 @@ ABSENT: dict[str, str] = {
     "tf.saved_model": _SAVED_MODEL,
     "tf.py_function": "datasets' functions are Python already; in compiled functions use `jax.pure_callback`",
     "tf.numpy_function": "datasets' functions are Python already; in compiled functions use `jax.pure_callback`",
-    "tf.random.Generator": "use `jax.random` with keys",
+    "tf.random.Generator": _GENERATOR,
+    "tf.random.get_global_generator": _GENERATOR,
+    "tf.random.set_global_generator": _GENERATOR,
     "tf.math.confusion_matrix": "write `jnp.zeros((n, n), jnp.int32).at[labels, predictions].add(1)`",
     **{
         f"tf.{name}_initializer": f"use `tf.keras.initializers.{kind}`"

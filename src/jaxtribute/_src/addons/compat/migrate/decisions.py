@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from jaxtribute._src.addons.compat.catalog.lookup import Kind
 from jaxtribute._src.addons.compat.migrate.arrays import MAYBE, SURE, Arrays, is_dataset
 from jaxtribute._src.addons.compat.migrate.calls import Functions, Place
-from jaxtribute._src.addons.compat.migrate.findings import Finding, nodes
+from jaxtribute._src.addons.compat.migrate.findings import Finding, keyword, nodes
 from jaxtribute._src.addons.compat.migrate.naming import Names
 
 _WRITE = {
@@ -41,9 +41,12 @@ def find(tree: ast.Module, names: Names) -> Iterator[Finding]:
     """Questions of Python's that arrays answer in functions which `tf.function` compiles, or which those call."""
     functions = Functions(tree, names)
     arrays = Arrays(functions, names)
+    compiled = functions.compiled()
     for place in functions.places:
         if place in arrays.traced and not _runs_as_python(place, functions, names):
-            yield from _Reader(functions, arrays, names, place).find()
+            call = compiled.get(place) if isinstance(place, ast.FunctionDef) else None
+            signed = call is not None and (keyword(call, "input_signature") is not None)
+            yield from _Reader(functions, arrays, names, place, signed).find()
 
 
 def _runs_as_python(place: Place, functions: Functions, names: Names) -> bool:
@@ -59,8 +62,11 @@ def _runs_as_python(place: Place, functions: Functions, names: Names) -> bool:
 class _Reader:
     """Reads one function."""
 
-    def __init__(self, functions: Functions, arrays: Arrays, names: Names, place: Place) -> None:
+    def __init__(self, functions: Functions, arrays: Arrays, names: Names, place: Place, signed: bool) -> None:
         self._functions, self._arrays, self._names, self._place = functions, arrays, names, place
+        arguments = nodes(place.args, ast.arg) if signed and isinstance(place, ast.FunctionDef) else ()
+        self._signed = {one.arg for one in arguments}
+        """Names of the arguments that `input_signature` makes tensors."""
         self._asked = set[ast.AST]()
         """The parts of conditions, whose conditions are told already."""
 
@@ -69,11 +75,11 @@ class _Reader:
         for node in self._functions.own(self._place):
             for what, level in self._questions(node):
                 if level and isinstance(node, (ast.expr, ast.stmt)):
-                    yield _finding(node, what, level)
+                    yield _finding(node, what, level, self._signed)
             if isinstance(node, ast.comprehension):
                 for test in node.ifs:
                     if level := self._truth(test):
-                        yield _finding(test, "if", level)
+                        yield _finding(test, "if", level, self._signed)
 
     def _questions(self, node: ast.AST) -> Iterator[tuple[str, int]]:
         if isinstance(node, ast.If):
@@ -139,7 +145,7 @@ class _Reader:
         return value.level if value.level == SURE and not value.nest else 0
 
 
-def _finding(node: ast.expr | ast.stmt, what: str, level: int) -> Finding:
+def _finding(node: ast.expr | ast.stmt, what: str, level: int, signed: set[str]) -> Finding:
     asked = "number" if what.endswith("()") else "condition"
     if level == SURE:
         advice = f"the {asked} must be known while the function is traced, and an array gives it: use {_WRITE[what]}"
@@ -150,6 +156,10 @@ def _finding(node: ast.expr | ast.stmt, what: str, level: int) -> Finding:
             ". In a function that strategy.run calls, assign by v.assign(tf.where(condition, new, v)), or decide "
             "around it: tf.cond(condition, lambda: strategy.run(f), lambda: None)"
         )
+    asked_of = node.test if isinstance(node, (ast.If, ast.While, ast.IfExp, ast.Assert)) else node
+    made = sorted({one.id for one in nodes(asked_of, ast.Name)} & signed)
+    if made:
+        advice += f". `input_signature` makes a tensor of `{made[0]}`: without it the function takes a number of Python"
     name = what if level == SURE else f"{what}, maybe"
     return Finding(node.lineno, node.col_offset + 1, f"{name} in tf.function", Kind.DIFFERENT, advice)
 
