@@ -35,7 +35,7 @@ class Context(NamedTuple):
     @staticmethod
     def outside() -> Context:
         """The context outside every scope."""
-        return fallback.make()
+        return fallback.context or fallback.make()
 
     @staticmethod
     def announce() -> None:
@@ -90,7 +90,7 @@ def current() -> Context:
     entries = stack.entries
     if entries:
         return entries[-1]
-    return entries.base or fallback.make()
+    return entries.base or Context.outside()
 
 
 def of(strategy: Strategy) -> Context:
@@ -190,7 +190,7 @@ def check_enterable(strategy: Strategy, what: str) -> None:
     context = current()
     now = context.strategy
     # Outside every scope the default strategy's only replica is in force, in which everything may be entered.
-    if context.replica is not None and context.replica is not fallback.make().replica:
+    if context.replica is not None and context.replica is not Context.outside().replica:
         raise ContextError(
             f"{what} was called inside a function that strategy.run executes on each replica "
             f"({type(now).__name__}). HINT: call it outside, or inside ctx.merge_call(fn)."
