@@ -188,10 +188,12 @@ def test_variables_that_are_made_once_in_a_function_get_a_function() -> None:
         "import tensorflow as tf\nclass Accumulator:\n    def __call__(self, gradients):\n        if not self.made:\n"
         "            self.made = [tf.Variable({}tf.zeros_like(g), trainable=False) for g in gradients]\n"
         "            self.step = tf.Variable(initial_value={}tf.constant(0), dtype=tf.int64)\n"
+        "            self.scaled = tf.Variable({}0.5 * tf.ones([2]) + 1)\n"
+        "            self.less = tf.Variable({}-tf.ones(2))\n"
         "            self.plain = tf.Variable(0.0)\n    def other(self):\n        return tf.Variable(tf.zeros([2]))\n"
     )
-    text = scan(code.format("", "")).rewritten()
-    wanted = code.format("lambda: ", "lambda: ").replace("import tensorflow as", "import jaxtribute.compat.tf as")
+    text = scan(code.format(*[""] * 4)).rewritten()
+    wanted = code.format(*["lambda: "] * 4).replace("import tensorflow as", "import jaxtribute.compat.tf as")
     assert text == wanted
     assert scan(text).rewritten() == text
 

@@ -112,6 +112,13 @@ class TestMethods:
     def test_a_method_with_arguments_is_another_one(self) -> None:
         assert kinds("x = loss.numpy(3)") == {}
 
+    def test_an_object_whose_call_is_compiled_has_its_own_members(self) -> None:
+        code = (
+            "class Net(tf.Module):\n    @tf.function\n    def __call__(self, x): return x\nnet = Net()\n"
+            "v = net.trainable_variables\nw = net.__call__.trainable_variables\n"
+        )
+        assert [one.line for one in report(code, imports="import tensorflow as tf\n").left()] == [7]
+
     def test_the_old_name_of_run(self) -> None:
         assert "strategy.run(f)" in report("strategy.experimental_run_v2(f)").rewritten()
 

@@ -103,7 +103,8 @@ def find_late_variables(source: Source, names: Names) -> Iterator[Finding]:
     made = {id(call): call for branch in branches for call in nodes(branch, ast.Call)}
     for call in made.values():
         initial = call.args[0] if call.args else keyword(call, "initial_value")
-        if names.called_by(call) != "tf.Variable" or not isinstance(initial, ast.Call):
+        computed = isinstance(initial, (ast.Call, ast.BinOp, ast.UnaryOp)) and any(nodes(initial, ast.Call))
+        if names.called_by(call) != "tf.Variable" or initial is None or not computed:
             continue
         start, _ = source.span(initial)
         advice = "what a function that is traced computes has no value yet: a function gives the initial value"

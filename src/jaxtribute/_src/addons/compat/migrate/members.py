@@ -100,7 +100,9 @@ class _Kinds:
             return known
         if isinstance(node, (ast.Name, ast.Attribute)):
             function = self._functions.called(node, place)
-            return "tf.function" if function in self._compiled else self._known.get(ast.unparse(node), "")
+            # An object whose `__call__` is compiled is called by another name, and has members of its own.
+            own = function is not None and function.name == (node.id if isinstance(node, ast.Name) else node.attr)
+            return "tf.function" if own and function in self._compiled else self._known.get(ast.unparse(node), "")
         if not isinstance(node, ast.Call):
             return ""
         made = _MAKERS.get(self._names.called_by(node), "")
