@@ -80,6 +80,7 @@ def test_is_left_with_advice(text: str, advice: str) -> None:
         ),
         ("import sys; import os, tensorflow as tf", "import sys; import os; import jaxtribute.compat.tf as tf"),
         ("if x: import os, tensorflow", "if x: import os; import jaxtribute.compat.tf as tensorflow"),
+        ("if x:\n\timport os, tensorflow as tf", "if x:\n\timport os\n\timport jaxtribute.compat.tf as tf"),
         ("import os, tensorflow as tf; tf.add", "import os\nimport jaxtribute.compat.tf as tf; tf.add"),
     ],
 )
@@ -88,6 +89,12 @@ def test_a_line_of_several_is_taken_apart(before: str, after: str) -> None:
     assert report.rewritten() == after + "\n"
     assert not scan(report.rewritten()).left()
     compile(after, "<import>", "exec")
+
+
+def test_names_of_two_modules_behind_others_on_a_line_stay_there() -> None:
+    after = scan("import os; from tensorflow.keras.layers import Dense, TextVectorization\n").rewritten()
+    names = "from keras.layers import Dense; from jaxtribute.integrations.keras import TextVectorization"
+    assert f"import os; {names}\n" in after
 
 
 def test_a_line_with_keras_and_tensorflow_is_taken_apart() -> None:

@@ -505,6 +505,39 @@ def test_a_gradient_that_may_be_none_is_asked_for_so(code: str, connected: bool)
     assert ('unconnected_gradients="none"' in after) != connected
 
 
+ON_A_LINE: dict[str, str] = {
+    "behind the gradient": "with tf.GradientTape() as tape:\n    y = w * x\ng = tape.gradient(y, w); a = 1; b = 2",
+    "before the gradient": "a = 1\nwith tf.GradientTape() as tape:\n    y = w * x\nb = 2; g = tape.gradient(y, w)",
+    "around it": "with tf.GradientTape() as tape:\n    y = w * x\na = 1; g = tape.gradient(y, w); b = 2",
+    "in the block": "with tf.GradientTape() as tape:\n    a = 1; y = w * x; b = 2\ng = tape.gradient(y, w)",
+    "behind watch": (
+        "with tf.GradientTape() as tape:\n    tape.watch(w); a, b = 1, 2; y = w * x\ng = tape.gradient(y, w)"
+    ),
+    "behind del": "with tf.GradientTape() as tape:\n    y = w * x\ng = tape.gradient(y, w)\na = 1; del tape; b = 2",
+    "a condition's": (
+        "a = 1\nwith tf.GradientTape() as tape:\n    y = w * x\ng = tape.gradient(y, w)\nif a: del tape; b = 2"
+    ),
+    "before an iteration": (
+        "with tf.GradientTape() as tape:\n    y = w * x\nv = w; g = tape.gradient(y, v); a = 1 # some\nb = 2"
+    ),
+    "asked inside": "a = 1\nwith tf.GradientTape() as tape:\n    y = w * x; g = tape.gradient(y, w); b = 2",
+    "in a function": (
+        "def f():\n    with tf.GradientTape() as tape:\n        y = w * x; a = 1\n"
+        "    g = tape.gradient(y, w); b = 2; return g, a, b\ng, a, b = f()"
+    ),
+    "with tabs": "if 1:\n\twith tf.GradientTape() as tape:\n\t\ta = 1; y = w * x\n\tg = tape.gradient(y, w); b = 2",
+}
+
+
+@pytest.mark.parametrize("code", ON_A_LINE.values(), ids=ON_A_LINE)
+def test_what_shares_a_line_with_what_is_taken_away_stays(code: str) -> None:
+    after = rewritten(f"{code}\nfound = float(g), a, b")
+    assert "tape" not in after
+    given: dict[str, Any] = {"w": jd.Variable(3.0), "x": jnp.float32(2)}
+    exec(after, given)
+    assert given["found"] == (2.0, 1, 2)
+
+
 LOSSES: dict[str, tuple[str, bool]] = {
     "a mean": ("z = tf.reduce_mean(v * vector)", True),
     "a mean of rows": ("z = tf.reduce_mean(v * matrix, axis=1)", False),

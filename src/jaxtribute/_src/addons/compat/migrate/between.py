@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Sequence
 from typing import TypeAlias
 
 from jaxtribute._src.addons.compat.migrate.blocks import leaving, loaded, stored
-from jaxtribute._src.addons.compat.migrate.findings import Source, nodes
+from jaxtribute._src.addons.compat.migrate.findings import Edit, Source, nodes
 
 _Names: TypeAlias = set[str]
 _HARMLESS = {
@@ -87,3 +88,23 @@ def _alone(source: Source, statement: ast.stmt) -> bool:
     text = source.lines(statement.lineno, statement.end_lineno or 0).strip()
     rest = text.removeprefix(source.of(statement)).strip()
     return text.startswith(source.of(statement)) and (not rest or rest.startswith("#"))
+
+
+def apart(source: Source, block: ast.With, among: Sequence[ast.stmt], uses: set[ast.Name]) -> list[Edit]:
+    """Puts statements that share a line on lines of their own, since edits take away whole lines.
+
+    Args:
+      source: the program.
+      block: a tape's block.
+      among: the statements that it is one of; those up to the last that uses the tape are put apart.
+      uses: the places that mean the tape.
+    """
+    first = among.index(block)
+    last = max(place for place, one in enumerate(among) if one is block or not uses.isdisjoint(nodes(one, ast.Name)))
+    edits: list[Edit] = []
+    for statements in (block.body, among[first : last + 2]):
+        indent = source.before(statements[0])
+        for one, following in () if indent.strip() else itertools.pairwise(statements):
+            if one.end_lineno == following.lineno:
+                edits.append(Edit(source.span(one)[1], source.span(following)[0], f"\n{indent}"))
+    return edits

@@ -82,6 +82,10 @@ class Source:
         """The text of one line."""
         return self.lines(number, number)
 
+    def before(self, node: ast.expr | ast.stmt) -> str:
+        """The text before a node on its line: its indentation, if nothing else stands there."""
+        return self._bytes[self._starts[node.lineno - 1] : self.span(node)[0]].decode()
+
     def replace_lines(self, first: int, last: int, text: str) -> Edit:
         """The edit that puts `text` in the place of whole lines."""
         return Edit(self._starts[first - 1], self._starts[min(last, len(self._starts) - 1)], text)

@@ -83,10 +83,10 @@ def _of_others(alias: ast.alias) -> bool:
     return root_of(alias.name) is None or alias.name.partition(".")[0] in ("keras", "jaxtribute")
 
 
-def _separate(source: Source, node: ast.Import, lines: Iterable[str]) -> str:
+def _separate(source: Source, node: ast.Import | ast.ImportFrom, lines: Iterable[str]) -> str:
     """The text of statements that take the place of an import: lines, or behind others on one line parts of it."""
-    alone = not source.line(node.lineno).encode()[: node.col_offset].strip()
-    return (f"\n{' ' * node.col_offset}" if alone else "; ").join(lines)
+    before = source.before(node)
+    return ("; " if before.strip() else f"\n{before}").join(lines)
 
 
 def _imports_from(source: Source, node: ast.ImportFrom, module: str) -> Iterator[Finding]:
@@ -129,7 +129,7 @@ def _below_keras(source: Source, node: ast.ImportFrom, module: str, root: str) -
     theirs = {name: alias for name, alias in names.items() if name not in OWN}
     lines = [_line(root, theirs.values())] if theirs else []
     lines += [f"from jaxtribute.integrations.keras import {_listed(own.values())}"] if own else []
-    text = ("\n" + " " * node.col_offset).join(lines)
+    text = _separate(source, node, lines)
     yield Finding(*place, module, Kind.RENAMED, f"write {text}", (source.replace(node, text),))
 
 

@@ -28,7 +28,7 @@ def _among(source: Source, names: Names, statements: Sequence[ast.stmt], *, goes
         if isinstance(call, ast.Call) and names.called_by(call) in _JOINS and follows:
             assert isinstance(call.func, ast.Attribute)
             alone = source.lines(statement.lineno, statement.end_lineno or 0).strip() == source.of(statement)
-            text = (f"\n{' ' * statement.col_offset}" if alone else "; ") + "raise SystemExit"
+            text = (f"\n{source.before(statement)}" if alone else "; ") + "raise SystemExit"
             column = (call.func.end_col_offset or 0) - len("join") + 1
             place = (call.func.end_lineno or 0, column, f"{names.of(call.func)}()")
             edits = (source.replace(statement, source.of(statement) + text),)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from jaxtribute._src.addons.compat.migrate.between import movable, written
+from jaxtribute._src.addons.compat.migrate.between import apart, movable, written
 from jaxtribute._src.addons.compat.migrate.blocks import loaded, problem, read_before_stored, stored
 from jaxtribute._src.addons.compat.migrate.connected import all_connected
 from jaxtribute._src.addons.compat.migrate.findings import Edit, Source, assigned, keyword, nodes
@@ -111,6 +111,9 @@ def rewrite(source: Source, tapes: Tapes, function: str) -> Rewrite:
     names = [item.optional_vars.id for item in block.items if isinstance(item.optional_vars, ast.Name)]
     if len(names) < len(block.items):
         return Rewrite("the tape has no name")
+    joined = apart(source, block, tapes.among, _uses(tapes, names))
+    if joined:
+        return _again(source, tapes, joined, function)
     inside = _asked_inside(tapes, names)
     if inside:
         return _moved_out(source, tapes, inside, function)
@@ -125,20 +128,24 @@ def rewrite(source: Source, tapes: Tapes, function: str) -> Rewrite:
     shown = (_used_elsewhere(tapes, gradients) & stored(block.body)) | set(before)
     results, edits = _results(source, gradients, {name.id for name in nodes(tapes.scope, ast.Name)})
     parameters = ", ".join([*arrays, *(f"{name}={name}" for name in before)])
-    head = f"{' ' * block.col_offset}def {function}({parameters}):\n{_body(source, tapes, names)}"
+    indent, deeper = source.before(block), source.before(block.body[0])
+    head = f"{indent}def {function}({parameters}):\n{_body(source, tapes, names)}"
     if arrays:
         returned, called = _array_call(gradients[0], results[0], shown, function)
     else:
         returned, called = _variables_call(source, tapes, gradients, results, shown, function)
     first = "".join(source.lines(one.lineno, one.end_lineno or 0) for one in early)
-    text = f"{first}{head}{' ' * block.body[0].col_offset}return {returned}\n{' ' * block.col_offset}{called}\n"
+    text = f"{first}{head}{deeper}return {returned}\n{indent}{called}\n"
     place = source.place(gradients[0].statement.lineno, 0)
     edits += (
         source.replace_lines(block.lineno, block.end_lineno or 0, "" if late else text),
         *([Edit(place, place, text)] if late else []),
     )
     for statement in (*early, *_deleted(tapes.scope, _uses(tapes, names))):
-        edits += (source.replace_lines(statement.lineno, statement.end_lineno or 0, ""),)
+        # Behind another one, or a head, on its line, something has to stay.
+        alone = source.line(statement.lineno).partition("#")[0].strip() == source.of(statement) or statement in early
+        lines = source.replace_lines(statement.lineno, statement.end_lineno or 0, "")
+        edits += (lines if alone else source.replace(statement, "pass"),)
     return Rewrite("", text, edits)
 
 
@@ -169,9 +176,16 @@ def _moved_out(source: Source, tapes: Tapes, inside: Sequence[ast.stmt], functio
                 return Rewrite(
                     "the lines from the gradient on hold a text of several lines: move them out of the block"
                 )
-            planned = rewrite(moved, other, function)
-            return planned if planned.problem else Rewrite("", planned.text, tuple(edits))
+            return _again(source, tapes, edits, function)
     return Rewrite("the gradient is asked for in the block: move it out")
+
+
+def _again(source: Source, tapes: Tapes, edits: Sequence[Edit], function: str) -> Rewrite:
+    """The plan for a block once edits behind its first line are made: the next turn does what is left."""
+    changed = Source(source.apply(edits))
+    blocks = find_tapes(changed.tree, Names(changed.tree)).values()
+    planned = rewrite(changed, next(one for one in blocks if one.block.lineno == tapes.block.lineno), function)
+    return planned if planned.problem else Rewrite("", planned.text, tuple(edits))
 
 
 def _order(source: Source, tapes: Tapes, gradients: Sequence[_Gradient]) -> tuple[bool, list[ast.stmt]]:
@@ -191,8 +205,8 @@ def _order(source: Source, tapes: Tapes, gradients: Sequence[_Gradient]) -> tupl
         if not changed and not loaded(between) & targets:
             continue
         # Names that have nothing to do with the block may as well be assigned before it.
-        apart = not (loaded(between) | needed) & bound and not stored(between) & loaded(block.body)
-        if apart and len(gradients) == 1 and all(isinstance(line, ast.Assign) for line in between):
+        free = not (loaded(between) | needed) & bound and not stored(between) & loaded(block.body)
+        if free and len(gradients) == 1 and all(isinstance(line, ast.Assign) for line in between):
             late = True
         elif loaded(between) & targets or needed & bound:
             name = sorted((loaded(between) & targets) | (needed & bound))[0]
