@@ -140,7 +140,7 @@ def any_stage(model: Model, rng: random.Random) -> Model:
             else model
         ),
         "concatenate": lambda: model.then("concatenate(d)", lambda rows: itertools.chain(rows, model.open())),
-        "shuffle": lambda: model.then("shuffle(1)", lambda rows: rows) if model.endless else model,
+        "shuffle": lambda: model.then("shuffle(1)", lambda rows: rows),
     }
     return rng.choice(list(stages.values()))()
 

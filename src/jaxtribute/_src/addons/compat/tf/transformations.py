@@ -221,14 +221,17 @@ class Transformations:
     ) -> Dataset:
         """Puts the elements into another order.
 
-        Elements that can be asked for by number are drawn from all of them, whatever the buffer. The order is not
-        TensorFlow's. Each repetition and each pass has an order of its own unless `reshuffle_each_iteration` is false.
+        Elements that can be asked for by number are drawn from all of them, whatever the buffer; one of 1 keeps their
+        order. The order is not TensorFlow's. Each repetition and each pass has an order of its own unless `reshuffle_each_iteration` is false.
 
         Source: `tf.data.Dataset.shuffle`.
         """
         size = whole("buffer_size", buffer_size, least=1)
         seed = data_seed() if seed is None else int(seed)
-        return self._derive(self._pipeline.shuffle(size, seed, anew=bool(reshuffle_each_iteration)))
+        pipeline = self._pipeline
+        return self._derive(
+            pipeline if size == 1 else pipeline.shuffle(size, seed, anew=bool(reshuffle_each_iteration))
+        )
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
         """Gives the elements of both, one dataset after the other. Source: `tf.data.Dataset.concatenate`."""
