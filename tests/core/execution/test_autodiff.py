@@ -84,6 +84,16 @@ def test_one_variable_gives_one_gradient() -> None:
     assert (float(value), float(gradient)) == (15.0, 5.0)
 
 
+@pytest.mark.parametrize("unconnected", ["none", "zero"])
+@pytest.mark.parametrize("how", ["compiled", "eager"])
+def test_a_loss_may_be_a_variable(how: str, unconnected: Any) -> None:
+    v = jd.Variable(3.0)
+    one = jd.value_and_grad(lambda: v, v, unconnected_gradients=unconnected)
+    two = jd.value_and_grads(lambda: (v, v * v), (v, v), unconnected_gradients=unconnected)
+    (value, gradient), (values, gradients) = (jd.function(f)() if how == "compiled" else f() for f in (one, two))
+    assert jax.tree.map(float, (value, gradient, values, gradients)) == (3.0, 1.0, (3.0, 9.0), (1.0, 6.0))
+
+
 def test_aux() -> None:
     v = jd.Variable(3.0)
     fn = lambda: (v * v, {"v": v + 1.0, "text": "kept"})  # noqa: E731

@@ -19,6 +19,7 @@ from jaxtribute._src.core.execution.budgets import Budget, asked_for, checked, w
 from jaxtribute._src.core.execution.nests import flatten, is_array, variables_in
 from jaxtribute._src.core.execution.overlay import Overlay, RowsNeeded
 from jaxtribute._src.core.types import Function, K, Nest
+from jaxtribute._src.core.values.operators import operand
 from jaxtribute._src.core.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
 
@@ -174,9 +175,8 @@ def _differentiated(
 
         def under(overlay: Overlay) -> Any:
             with entered(Context(context.strategy, context.replica, overlay)):
-                result = fn(*args, **kwargs)
+                value, aux = _returned(fn(*args, **kwargs), has_aux)
             written[:] = overlay.written
-            value, aux = result if has_aux else (result, None)
             if getattr(value, "shape", ()) and not several and not as_tape:
                 raise ShapeError(
                     f"the loss has shape {value.shape}, and is no scalar. HINT: return its mean or its sum. As a tape, "
@@ -213,6 +213,12 @@ def _differentiated(
         return ((value, aux) if has_aux else value), tuple(results) if several else results[0]
 
     return differentiated
+
+
+def _returned(result: Any, has_aux: bool) -> tuple[Any, Any]:
+    """The loss, or a nest of losses, as arrays, and what else a function returns."""
+    value, aux = result if has_aux else (result, None)
+    return jax.tree.map(operand, value, is_leaf=lambda leaf: isinstance(leaf, Variable)), aux
 
 
 def _chosen(

@@ -180,7 +180,8 @@ REMARKS: dict[str, str] = {
         for name in ("normal", "set_seed", "stateless_normal", "stateless_uniform", "truncated_normal", "uniform")
     },
     "tf.data.Dataset.list_files": "the order is that of the names unless shuffle=True",
-    "tf.data.Dataset.shuffle": "the whole dataset is shuffled, whatever the buffer, unless it is 1; the order is not TensorFlow's",
+    "tf.data.Dataset.shuffle": "the whole dataset is shuffled, whatever the buffer, but for one of 1; the order is not "
+    "TensorFlow's",
     "tf.cond": "branches may write variables; in a replica's function those that have a value for each replica",
     "tf.gather": "a number out of range is an error where it is known; in a compiled function it gives zeros, as on "
     "TensorFlow's GPUs",

@@ -222,7 +222,8 @@ class Transformations:
         """Puts the elements into another order.
 
         Elements that can be asked for by number are drawn from all of them, whatever the buffer; one of 1 keeps their
-        order. The order is not TensorFlow's. Each repetition and each pass has an order of its own unless `reshuffle_each_iteration` is false.
+        order. The order is not TensorFlow's. Each repetition and each pass has an order of its own unless
+        `reshuffle_each_iteration` is false.
 
         Source: `tf.data.Dataset.shuffle`.
         """
