@@ -23,6 +23,14 @@ _GENERATOR = (
     "`ctx = tf.distribute.get_replica_context()`"
 )
 
+_INITIALIZERS = {
+    "constant": "Constant",
+    "zeros": "Zeros",
+    "ones": "Ones",
+    "random_normal": "RandomNormal",
+    "random_uniform": "RandomUniform",
+}
+
 ABSENT: dict[str, str] = {
     "tf.GradientTape": _GRADIENT,
     "tf.gradients": _GRADIENT,
@@ -73,16 +81,7 @@ ABSENT: dict[str, str] = {
     "tf.random.get_global_generator": _GENERATOR,
     "tf.random.set_global_generator": _GENERATOR,
     "tf.math.confusion_matrix": "write `jnp.zeros((n, n), jnp.int32).at[labels, predictions].add(1)`",
-    **{
-        f"tf.{name}_initializer": f"use `tf.keras.initializers.{kind}`"
-        for name, kind in {
-            "constant": "Constant",
-            "zeros": "Zeros",
-            "ones": "Ones",
-            "random_normal": "RandomNormal",
-            "random_uniform": "RandomUniform",
-        }.items()
-    },
+    **{f"tf.{name}_initializer": f"use `tf.keras.initializers.{kind}`" for name, kind in _INITIALIZERS.items()},
     "tf.debugging": "use Python's `assert`, or `jax.experimental.checkify` in compiled functions",
     "tf.tpu.XLAOptions": "JAX needs none",
     "tf.tpu.experimental.embedding": "tables lie over the replicas: `jd.nn.ShardedTable(rows, width)` in the scope, "
@@ -146,7 +145,10 @@ NEEDS_TENSORFLOW: dict[str, str] = {
 }
 """Names of Keras that are there and call TensorFlow, and of Keras 2 for which this library has one of its own."""
 
-MOVED: dict[str, str] = {"tf.keras.utils.experimental.DatasetCreator": "jd.experimental.DatasetCreator"}
+MOVED: dict[str, str] = {
+    "tf.keras.utils.experimental.DatasetCreator": "jd.experimental.DatasetCreator",
+    **{f"tf.{name}_initializer": f"tf.keras.initializers.{kind}" for name, kind in _INITIALIZERS.items()},
+}
 """Those whose name alone is another one here."""
 
 OWN: dict[str, str] = {

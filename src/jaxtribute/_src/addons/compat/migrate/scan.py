@@ -15,6 +15,7 @@ from jaxtribute._src.addons.compat.catalog.keras import keras_problem
 from jaxtribute._src.addons.compat.catalog.lookup import Kind, entry_of
 from jaxtribute._src.addons.compat.migrate import (
     arguments,
+    components,
     decisions,
     environment,
     files,
@@ -91,6 +92,7 @@ def scan(text: str) -> Report:
             *imports.find(source),
             *_tapes(source, names),
             *graphs.find(source.tree, names),
+            *components.find(source.tree),
             *decisions.find(source.tree, names),
             *graphs.find_fits(source, names),
             *server_optimizers.find(source, names),
@@ -177,8 +179,10 @@ def _older_optimizer(source: Source, node: ast.Attribute | ast.Name, name: str) 
 
 def _long_name(source: Source, node: ast.Attribute | ast.Name, name: str) -> Finding | None:
     """Losses that Keras 3 has by their short names, and classes that this library has in Keras's place."""
-    if name in others.MOVED:
-        text = others.MOVED[name]
+    text = others.MOVED.get(name, "")
+    if text and (isinstance(node, ast.Attribute) or not text.startswith("tf.")):
+        if isinstance(node, ast.Attribute) and text.startswith("tf."):
+            text = source.of(node.value) + text.removeprefix("tf")
         return Finding(*_last(node, name), name, Kind.RENAMED, f"write {text}", (source.replace(node, text),))
     module, _, last = name.rpartition(".")
     if module not in ("tf.keras.losses", "tf.keras.metrics") or last not in keras2.SHORT or isinstance(node, ast.Name):

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtribute._src.addons.compat.tf import texts
 from jaxtribute._src.addons.compat.tf.conversion import Axis, TensorLike, as_tensor, operands
 from jaxtribute._src.addons.compat.tf.symbolic import allow_in_models
-from jaxtribute.errors import ArgumentTypeError
+from jaxtribute.errors import ArgumentTypeError, ShapeError
 from jaxtribute.typing import Array, DType, Leaf
 
 __all__ = [
@@ -251,10 +251,18 @@ def argmin(input: TensorLike, axis: int | None = None, output_type: DType = np.i
 
 
 def add_n(inputs: TensorLike, name: str | None = None) -> Any:
-    """Adds up arrays of one shape. Source: `tf.math.add_n`."""
+    """Adds up arrays of one shape.
+
+    Raises:
+      ShapeError: they have several.
+
+    Source: `tf.math.add_n`.
+    """
     first, *rest = map(as_tensor, inputs)
     _refuse_bools("add_n", first)
     for part in rest:
+        if part.shape != first.shape:
+            raise ShapeError(f"add_n of arrays of shapes {first.shape} and {part.shape}. HINT: give one shape.")
         first = first + part
     return first
 

@@ -1,4 +1,4 @@
-"""Functions of `tf` in the making of a Keras model, as in `tf.reduce_mean(layer(inputs), axis=1)`."""
+"""Functions of `tf` as users call them: in the making of a Keras model, too, as in `tf.reduce_mean(layer(x), axis=1)`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable
 from inspect import isfunction
 from typing import Any
 
+from jaxtribute._src.addons.compat.tf.components import together
 from jaxtribute.typing import Foreign, Nest
 
 
 def allow_in_models(module: str, home: str, names: Iterable[str] | None = None) -> None:
-    """Lets functions take a Keras model's symbolic tensors, too.
+    """Lets functions take a Keras model's symbolic tensors, and components of distributed values, too.
 
     Args:
       module: the module that defines them, which is being imported.
@@ -38,6 +39,7 @@ def _taking_symbols(function: Callable[..., Any], full_name: str) -> Callable[..
             from jaxtribute._src.addons.keras.functions import apply_symbolically  # needs Keras
 
             return apply_symbolically(full_name, args, kwargs)
+        args, kwargs = together((args, kwargs))
         return function(*args, **kwargs)
 
     return call
