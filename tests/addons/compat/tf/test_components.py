@@ -17,7 +17,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "concat by name": (lambda parts: tf.concat(values=list(parts), axis=0), np.concatenate),
     "maximum": (lambda parts: tf.maximum(*parts), lambda parts: np.maximum(*parts)),
     "stack": (tf.stack, np.stack),
-    "tensordot": (lambda parts: tf.tensordot(*parts, 1), lambda parts: np.dot(*parts)),
+    "tensordot": (lambda parts: tf.tensordot(parts[0], parts[1], 1), lambda parts: np.dot(*parts)),
     "where": (lambda parts: tf.where(parts[0] > 0, parts[1], 0.0), lambda parts: np.where(parts[0] > 0, parts[1], 0)),
 }
 

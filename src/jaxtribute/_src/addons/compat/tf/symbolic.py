@@ -1,4 +1,4 @@
-"""Functions of `tf` as users call them: in the making of a Keras model, too, as in `tf.reduce_mean(layer(x), axis=1)`."""
+"""Functions of `tf` as users call them: in the making of a Keras model, too, as `tf.reduce_mean(layer(x), axis=1)`."""
 
 from __future__ import annotations
 
