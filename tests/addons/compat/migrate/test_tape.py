@@ -423,6 +423,16 @@ RUNS: dict[str, tuple[str, dict[str, float]]] = {
         """,
         {"g": 12.0, "n": 3.0},
     ),
+    "a loop over the gradients": (
+        """
+        with tf.GradientTape() as tape:
+            y = w * w * other
+        total = 0.0
+        for factor, g in zip([1.0, 10.0], tape.gradient(y, [w, other])):
+            total += factor * g
+        """,
+        {"total": 96.0},
+    ),
     "a loop that is left within": (
         """
         with tf.GradientTape() as tape:
@@ -619,6 +629,10 @@ class TestByHand:
             (
                 "with tf.GradientTape(persistent=True) as t:\n    l = f(x)\nfor w in ws:\n    g(t.gradient(l, w))\n",
                 "`t.gradient(l, w)` is asked in a loop",
+            ),
+            (
+                "with tf.GradientTape() as t:\n    l = f(x)\nfor k in xs:\n    for g in t.gradient(l, ws):\n        h(g)\n",
+                "`t.gradient(l, ws)` is asked in a loop",
             ),
             ("with tf.GradientTape() as t:\n    y = f(x)\nj = t.jacobian(y, v)\n", "`jax.jacrev(function)(x)`"),
             ("with tf.GradientTape() as t:\n    y = f(x)\nj = t.batch_jacobian(y, v)\n", "jax.vmap(jax.jacrev("),

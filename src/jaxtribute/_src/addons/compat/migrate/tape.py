@@ -281,7 +281,9 @@ def _gradients(source: Source, tapes: Tapes, names: Sequence[str]) -> list[_Grad
             if isinstance(part, (ast.FunctionDef, ast.Lambda)):
                 repeated.update(ast.walk(part))
             elif isinstance(part, _LOOPS):
-                turns.update(ast.walk(part))
+                # What a statement goes through is made once, before its first turn.
+                once = set(ast.walk(part.iter)) if part is statement and isinstance(part, ast.For) else set[ast.AST]()
+                turns.update(set(ast.walk(part)) - once)
         for call in sorted(nodes(statement, ast.Call), key=attrgetter("lineno", "col_offset")):
             if call in turns - repeated and _asked_of(call) in uses:
                 raise ValueError(f"`{source.of(call)}` is asked {IN_A_LOOP}")
