@@ -631,7 +631,7 @@ class TestByHand:
                 "`t.gradient(l, w)` is asked in a loop",
             ),
             (
-                "with tf.GradientTape() as t:\n    l = f(x)\nfor k in xs:\n    for g in t.gradient(l, ws):\n        h(g)\n",
+                "with tf.GradientTape() as t:\n    l = f(x)\nfor k in xs:\n    for g in t.gradient(l, ws): h(g)\n",
                 "`t.gradient(l, ws)` is asked in a loop",
             ),
             ("with tf.GradientTape() as t:\n    y = f(x)\nj = t.jacobian(y, v)\n", "`jax.jacrev(function)(x)`"),
