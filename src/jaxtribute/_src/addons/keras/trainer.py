@@ -152,20 +152,20 @@ def _stateful(model: KerasModel, strategy: Strategy, method: Callable[[Any], Any
 
     @cache
     def step_of(rows: int) -> Callable[[Any], Any]:
-        def replica(batch: Nest) -> Any:
+        def replica(batch: Nest, total: int) -> Any:
             own, context = rows_of(batch), Context.current().replica
             if context is None or joins:
-                with with_part(own, rows):
+                with with_part(own, total):
                     return method(batch)
-            share = share_of(context, own, rows)
+            share = share_of(context, own, total)
             told = parts.tell(share, batch)
-            with with_part(own, rows, told.powers):
+            with with_part(own, total, told.powers):
                 return told.weighted(share, method(batch))
 
         def step(batch: Nest) -> Any:
             if not compiled and not joins:
                 _tell_all(parts, strategy, batch, rows)
-            result = strategy.run(replica, (batch,))
+            result = strategy.run(replica, (batch, rows))
             return result if joins else jax.tree.map(shown, result, is_leaf=_is_distributed)
 
         vars(step)["shown_as"] = shown_as(getattr(method, "__name__", ""), rows)
