@@ -1,4 +1,4 @@
-"""`verify` on steps of a model's own, in TensorFlow's form and in Keras's for JAX, for batches of any number of rows."""
+"""`verify` on steps of a model's own, in TensorFlow's form and in Keras's for JAX, on batches of any size."""
 
 import warnings
 from collections.abc import Callable

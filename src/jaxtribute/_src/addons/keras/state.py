@@ -32,6 +32,13 @@ def _numbered(
         yield (*prefix, f"{place}_{name}"), _cell(variable)
 
 
+def names_of_slots(optimizer: Foreign) -> dict[str, str]:
+    """The names of an optimizer's variables in a checkpoint, with dtypes and shapes as a restore tells them."""
+    names = (".".join(key) for key, _ in _numbered((), optimizer.variables, last=True))
+    kinds = (f"{variable.dtype}{list(variable.shape)}" for variable in optimizer.variables)
+    return dict(zip(names, kinds, strict=True))
+
+
 def _cell(variable: Foreign) -> Any:
     stored = getattr(variable, "stored", None)  # under a strategy
     if stored is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from os import PathLike
@@ -11,7 +12,7 @@ from typing import Any
 import jaxtribute as jd
 from jaxtribute.checkpoint import RestoreStatus
 from jaxtribute.errors import CheckpointError
-from jaxtribute.extending import latest_of_any_name
+from jaxtribute.extending import Callers, latest_of_any_name
 from jaxtribute.typing import Leaf
 
 
@@ -56,8 +57,8 @@ class CheckpointOptions:
 class Checkpoint(jd.Checkpoint):
     """`jd.Checkpoint` that saves before it returns, and restores the names that checkpoint and program share.
 
-    Variables that are made after a restore keep their initial values. In a cluster all workers write one checkpoint,
-    where the first worker says.
+    Variables that are made after a restore keep their initial values, but for the slots of Keras's optimizers. In a
+    cluster all workers write one checkpoint, where the first worker says.
 
     Args:
       root: something to keep by the name `root`.
@@ -105,7 +106,8 @@ class Checkpoint(jd.Checkpoint):
         Source: `tf.train.Checkpoint.restore`.
         """
         with _telling_not_found(save_path):
-            return super().restore(save_path, strict=strict)
+            status = super().restore(save_path, strict=strict)
+            return super().restore(save_path, strict=strict) if self._makes_slots(status) else status
 
     def read(
         self, save_path: str | PathLike[str] | None, options: Leaf = None, *, strict: bool = False
@@ -115,7 +117,23 @@ class Checkpoint(jd.Checkpoint):
         Source: `tf.train.Checkpoint.read`.
         """
         with _telling_not_found(save_path):
-            return super().read(save_path, strict=strict)
+            status = super().read(save_path, strict=strict)
+            return super().read(save_path, strict=strict) if self._makes_slots(status) else status
+
+    def _makes_slots(self, status: RestoreStatus) -> bool:
+        """Makes slots of Keras's optimizers that are not built yet, and were saved; True if there were such."""
+        if "keras" not in sys.modules or not status.differences.unexpected:
+            return False
+        from jaxtribute._src.addons.keras.late_slots import build  # needs Keras
+
+        built, left = build(self._trackables, status.differences.unexpected)
+        for name in left:
+            Callers.warn(
+                f"the checkpoint has slots of the optimizer {name!r}, such as momentum, which is not built: they are "
+                f"not restored, and its first step begins with zeros. HINT: before the restore call {name}.build("
+                "variables), with the variables that it updates."
+            )
+        return built
 
 
 class CheckpointManager(jd.CheckpointManager):
