@@ -175,7 +175,9 @@ def _differentiated(
 
         def under(overlay: Overlay) -> Any:
             with entered(Context(context.strategy, context.replica, overlay)):
-                value, aux = _returned(fn(*args, **kwargs), has_aux)
+                result = fn(*args, **kwargs)
+                value, aux = result if has_aux else (result, None)
+                value = jax.tree.map(operand, value, is_leaf=lambda leaf: isinstance(leaf, Variable))
             written[:] = overlay.written
             if getattr(value, "shape", ()) and not several and not as_tape:
                 raise ShapeError(
@@ -213,12 +215,6 @@ def _differentiated(
         return ((value, aux) if has_aux else value), tuple(results) if several else results[0]
 
     return differentiated
-
-
-def _returned(result: Any, has_aux: bool) -> tuple[Any, Any]:
-    """The loss, or a nest of losses, as arrays, and what else a function returns."""
-    value, aux = result if has_aux else (result, None)
-    return jax.tree.map(operand, value, is_leaf=lambda leaf: isinstance(leaf, Variable)), aux
 
 
 def _chosen(
