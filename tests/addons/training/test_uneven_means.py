@@ -228,7 +228,7 @@ LOSSES_OF_THE_BATCH: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.parametrize("name", LOSSES_OF_PARTS)
 def test_a_loss_without_the_size_of_an_uneven_batch_is_told(name: str, replicas: int) -> None:
-    told = r"test_uneven_means.py:\d+ divides a loss .* no global_batch_size. .* rows. HINT: give it the rows of all"
+    told = r"test_uneven_means.py:\d+ divides a loss .* without a global_batch_size. .* rows. HINT: write count = "
     strategy, fn = mirrored(replicas), LOSSES_OF_PARTS[name]
     with pytest.warns(RuntimeWarning, match=told) as caught:
         run(fn, ROWS, strategy)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from jaxtribute._src.addons.compat.catalog.lookup import Kind
 from jaxtribute._src.addons.compat.migrate.scan import scan
 
 IMPORT = "import jaxtribute.compat.tf as tf\nimport os\n"
@@ -112,3 +113,19 @@ def test_a_path_put_together_by_a_sum_is_told_of() -> None:
     report = scan(f'{IMPORT}c = {CALL}(folder + "a")')
     (found,) = report.left()
     assert "ends in .keras" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ('model.export("served")', True),
+        ('model = tf.keras.Sequential([])\nmodel.export("served")', True),
+        ('self.model.export(path, format="onnx")', True),
+        ('strategy.run(step)\ntable.export("a.csv")', False),
+        ("import plots\nplots.export()", False),
+    ],
+)
+def test_exports_of_models_are_told(code: str, told: bool) -> None:
+    found = [one for one in scan(IMPORT + code).findings if one.name == ".export"]
+    assert [one.kind for one in found] == [Kind.ABSENT] * told
+    assert all("jax.export" in one.advice for one in found)

@@ -31,10 +31,21 @@ _HINT = (
     "HINT: add up sums and counts, context = jd.get_replica_context(): context.all_reduce('SUM', x.sum(0)) / "
     "context.all_reduce('SUM', x.shape[0]); or drop the last batch, drop_remainder=True."
 )
-_GIVE = (
-    "HINT: give it the rows of all, global_batch_size=jd.get_replica_context().all_reduce('SUM', x.shape[0]), or the "
-    "size of the whole batch that the program knows; and the losses of a loss object made with reduction=None."
+_COUNT = "count = get_replica_context().all_reduce('SUM', x.shape[0])"
+_BY_DEFAULT = (
+    "divides a loss by its replica's rows times the replicas, as compute_average_loss does without a "
+    "global_batch_size. {had} HINT: write "
+    f"{_COUNT}, and compute_average_loss(losses, global_batch_size=count); or give it the size of the whole batch "
+    "that the program knows."
 )
+_BY_LOSS_OBJECT = (
+    "takes the mean of a loss object of Keras, which divides by its replica's rows times the replicas. {had} HINT: "
+    "make the object with reduction=None, and write "
+    f"{_COUNT}, and tf.nn.compute_average_loss(loss_object(y, y_pred), global_batch_size=count); of "
+    "a row that has several losses their mean."
+)
+_LOSS_OBJECTS = "/keras/src/losses/loss.py"
+"""The file of Keras that reduces what its loss objects compute."""
 _PASSING = frozenset(
     {"jd_idle_guard", "reshape", "squeeze", "broadcast_in_dim", "convert_element_type", "slice", "copy"}
 )
@@ -61,13 +72,9 @@ def check(classes: Sequence[ReplicaProgram], rows: Sequence[int]) -> list[str]:
     scales = [Scales(one) for one in classes]
     counts = f"The replicas have {', '.join(map(str, rows))} rows."
     had = f"{counts} {_HINT}"
-    default = _default_counts([one.jaxpr for one in classes]) if len(set(rows)) > 1 else ()
-    for line in default:
-        told = (
-            "divides a loss by its replica's rows times the replicas: compute_average_loss has no global_batch_size, "
-            "or a loss object of Keras takes a mean"
-        )
-        Callers.warn(f"{line} {told}. {counts} {_GIVE}", RuntimeWarning)
+    default = _default_counts([one.jaxpr for one in classes]) if len(set(rows)) > 1 else {}
+    for line, told in default.items():
+        Callers.warn(f"{line} {told.format(had=counts)}", RuntimeWarning)
     for sums in zip(*(one.collectives for one in classes), strict=True):
         for total in _inner_means(sums[0], len(rows)):
             _warn(total, _MEAN, had)
@@ -96,15 +103,17 @@ def _warn(total: JaxprEqn, told: str, had: str) -> None:
     Callers.warn(f"{line} {told}. {had}", RuntimeWarning)
 
 
-def _default_counts(programs: Sequence[Jaxpr]) -> list[str]:
-    """The lines that have `compute_average_loss` divide by other numbers in each program, and give it none."""
-    found: dict[str, list[set[float]]] = {}
+def _default_counts(programs: Sequence[Jaxpr]) -> dict[str, str]:
+    """The lines that have `compute_average_loss` divide by other numbers in each program, and what to tell of them."""
+    found: dict[tuple[str, str], list[set[float]]] = {}
     for number, jaxpr in enumerate(programs):
         for eqn in _of_averages(jaxpr):
             line = Programs.user_line(eqn, "site-packages", _LIBRARY)
+            files = (frame.file_name.replace(os.sep, "/") for frame in Programs.user_frames(eqn))
+            told = _BY_LOSS_OBJECT if any(name.endswith(_LOSS_OBJECTS) for name in files) else _BY_DEFAULT
             if line is not None:
-                found.setdefault(line, [set() for _ in programs])[number].update(_plain(eqn.invars[:1]))
-    return [line for line, numbers in found.items() if any(one != numbers[0] for one in numbers)]
+                found.setdefault((line, told), [set() for _ in programs])[number].update(_plain(eqn.invars[:1]))
+    return {line: told for (line, told), numbers in found.items() if any(one != numbers[0] for one in numbers)}
 
 
 def _of_averages(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:

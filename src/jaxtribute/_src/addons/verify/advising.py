@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +12,11 @@ from jaxtribute._src.addons.verify.depending import of_own_rows
 from jaxtribute._src.addons.verify.machine import Record
 from jaxtribute._src.addons.verify.pairing import Runs
 from jaxtribute._src.addons.verify.relations import Kind
+from jaxtribute._src.addons.verify.sources import innermost, is_made_in
 
 _MEAN = re.compile(r"(?:(?P<rows>.+)\.mean\(\)|(?:jnp|ops|keras\.ops)\.mean\((?P<given>.+)\))$")
+_LOSS_OBJECTS = "/keras/src/losses/loss.py"
+"""The file of Keras that reduces what its loss objects compute."""
 _MEANS = frozenset({"local-mean", "mean-of-means"})
 _MIXED = frozenset("add sub mul div max min neg clamp convert_element_type select_n broadcast_in_dim reshape".split())
 """Operations that make of a sum and what all replicas share what is no part of a sum any more."""
@@ -79,11 +83,14 @@ def _forward(runs: Runs, number: int) -> int:
     if not record.backwards:
         return number
     alike = (
-        place
-        for place, other in enumerate(runs.tape.records)
-        if not other.backwards and (other.name, other.place) == (record.name, record.place)
+        place for place, other in enumerate(runs.tape.records) if not other.backwards and _form(other) == _form(record)
     )
     return next(alike, number)
+
+
+def _form(record: Record) -> tuple[Any, ...]:
+    """An operation's name, and the lines that it comes from: the user's, and a library's own."""
+    return record.name, record.place, None if record.eqn is None else innermost(record.eqn)
 
 
 def _expression(runs: Runs, number: int) -> str:
@@ -104,18 +111,25 @@ def _with_count(record: Record) -> str:
 
 def _mean_of_rows(runs: Runs, number: int) -> str:
     """A mean of the rows, written as a part of the mean of the batch."""
+    record = runs.record(number)
+    of_object = record.eqn is not None and is_made_in(record.eqn, _LOSS_OBJECTS)
     found = _MEAN.match(_expression(runs, number))
-    sums = [maker for maker in runs.makers_of(number, 0) if runs.record(maker).name == "reduce_sum"]
+    summed = runs.count_of(runs.makers_of(number, 0))
     text = found and (found["rows"] or found["given"])
-    if not text or not sums or re.search(r",(?![^(\[]*[)\]])", text):
+    if of_object and record.place is not None:
+        text = record.place.expression
+    elif not text or re.search(r",(?![^(\[]*[)\]])", text):
         return ""
-    rank = np.ndim(runs.record(sums[0]).operands[0])
+    if not text or summed is None:
+        return ""
+    rank = np.ndim(runs.record(summed).operands[0])
     if rank == 0:
         return ""
     within = "" if rank == 1 else f".mean(axis={tuple(range(1, rank)) if rank > 2 else 1})"
     text = text if within else _bare(text)
-    text = f"({text})" if within and not re.fullmatch(r"\w+|\(.*\)", text) else text
-    return f"jd.nn.compute_average_loss({text}{within}, global_batch_size=count)"
+    text = f"({text})" if within and not of_object and not re.fullmatch(r"\w+|\(.*\)", text) else text
+    made = ", with reduction=None where the loss object is made," if of_object else ""
+    return f"jd.nn.compute_average_loss({text}{within}, global_batch_size=count){made}"
 
 
 def _bare(text: str) -> str:

@@ -16,13 +16,14 @@ from jaxtribute._src.addons.verify.depending import firsts, of_own_rows, picks_r
 from jaxtribute._src.addons.verify.instead import FOR_EACH_ROW, instead
 from jaxtribute._src.addons.verify.machine import RANDOM
 from jaxtribute._src.addons.verify.mixing import (
-    OF_A_COUNT,
     among_rows,
     cut,
+    dividing,
     is_divided_by_own,
     is_local_times_replicas,
     joined_wrongly,
     numbered,
+    of_lengths,
     quotient_by,
     sums_rows,
     times_rows,
@@ -101,7 +102,8 @@ class Suspects:
         if self._runs.record(first).name == "iota":
             # Numbers of rows go with what they number: pairs of this replica's rows are numbered so, too.
             first = next((leaf for leaf in others if not self._is_numbering(leaf)), first)
-        return self._judged(first)
+        size = dividing(self._runs, first, self._trail.chain) if of_lengths(self._runs, first) else None
+        return self._judged(first) if size is None else self._of_means(size)
 
     def behind(self) -> frozenset[str]:
         """The lines behind what differs: all, if code around the replicas has computed it of what they gave."""
@@ -320,15 +322,8 @@ class Suspects:
 
     def _counted_times(self, leaf: int) -> Culprit | None:
         """A count of a replica's own, times the number of replicas, by which something is divided."""
-        if not self._runs.is_counted([leaf]):
-            return None
-        after = {leaf}
-        for number in sorted(number for number in self._trail.chain if number > leaf):
-            if self._runs.divides(number, 1) and after.intersection(self._runs.makers_of(number, 1)):
-                return self._local_count(number)
-            if self._runs.record(number).name in OF_A_COUNT and after.intersection(self._runs.all_makers(number)):
-                after.add(number)
-        return None
+        quotient = dividing(self._runs, leaf, self._trail.chain) if self._runs.is_counted([leaf]) else None
+        return None if quotient is None else self._local_count(quotient)
 
     def _regularizer(self, leaf: int, place: int) -> Culprit:
         """A value of the variables alone that is added to each replica's share."""

@@ -16,7 +16,7 @@ _ORDERS = frozenset(
     "cumsum cumprod cummax cummin cumlogsumexp sort top_k rev gather dynamic_slice slice concatenate".split()
 )
 _EXTREMES = frozenset("reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin reduce_window_max".split())
-OF_A_COUNT = frozenset({*ADDS, *HANDED, "max"})
+OF_A_COUNT = frozenset({*ADDS, *HANDED, "max", "reduce_prod", "select_n"})
 """Operations that make of a count what something is divided by."""
 _PICKS = frozenset({"dynamic_slice", "gather", "slice"})
 
@@ -126,19 +126,32 @@ def is_divided_by_own(runs: Runs, leaf: int) -> bool:
     )
 
 
-def quotient_by(runs: Runs, leaf: int, chain: Collection[int]) -> int | None:
-    """The operation that divides a part of a sum by what becomes of a count, to which a number is added before."""
+def of_lengths(runs: Runs, leaf: int) -> bool:
+    """True for what is made of an array's shape alone, as its number of elements is."""
+    record, others = runs.record(leaf), runs.others(leaf)
+    if record.name not in ("convert_element_type", "reduce_prod") or runs.all_makers(leaf):
+        return False
+    # What replicas have a part of is made of rows.
+    return all(other is not None and np.shape(other.operands[0]) == np.shape(record.operands[0]) for other in others)
+
+
+def dividing(runs: Runs, leaf: int, chain: Collection[int]) -> int | None:
+    """The operation that divides by what becomes of a number, to which others are added on the way."""
     after = {leaf}
-    if runs.record(leaf).name not in OF_A_COUNT:
-        return None
-    # Several sums may be divided by several counts; rows are, by statistics.
-    divided = (Kind.SUM,) if np.ndim(runs.record(leaf).results[0]) else (Kind.SUM, Kind.ROWS)
     for number in sorted(number for number in chain if number > leaf):
         if runs.divides(number, 1) and after.intersection(runs.makers_of(number, 1)):
-            return number if runs.operand(number, 0).kind in divided else None
+            return number
         if runs.record(number).name in OF_A_COUNT and after.intersection(runs.all_makers(number)):
             after.add(number)
     return None
+
+
+def quotient_by(runs: Runs, leaf: int, chain: Collection[int]) -> int | None:
+    """The operation that divides a part of a sum by what becomes of a count, to which a number is added before."""
+    number = dividing(runs, leaf, chain) if runs.record(leaf).name in OF_A_COUNT else None
+    # Several sums may be divided by several counts; rows are, by statistics.
+    divided = (Kind.SUM,) if np.ndim(runs.record(leaf).results[0]) else (Kind.SUM, Kind.ROWS)
+    return None if number is None or runs.operand(number, 0).kind not in divided else number
 
 
 def is_local_times_replicas(runs: Runs, leaf: int) -> bool:

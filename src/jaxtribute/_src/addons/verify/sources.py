@@ -94,6 +94,11 @@ def innermost(eqn: JaxprEqn) -> tuple[str, int] | None:
     return next(((frame.file_name, frame.start_line) for frame in Programs.user_frames(eqn)), None)
 
 
+def is_made_in(eqn: JaxprEqn, file: str) -> bool:
+    """True if a file whose path ends so has made an operation, or called what made it."""
+    return any(frame.file_name.replace("\\", "/").endswith(file) for frame in Programs.user_frames(eqn))
+
+
 def leaving(eqn: JaxprEqn, other: JaxprEqn, *, inside: bool) -> Place | None:
     """The line of an operation in the innermost function that another one comes from as well.
 

@@ -175,8 +175,7 @@ def _differentiated(
 
         def under(overlay: Overlay) -> Any:
             with entered(Context(context.strategy, context.replica, overlay)):
-                result = fn(*args, **kwargs)
-                value, aux = result if has_aux else (result, None)
+                value, aux = fn(*args, **kwargs) if has_aux else (fn(*args, **kwargs), None)
                 value = jax.tree.map(operand, value, is_leaf=lambda leaf: isinstance(leaf, Variable))
             written[:] = overlay.written
             if getattr(value, "shape", ()) and not several and not as_tape:

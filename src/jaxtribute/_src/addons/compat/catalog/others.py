@@ -12,7 +12,7 @@ GRADIENT_BY_ARRAY = (
 )
 _SAVED_MODEL = (
     "a SavedModel holds a graph of TensorFlow's, which nothing here runs or writes: save Keras models as `.keras` "
-    "files, weights with `tf.train.Checkpoint`, and functions for serving with `jax.export`"
+    "files, weights with `tf.train.Checkpoint`, and functions for serving with `jax.export` (docs/guide/keras.md)"
 )
 _WRITE_IMAGE = "use Pillow: `PIL.Image.fromarray(np.asarray(image)).save(name_or_stream, format={0!r})`"
 _NEEDS_TENSORFLOW = "it needs TensorFlow, and gives TensorFlow's objects: "

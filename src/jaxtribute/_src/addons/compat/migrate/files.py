@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxtribute._src.addons.compat.catalog.lookup import Kind
+from jaxtribute._src.addons.compat.catalog.others import ABSENT
 from jaxtribute._src.addons.compat.migrate.findings import Edit, Finding, Source, assigned, keyword, nodes
 from jaxtribute._src.addons.compat.migrate.naming import Names
 
@@ -24,6 +25,11 @@ def find(source: Source, names: Names) -> Iterator[Finding]:
     """Calls that write or read files which Keras 3 refuses, or whose names cannot be read."""
     values = assigned(source.tree)
     for call in nodes(source.tree, ast.Call):
+        method = call.func
+        if isinstance(method, ast.Attribute) and method.attr == "export" and not names.of(method):
+            if _is_model(method.value, names):
+                yield Finding(call.lineno, call.col_offset + 1, ".export", Kind.ABSENT, ABSENT["tf.saved_model"])
+            continue
         used = _use(call, names)
         if used is not None:
             yield from _file(source, used, values)
