@@ -38,8 +38,7 @@ class TracedReads:
         self._views = jax.make_user_context(None)
         self._generations = jax.make_user_context(0)
         self._numbers = itertools.count(1)
-        self._told = False
-        self.uncompiled = False  # True once a compiled step runs so, of which a warning has told
+        self._told = self.uncompiled = False  # the latter is True once a compiled step runs so, which a warning tells
         self.active = False
         """True once a kept function has read anything: compiled programs then run in `steady`."""
         self.generation = 0

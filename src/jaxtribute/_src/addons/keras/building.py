@@ -1,9 +1,16 @@
-"""Keras builds losses and metrics on shapes alone, before any replica runs: code for replicas must go there, too."""
+"""Keras calls layers, losses and metrics for their shapes alone: code for replicas must go there, too.
+
+What such a call reads of variables JAX does not keep, as Keras traces another function each time. Elsewhere JAX has to
+trace again what it keeps once a variable that was read in it has changed, and with it all eager code: see
+`jaxtribute._src.core.traced_reads`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from copy import copy
+from functools import wraps
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +20,8 @@ import numpy as np
 
 from jaxtribute import ReduceOp, ReplicaContext
 from jaxtribute._src.addons.keras.share import Share, entered
-from jaxtribute.extending import Context, Eager
-from jaxtribute.typing import Function, Nest, Numeric
+from jaxtribute.extending import Context, Eager, Overlay
+from jaxtribute.typing import Function, Leaf, Nest, Numeric
 
 if TYPE_CHECKING:
     from jaxtribute import Strategy
@@ -53,6 +60,22 @@ def shapes_of_a_replica(strategy: Strategy) -> Generator[None]:
     # A share of no rows: nothing is weighted, and what layers write is their own.
     with Context.entered(Context(strategy, context, ShapesOnly())), entered(Share(context, 0, 0)):
         yield
+
+
+def without_noting(original: Callable[..., Any], fn: Function, *args: Leaf, **kwargs: Leaf) -> Any:
+    """The backend's `compute_output_spec`: finds the shapes of what `fn` returns, and keeps nothing that it reads."""
+
+    @wraps(fn)
+    def within(*args: Leaf, **kwargs: Leaf) -> Any:
+        now = Context.current()
+        if type(now.executor) not in (Eager, ShapesOnly):
+            return fn(*args, **kwargs)
+        unkept: Any = copy(now.executor)
+        unkept.outer = Overlay(now.executor, {}).trace
+        with Context.entered(Context(now.strategy, now.replica, unkept)):
+            return fn(*args, **kwargs)
+
+    return original(within, *args, **kwargs)
 
 
 def as_shapes(batch: Nest) -> Any:

@@ -19,7 +19,7 @@ from jaxtribute._src.addons.keras import functions as functions
 from jaxtribute._src.addons.keras.added_losses import keep_losses_apart
 from jaxtribute._src.addons.keras.additivity import checked_updates
 from jaxtribute._src.addons.keras.apart import apart_of
-from jaxtribute._src.addons.keras.building import as_shapes, shapes_of_a_replica
+from jaxtribute._src.addons.keras.building import as_shapes, shapes_of_a_replica, without_noting
 from jaxtribute._src.addons.keras.custom_loops import given_gradients, initialized_now
 from jaxtribute._src.addons.keras.data import DistributedAdapter, adapted, weighted
 from jaxtribute._src.addons.keras.internals import JAXEpochIterator, JAXTrainer, KerasModel, is_nnx_enabled
@@ -408,6 +408,7 @@ PATCHES = (
     Patch(JAXEpochIterator, ("__init__",), _adapting, "distributed datasets are data, too"),
     Patch(JAXEpochIterator, ("_get_iterator",), _on_host, "batches stay on the host, one by one, until they are cut"),
     Patch(JAXEpochIterator, ("_interrupted_warning",), _expected, "a dataset of unknown length may end"),
+    Patch(internals.backend, ("compute_output_spec",), without_noting, "what it reads is not kept"),
     Patch(internals.losses_module, ("reduce_weighted_values",), loss_of_replica, "a loss is that of the whole batch"),
     Patch(internals.losses_module, ("unscale_loss_for_distribution",), undivided, "metrics show whole losses"),
     Patch(internals.means_module, ("reduce_to_samplewise_values",), values_of_part, "means count rows"),

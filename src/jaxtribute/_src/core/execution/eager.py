@@ -39,6 +39,8 @@ class Eager(Executor):
 
     standpoint: standpoints.AcrossReplicas = standpoints.PYTHON_ACROSS_REPLICAS
     compiles: Callable[[Function], Function] | None = None
+    outer: Any = None
+    """The trace whose own reads JAX does not keep; None if it keeps those of all."""
 
     def __init__(self, compiles: Callable[[Function], Function] | None = None) -> None:
         self.compiles = compiles
@@ -59,7 +61,7 @@ class Eager(Executor):
 
     def noted_stored(self, variable: Variable) -> None:
         """Called before a read of the stored array."""
-        if kept_beyond(None):
+        if kept_beyond(self.outer):
             traced_reads.note_stored(variable, remote=variable.policy.remote)
 
     def set(self, variable: Variable, value: Numeric) -> None:
