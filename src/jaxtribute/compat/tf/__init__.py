@@ -12,6 +12,7 @@ from typing import Any
 from jaxtribute._src.addons.compat.catalog.lookup import explain_absent
 from jaxtribute._src.addons.compat.tf.control import *
 from jaxtribute._src.addons.compat.tf.functions import *
+from jaxtribute._src.addons.compat.tf.gradients import *
 from jaxtribute._src.addons.compat.tf.indices import *
 from jaxtribute._src.addons.compat.tf.math import *
 from jaxtribute._src.addons.compat.tf.naming import name_scope as name_scope

@@ -94,20 +94,6 @@ def test_advice_is_for_names_that_are_not_there(name: str) -> None:
     assert entry.kind is Kind.ABSENT or name in ("tf.linalg", "tf.random", "tf.queue")
 
 
-def test_custom_gradients() -> None:
-    """The words for `tf.custom_gradient`."""
-    f = jax.custom_vjp(lambda x: jnp.log1p(jnp.exp(x)))
-    f.defvjp(lambda x: (f(x), x), lambda x, dy: (dy * (1 - 1 / (1 + jnp.exp(x))),))
-    assert float(jax.grad(f)(100.0)) == 1.0
-
-
-def test_custom_gradients_of_several_arguments() -> None:
-    """The words for `tf.custom_gradient`."""
-    f = jax.custom_vjp(lambda x, low: jnp.maximum(x, low) * 1.0)
-    f.defvjp(lambda *args: (f(*args), args), lambda args, dy: (dy * 2, jnp.zeros_like(args[1])))
-    assert tuple(map(float, jax.grad(f, argnums=(0, 1))(0.0, 1.0))) == (2.0, 0.0)
-
-
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", ["Generator.from_seed", "get_global_generator"])
 def test_generators(name: str, compiled: bool) -> None:

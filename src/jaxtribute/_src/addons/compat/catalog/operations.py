@@ -222,10 +222,6 @@ _IN_WORDS: dict[str, str] = {
     },
     "tf.as_string": "write it with Python's `str` in the dataset's `map`",
     "tf.autodiff.ForwardAccumulator": "write `jax.jvp(function, (x,), (tangent,))`",
-    "tf.custom_gradient": "write `@jax.custom_vjp` over the function, and `f.defvjp(lambda x: (f(x), x), "
-    "lambda x, dy: (gradient(x, dy),))`; of several arguments `f.defvjp(lambda *args: (f(*args), args), "
-    "lambda args, dy: gradients(*args, dy))`, a tuple with one for each. Tensors from around the function become "
-    "arguments",
     "tf.edit_distance": "use a library of its own, such as `jiwer`, outside of compiled functions",
     "tf.fingerprint": "use `hashlib`",
     "tf.get_static_value": "write `np.asarray(x)`, outside of compiled functions",
