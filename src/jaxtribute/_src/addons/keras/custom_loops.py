@@ -24,6 +24,7 @@ from jaxtribute._src.addons.keras.internals import (
     updated_by,
 )
 from jaxtribute._src.addons.keras.overwriting import largest, put_back, set_apart
+from jaxtribute._src.addons.keras.rows import change_p
 from jaxtribute.errors import ArgumentError, VariableError
 from jaxtribute.extending import Context, InReplica, seen_from
 from jaxtribute.typing import Array, Leaf, Nest
@@ -127,6 +128,7 @@ def summed_gradients(
                     return original(optimizer, grads, trainable_variables)
             return replica.merge_call(_applied_once, (grads, values, optimizer, original, trainable_variables))
         grads = grads if _applying.reduced else replica.all_reduce(ReduceOp.SUM, grads)
+        grads = grads if _applying.seen is None else jax.tree.map(change_p.bind, grads)
         return original(optimizer, put_back(grads, values), trainable_variables)
 
 

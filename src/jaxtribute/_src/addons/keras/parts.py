@@ -321,7 +321,7 @@ class PartsOfSteps:
         names: list[Any] = []
 
         def step(part: Share, batch: Nest, _: TracedReplica) -> list[Any]:
-            part.added_sums = added
+            part.added_sums, part.marks_changes = added, True
             start, ends, logs = self._ends(part, batch)[:3]
             found: dict[Any, Any] = {}
             for variable, old, new in zip(self._variables, start, ends, strict=True):

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src.addons.keras import row_meetings, row_places
+from jaxtribute._src.addons.keras.row_axes import Different, is_along_all, lengths_of, lost_axes, scaled_axes
 from jaxtribute._src.addons.keras.row_places import DRAWN, Place
 from jaxtribute.extending import JaxprEqn, Literal, Programs, Tracer
 
@@ -25,6 +26,10 @@ mean_p = Programs.identity("jd_mean", _per_row_p.bind)
 """Marks a replica's number as a mean: the replicas' numbers, weighted by their rows, add up to that of the batch.
 
 Its gradient comes as one by a mean: divided by the rows, as far as the analysis can tell.
+"""
+change_p = Programs.identity("jd_change")
+"""Marks gradients that are added up over the replicas: the weights that an optimizer makes of them depend on no rows of
+one replica, and grow with no number of rows.
 """
 FACTOR = 2
 """The second program has so many times the rows of the first."""
@@ -74,16 +79,13 @@ class Part:
     place: Place | None = field(default=None, compare=False)
 
 
-class Different(Exception):  # noqa: N818
-    """The two programs differ in more than the number of rows."""
-
-
 OTHER = Part(Kind.OTHER)
 _SAME = Part(Kind.SAME)
 _MARKS: dict[str, Callable[[Sequence[Part]], Part]] = {
     "jd_equal": lambda _: _SAME,
     "jd_alike": lambda _: _SAME,
     "jd_mean": lambda _: Part(Kind.TOTAL),
+    "jd_change": lambda _: Part(Kind.ALIKE),
     "jd_per_row": lambda parts: replace(parts[0], degree=parts[0].degree - 1, numbers=None),
 }
 """Operations that say themselves what they give."""
@@ -179,7 +181,7 @@ class Rows:
             return [_MARKS[name](parts)] * len(one.outvars)
         if not one.outvars:  # what only shows something
             return []
-        scaled = [_scaled(*pair) for pair in zip(one.outvars, other.outvars, strict=True)]
+        scaled = [scaled_axes(*pair) for pair in zip(one.outvars, other.outvars, strict=True)]
         if name in _FOLDED and scaled == [()] and all(part.numbers for part in parts):
             folded = _folded(one, other, parts)
             if folded is not None:
@@ -231,17 +233,17 @@ class Rows:
         """Remembers the lengths of axes that lie along the rows of all replicas."""
         count = max(one.params.get("axis_size", 1), 1)
         for var, twin in zip(one.outvars, other.outvars, strict=True):
-            for axis in _scaled(var, twin):
-                pair = Programs.aval(var).shape[axis], Programs.aval(twin).shape[axis]
+            for axis in scaled_axes(var, twin):
+                pair = lengths_of(var, twin, axis)
                 # Rows that are stacked have an axis of the replicas beside theirs.
                 times = 1 if one.params.get("tiled", True) else count
                 self._gathered.add((pair[0] * times, pair[1] * times))
 
     def _note(self, one: JaxprEqn, other: JaxprEqn, parts: list[Part], results: list[Part]) -> None:
         """Remembers if an operation takes rows by their places, or makes rows of several."""
-        along = [_scaled(*pair) for pair in zip(one.invars, other.invars, strict=True)]
+        along = [scaled_axes(*pair) for pair in zip(one.invars, other.invars, strict=True)]
         numbers = [part.numbers for part in parts]
-        out = _scaled(one.outvars[0], other.outvars[0])
+        out = scaled_axes(one.outvars[0], other.outvars[0])
         if row_meetings.from_table(one, along, out, parts[0].table if parts else None, numbers):
             self.meetings.append(("as many rows of a table as there are in the batch", self._caller or one))
         rows = [axes for axes, part in zip(along, parts, strict=True) if part.kind is Kind.ROWS and axes]
@@ -261,7 +263,7 @@ class Rows:
                 )
         if _tells_numbers(one, parts):
             notes.append("the numbers of the rows")
-        widest = max(len(_scaled(*pair)) for pair in zip(one.outvars, other.outvars, strict=True))
+        widest = max(len(scaled_axes(*pair)) for pair in zip(one.outvars, other.outvars, strict=True))
         if len(rows) > 1 and widest > max(map(len, rows)):
             notes.append("each row with every other one")
         elif results[0].kind is Kind.ROWS and any(map(_is_of_all, parts)):
@@ -278,7 +280,7 @@ class Rows:
             return [DRAWN if places[0].drawn else found[0]]
         counts = self._counts
         for axis in () if counts is None else along:
-            lengths = Programs.aval(one.invars[0]).shape[axis], Programs.aval(other.invars[0]).shape[axis]
+            lengths = lengths_of(one.invars[0], other.invars[0], axis)
             if counts is not None and lengths not in self._gathered:
                 found.append(row_places.reordered(one, other, axis, places, counts))
         return found
@@ -311,17 +313,9 @@ def _is_inexact(eqn: JaxprEqn) -> bool:
 def _counts(one: Sequence[Any], other: Sequence[Any]) -> tuple[int, int] | None:
     """The numbers of rows of a batch in two programs, from their inputs; None if no input has any."""
     for var, twin in zip(one, other, strict=False):
-        for axis in _scaled(var, twin):
-            return Programs.aval(var).shape[axis], Programs.aval(twin).shape[axis]
+        for axis in scaled_axes(var, twin):
+            return lengths_of(var, twin, axis)
     return None
-
-
-def _scaled(one: Any, other: Any) -> tuple[int, ...]:
-    """The axes of a value that lie along the rows."""
-    shapes = getattr(one.aval, "shape", ()), getattr(other.aval, "shape", ())
-    if len(shapes[0]) != len(shapes[1]):
-        raise Different(f"a value has the shapes {shapes[0]} and {shapes[1]}")
-    return tuple(axis for axis, pair in enumerate(zip(*shapes, strict=True)) if pair[0] != pair[1])
 
 
 def _constant(one: Any, other: Any, rows: tuple[int, int] | None = None) -> Part:
@@ -393,15 +387,17 @@ def _part(
         # A row's own value, whatever was made of other rows on the way: each replica sees those that it has.
         linear = one.primitive.name in _LINEAR
         return Part(Kind.ROWS, min(part.degree for part in parts if part.kind is not Kind.ZERO) if linear else 0)
-    lost = _lost(one, other, gathered)
+    lost = lost_axes(one, other, gathered)
     if Kind.ROWS in kinds:
         return _of_rows(kinds, degree, along, lost)
     if Kind.TOTAL in kinds:
         return Part(Kind.ROWS, degree) if along else _of_totals(one, parts, degree)
     if Kind.SAME in kinds:
-        # A replica's share of what all have made together is known by its own number of rows, as in `x * n / total`.
+        # A replica's share of what all have made together is known by its own number of rows, as in `x * n / total`, or
+        # by an axis along its own rows, as in the gradients of a mean.
         shares = all(_is_number_of(rows, part) for part in parts if part.kind is Kind.ALIKE and part.degree)
-        return Part(Kind.SAME, degree + lost if shares else 0)
+        own = any(not is_along_all(lengths_of(one.outvars[0], other.outvars[0], axis), gathered) for axis in along)
+        return Part(Kind.SAME, degree + lost if shares or own else 0)
     zeros = kinds <= {Kind.ZERO} and one.primitive.name in _LINEAR | _PRODUCTS and bool(kinds)
     if zeros or (one.primitive.name in _PRODUCTS and Kind.ZERO in kinds):
         return Part(Kind.ZERO)
@@ -419,7 +415,7 @@ def _is_number_of(rows: tuple[int, int] | None, part: Part) -> bool:
 def _has_unknown_rows(one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> bool:
     """True if an operand of which nothing is known has an axis along the rows."""
     for first, second, part in zip(one.invars, other.invars, parts, strict=True):
-        if part.kind is Kind.OTHER and _scaled(first, second):
+        if part.kind is Kind.OTHER and scaled_axes(first, second):
             return True
     return False
 
@@ -465,29 +461,3 @@ def _degree(eqn: JaxprEqn, parts: list[Part]) -> int | None:
     if name in _LINEAR:
         return None if len(degrees) > 1 else next(iter(degrees), 0)
     return 0 if degrees <= {0} else None
-
-
-def _lost(one: JaxprEqn, other: JaxprEqn, gathered: set[tuple[int, int]]) -> int:
-    """The number of axes along the replica's own rows that an operation sums over."""
-    name = one.primitive.name
-
-    def own(place: int) -> set[int]:
-        atoms = one.invars[place], other.invars[place]
-        lost: set[int] = set()
-        for axis in _scaled(*atoms):
-            lengths = Programs.aval(atoms[0]).shape[axis], Programs.aval(atoms[1]).shape[axis]
-            # All replicas' rows, or several views of them one after another.
-            of_all = any(lengths[0] % n == 0 and lengths[0] // n * m == lengths[1] for n, m in gathered)
-            lost.update(() if of_all else (axis,))
-        return lost
-
-    if name == "reduce_sum":
-        return len(own(0) & set(one.params["axes"]))
-    if name == "dot_general":
-        contracted = one.params["dimension_numbers"][0][0]
-        return len(own(0) & set(contracted))
-    if name in ("scatter-add", "scatter_add"):
-        return 1 if own(2) and not _scaled(one.outvars[0], other.outvars[0]) else 0
-    if name == "conv_general_dilated":
-        return 1 if own(0) and not _scaled(one.outvars[0], other.outvars[0]) else 0
-    return 0

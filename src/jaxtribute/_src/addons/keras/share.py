@@ -21,7 +21,7 @@ import keras
 from jaxtribute import ReduceOp, ReplicaContext, get_replica_context
 from jaxtribute._src.addons.keras.internals import KerasModel, KerasOptimizer, updated_by
 from jaxtribute._src.addons.keras.overwriting import largest, put_back, set_apart
-from jaxtribute._src.addons.keras.rows import mean_p
+from jaxtribute._src.addons.keras.rows import change_p, mean_p
 from jaxtribute.errors import ContextError
 from jaxtribute.experimental import CommunicationOptions
 from jaxtribute.typing import Array, DType, Foreign, Leaf, Nest, Numeric
@@ -74,6 +74,8 @@ class Share:
     """The gradients that optimizers have been given so far."""
     marked: frozenset[int] = frozenset()
     """The places of layers' variables that `state_p` is to mark, of a step that is only looked at."""
+    marks_changes: bool = False
+    """True if `change_p` is to mark what optimizers are given, of a step that is only looked at."""
     marks_metrics: bool = False
     """True if `metric_p` is to mark metrics' variables, of a step that is only looked at."""
     derived: Mapping[Path, DerivedLog] = field(default_factory=dict[Path, "DerivedLog"])
@@ -349,6 +351,7 @@ def whole_batch_gradients(
     share.applied.append(jax.tree.leaves(grads))
     grads = share.sum(jax.tree.map(lambda grad: grad * jnp.asarray(weight, grad.dtype), grads))
     grads = share.with_largest(grads, values)
+    grads = jax.tree.map(change_p.bind, grads) if share.marks_changes else grads
     share.reduced = True  # optimizers call one another
     try:
         return original(optimizer, optimizer_variables, grads, trainable_variables)
