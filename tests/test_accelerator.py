@@ -153,7 +153,7 @@ class Trainer:
         return {name: np.asarray(v.read_value()) for name, v in self.params.items()}
 
 
-@pytest.mark.quick_cases(4, whole=True)
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_training_is_that_by_hand(name: str, *, compiled: bool) -> None:

@@ -58,7 +58,7 @@ CASES = [
 ]
 
 
-@pytest.mark.quick_cases(18, whole=True)
+@pytest.mark.quick_cases(6, whole=True)
 @pytest.mark.parametrize(("executor", "name", "rows"), CASES, ids=[f"{e}-{n}-{rows[0]}" for e, n, rows in CASES])
 def test_behaviours(executor: str, name: str, rows: tuple[str, ...]) -> None:
     strategy = strategy_of(name)

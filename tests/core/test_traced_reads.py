@@ -94,7 +94,7 @@ def test_a_read_in_one_compiled_step_follows_its_writes(how: str) -> None:
     assert [float(y) for y in step(X)] == [10, 10]
 
 
-@pytest.mark.quick_cases(8)
+@pytest.mark.quick_cases(5)
 @each_strategy
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("how", ["scan", "checkpoint", "jit"])
@@ -221,6 +221,7 @@ def test_compiled_steps_stay_compiled() -> None:
     assert program.jitted._cache_size() == 1
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("uncompiled", [True, False])
 def test_many_new_traces_are_explained_once(
     uncompiled: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

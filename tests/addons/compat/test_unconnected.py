@@ -138,6 +138,7 @@ LOOK_UPS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.quick_cases(8, whole=True)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("look_up", LOOK_UPS)

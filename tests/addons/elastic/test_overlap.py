@@ -64,6 +64,7 @@ def windows(simulated: Simulated, data: Sequence[Any]) -> None:
         simulated.window(data[start : start + EVERY])
 
 
+@pytest.mark.quick_cases(9, whole=True)
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 @pytest.mark.parametrize("overlap", [1, 3])
 @pytest.mark.parametrize("devices", [[1], [1, 2], [1, 1, 1]], ids=["1", "1 and 2", "1, 1 and 1"])
@@ -95,6 +96,7 @@ def test_training_is_the_algorithm(devices: list[int], overlap: int, compiled: b
         assert SENT_ANEW not in names
 
 
+@pytest.mark.quick_cases(9, whole=True)
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("devices", [[1], [1, 2], [1, 1, 1]], ids=["1", "1 and 2", "1, 1 and 1"])

@@ -242,6 +242,7 @@ JOBS: dict[str, tuple[Callable[[], Job], int]] = {
 }
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.filterwarnings("ignore:.*mean:RuntimeWarning")
 @pytest.mark.parametrize(
     ("job", "compiled"),

@@ -157,6 +157,7 @@ def alone(data: list[Any]) -> Any:
     return training(jd.OneDeviceStrategy("CPU:0"), data, compiled=True)
 
 
+@pytest.mark.quick_cases(5, whole=True)
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_training_is_that_of_one_device(count: int, compiled: bool) -> None:
@@ -169,6 +170,7 @@ class Killed(Exception):  # noqa: N818
     """Stands for the end of a process."""
 
 
+@pytest.mark.quick_cases(4, whole=True)
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 @pytest.mark.parametrize("killed", [{0: 2}, {2: 3}, {0: 2, 1: 2}])
 def test_what_is_left_trains_on_every_example_once(killed: dict[int, int], compiled: bool) -> None:
@@ -309,6 +311,7 @@ def test_a_value_that_a_dead_island_had_a_part_of_is_refused() -> None:
     assert Job(2).run(body)[1] == "told"
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 def test_gradients_of_several_calls_make_one_update(compiled: bool) -> None:
     data = batches([8, 5, 1, 4, 8, 2])

@@ -135,6 +135,7 @@ def test_islands_of_several_devices_share_replicas_as_others_do() -> None:
     same(lived(LocalJob([2, 2], virtual_replicas=4), {1: 3}, 4), expected)
 
 
+@pytest.mark.quick_cases(2, whole=True)
 @pytest.mark.parametrize("killed", [None, 0, 1])
 def test_islands_of_several_devices_go_on_without_each_other(killed: int | None) -> None:
     data = linear_batches([8, 8, 5, 1, 8])

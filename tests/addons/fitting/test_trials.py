@@ -19,6 +19,7 @@ from jaxtribute.errors import ArgumentError, MissingLibraryError
 BATCH = 512
 
 
+@pytest.mark.quick_cases(2, whole=True)
 @pytest.mark.parametrize(
     "strategy",
     [

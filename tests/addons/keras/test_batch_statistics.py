@@ -77,7 +77,7 @@ def check(layer: str, *, masked: bool, data: str, eager: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Layer .* does not support masking", "ignore:Explicitly requested dtype float64")
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("data", INPUTS)
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
 @pytest.mark.parametrize("layer", LAYERS)
@@ -91,6 +91,7 @@ def test_so_they_are_in_steps_that_run_as_python(layer: str) -> None:
     check(layer, masked=True, data="a part without any", eager=True)
 
 
+@pytest.mark.quick_cases(5, whole=True)
 @pytest.mark.parametrize("rows", [8, 7, 3])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_statistics_of_what_a_mask_leaves_in_a_loop_of_ones_own(four: jd.Strategy, rows: int, compiled: bool) -> None:

@@ -63,7 +63,7 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
-@pytest.mark.quick_cases(6)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("saved", "restored"), [(0, 0), (0, 2), (2, 0), (2, 4), (4, 1)])
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

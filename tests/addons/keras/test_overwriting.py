@@ -107,7 +107,7 @@ def check_alike(found: dict[str, Any], wanted: dict[str, Any], *, of_means: bool
         np.testing.assert_allclose(found[name], value, rtol=near, atol=near, err_msg=name)
 
 
-@pytest.mark.quick_cases(12)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("rows", [16, 23, 17])
 @pytest.mark.parametrize("case", CASES)
@@ -126,6 +126,7 @@ def test_fit_scales_as_on_one_device(case: str, rows: int, strategy: str) -> Non
     check_alike(states[1], states[0], of_means=kind is Own)
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("rows", [8, 7])
 def test_a_loop_of_ones_own_does(rows: int, compiled: bool) -> None:

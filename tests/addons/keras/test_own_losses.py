@@ -149,7 +149,7 @@ def is_same(expected: dict[str, Any], found: dict[str, Any]) -> bool:
     return all(np.allclose(found[name], value, rtol=1e-4, atol=1e-5) for name, value in expected.items())
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("kind", [*KINDS, InStepOfTensorFlow], ids=lambda kind: kind.__name__)

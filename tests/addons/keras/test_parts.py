@@ -659,6 +659,7 @@ class Clipping(keras.Model):
         return {name: logs[name] for name in ("loss", self.logs)}, (trainable, others, slots, metrics)
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize(
     ("clips", "logs", "told"),
     [(False, "norm", "the log 'norm' of"), (True, "total", "what the optimizer is given of"), (False, "total", "")],

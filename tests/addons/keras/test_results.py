@@ -45,7 +45,7 @@ def hits(model: Any) -> float:
     return float(np.sum(np.argmax(np.asarray(X @ model.get_weights()[0] + model.get_weights()[1]), axis=1) == Y))
 
 
-@pytest.mark.quick_cases(4, whole=True)
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("kind", [Hits, Several])
 @pytest.mark.parametrize("eager", [False, True])

@@ -118,6 +118,7 @@ def test_a_row_changes_no_output_of_another_one(outputs: Any) -> None:
             assert not np.allclose(one[1], other[1], rtol=1e-3), name
 
 
+@pytest.mark.quick_cases(21, whole=True)
 @pytest.mark.parametrize("name", STANDING)
 def test_a_listed_layer_is_known(name: str) -> None:
     x = keras.Input(shape_for(name))
@@ -238,6 +239,7 @@ UNLISTED: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.quick_cases(36, whole=True)
 @pytest.mark.parametrize("what", UNLISTED)
 def test_what_is_not_listed_goes_the_other_way(what: str) -> None:
     assert not is_row_wise(UNLISTED[what](), "train")

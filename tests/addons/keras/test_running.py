@@ -72,7 +72,7 @@ CASES = [
 ]
 
 
-@pytest.mark.quick_cases(3, whole=True)
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize(("name", "eager"), CASES)
 def test_variables_as_one_device_has_them(four: jd.Strategy, name: str, eager: bool) -> None:
     update, kwargs = KNOWN[name]

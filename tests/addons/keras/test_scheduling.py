@@ -111,7 +111,7 @@ OPTIMIZERS = sorted(
 )
 
 
-@pytest.mark.quick_cases(3, whole=True)
+@pytest.mark.quick_cases(2, whole=True)
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "Muon"] + ["Muon"])
 def test_each_of_kerass_optimizers_trains_on_a_server_as_on_one_device(servers: Any, name: str) -> None:
     def trained(data: Any) -> list[Any]:

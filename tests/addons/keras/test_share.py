@@ -152,7 +152,7 @@ def test_outside_a_step_keras_is_as_it_was() -> None:
     assert shares.current() is None
 
 
-@pytest.mark.quick_cases(3, whole=True)
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("rows", [8, 7, 3])
 def test_synchronized_statistics_in_a_loop_of_ones_own(four: jd.Strategy, rows: int, compiled: bool) -> None:

@@ -152,6 +152,7 @@ def build(kind: type[Any]) -> Any:
     return model
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("kind", [OwnStep, OwnLoss])
 def test_models_with_steps_of_their_own(kind: type[Any], four: jd.Strategy) -> None:
     expected, found = both(lambda: build(kind), lambda model: trained(model, X[:7], Y[:7], batch_size=7), four)

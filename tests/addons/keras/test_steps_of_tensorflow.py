@@ -63,7 +63,7 @@ def expected() -> tuple[list[float], Any, Any]:
     return losses, a, b
 
 
-@pytest.mark.quick_cases(3, whole=True)
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("replicas", [0, 1, 2])
 def test_a_train_step_of_data_alone(replicas: int, eager: bool) -> None:
@@ -106,7 +106,7 @@ def _replicas() -> int:
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "Ftrl", "Adam", "RMSprop", "Adadelta", "Lamb"])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(2)
 def test_gradients_of_a_mean_over_a_replicas_rows_are_told(form: str, optimizer: str) -> None:
     loss_of, wrong = FORMS[form]
     strategy = jd.MirroredStrategy(2)
@@ -158,6 +158,7 @@ class Counting(Gan):
         return logs
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("eager", [False, True])
 def test_optimizers_that_are_not_built_yet(eager: bool) -> None:
     weights: list[Any] = []
@@ -208,7 +209,7 @@ def fitted(
     return [history["loss"], *model.get_weights()]
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("replicas", "eager"), [(2, True), (4, False)])
 @pytest.mark.parametrize("batch", [4, 5])
 def test_the_loss_of_compile_is_that_of_the_whole_batch(replicas: int, batch: int, eager: bool) -> None:
@@ -225,7 +226,7 @@ OWN: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("replicas", "eager"), [(2, True), (2, False), (4, False)])
 @pytest.mark.parametrize("batch", [4, 5])
 @pytest.mark.parametrize("name", OWN)
@@ -289,6 +290,7 @@ def of_rows(strategy: jd.Strategy, number: Any, rows: int, eager: bool, fits: bo
     return model.fit(data, verbose=0).history["loss"][0] if fits else model.evaluate(data, verbose=0)
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.filterwarnings("ignore:the step of .*times those of one device:UserWarning")  # of the mean, as it is
 @pytest.mark.parametrize(("replicas", "fits", "eager"), [(2, True, False), (4, False, False), (2, False, True)])
 def test_sums_and_means_that_metrics_get_are_those_of_one_device(replicas: int, fits: bool, eager: bool) -> None:
@@ -317,6 +319,7 @@ class Shown(OfRows):
         return {**super().test_step(data), **logs}
 
 
+@pytest.mark.quick_cases(3, whole=True)
 @pytest.mark.parametrize(("replicas", "eager"), [(2, False), (4, False), (2, True)])
 @pytest.mark.parametrize("rows", [3, 5])
 def test_logs_of_the_models_own_are_those_of_one_device(replicas: int, eager: bool, rows: int) -> None:
@@ -364,6 +367,7 @@ def test_adapt_to_a_dataset(axis: int | None, labels: bool) -> None:
     assert 4 <= bins.bin_boundaries[0] <= 5
 
 
+@pytest.mark.quick_cases(3, whole=True)
 @pytest.mark.parametrize("strategy", [jd.get_strategy, lambda: jd.MirroredStrategy(2)], ids=["alone", "mirrored"])
 @pytest.mark.parametrize("anew", [True, False])
 def test_each_epoch_of_fit_has_an_order_of_its_own(strategy: Callable[[], jd.Strategy], anew: bool) -> None:

@@ -258,7 +258,7 @@ class Listener(keras.callbacks.Callback):
 HOOKS = "on_batch_end", "on_train_batch_end", "on_test_batch_end", "on_predict_batch_end"
 
 
-@pytest.mark.quick_cases(6, whole=True)
+@pytest.mark.quick_cases(3, whole=True)
 @pytest.mark.parametrize("in_threads", [False, True])
 @pytest.mark.parametrize(
     "names", [(), *((name,) for name in HOOKS), HOOKS], ids=lambda names: "+".join(names) or "none"
@@ -285,6 +285,7 @@ def test_callbacks_hear_of_each_batch_as_without_a_strategy(
     assert bool(submitted) == (in_threads and bool(names))
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_steps_like_the_one_before_are_repeated(replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with jd.MirroredStrategy(devices(replicas)).scope():
@@ -317,6 +318,7 @@ def test_even_predictions_are_left_on_their_devices(monkeypatch: pytest.MonkeyPa
     np.testing.assert_array_equal(model.predict_on_batch(X), expected)
 
 
+@pytest.mark.quick_cases(2, whole=True)
 @pytest.mark.parametrize("kind", [keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN])
 def test_states_of_rows_are_refused_where_replicas_share_the_rows(kind: Any) -> None:
     def make() -> Any:

@@ -84,7 +84,7 @@ def verdict_of(form: type[Any], loss: Any, rows: int) -> testing.Verdict:
     return verdict
 
 
-@pytest.mark.quick_cases(6)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("rows", [3, 8, 12, 20])
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("form", [ForJax, InForm])
@@ -94,6 +94,7 @@ def test_right_steps_of_any_number_of_rows(form: type[Any], name: str, rows: int
     assert len(verdict.tried) >= 5, str(verdict)
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("rows", [3, 8])
 def test_sums_of_the_whole_batch_are_right_and_means_of_ones_own_are_found(rows: int) -> None:
     right = verdict_of(InForm, lambda _, y, out: whole_mean(y, out), rows)

@@ -161,7 +161,7 @@ CASES = [
 ]
 
 
-@pytest.mark.quick_cases(4, whole=True)
+@pytest.mark.quick_cases(2, whole=True)
 @pytest.mark.parametrize(("name", "kind", "rows"), CASES)
 def test_gradients_are_those_of_plain_jax(name: str, kind: str, rows: int, wide: None) -> None:
     weights, x = _data(rows=rows)
@@ -196,6 +196,7 @@ def test_gradients_are_those_of_plain_jax(name: str, kind: str, rows: int, wide:
     np.testing.assert_allclose(grads_again, grads, rtol=1e-9, atol=1e-14)
 
 
+@pytest.mark.quick_cases(6, whole=True)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_refusal_names_the_least_budget(name: str, wide: None) -> None:
     weights, x = _data(rows=ROWS)

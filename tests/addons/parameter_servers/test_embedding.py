@@ -73,6 +73,7 @@ MIXES: dict[str, Any] = {
 }
 
 
+@pytest.mark.quick_cases(5, whole=True)
 @pytest.mark.parametrize("given", ["lookup", "slices"])
 @pytest.mark.parametrize("name", [*MOVES, *MIXES])
 def test_rows_alone_are_updated_as_with_the_whole_gradient_or_not_at_all(name: str, given: str) -> None:
@@ -258,7 +259,7 @@ PADDED = [
 ]
 
 
-@pytest.mark.quick_cases(4, whole=True)
+@pytest.mark.quick_cases(3, whole=True)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("servers", [1, 2])

@@ -184,6 +184,7 @@ def _of_two_optimizers(replicas: int) -> weakref.ref[Any]:
     return weakref.ref(table)
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_the_next_optimizer_is_that_of_lookups_before_and_after(replicas: int) -> None:
     """Rows that lag are what its moments make of them: in compiled functions and in eager code of replicas."""

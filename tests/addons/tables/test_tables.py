@@ -204,7 +204,7 @@ def sixty_four_bits() -> Iterator[None]:
     jax.config.update("jax_enable_x64", False)
 
 
-@pytest.mark.quick_cases(8, whole=True)
+@pytest.mark.quick_cases(2, whole=True)
 @pytest.mark.parametrize("dtype", ["uint32", "int64", "uint64"])
 @pytest.mark.parametrize("options", [{}, {"updates": "exact"}, {"partition": "range"}], ids=str)
 @pytest.mark.parametrize("name", ["default", "one", "two", "sharded"])
@@ -403,6 +403,7 @@ def test_tables_are_shown_pickled_and_copied() -> None:
         jd.nn.embedding_lookup(table, ["a"])  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("count", [4, 3])
 def test_a_norm_in_the_step_of_rows_that_are_added_up(count: int, eager: bool) -> None:
@@ -433,6 +434,7 @@ def test_a_norm_in_the_step_of_rows_that_are_added_up(count: int, eager: bool) -
     np.testing.assert_allclose(first - table.numpy(), dense / np.linalg.norm(dense), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("reduced", ["by the optimizer", "before it"])
 def test_two_tables_share_a_norm_and_gradients_may_be_reduced_before(reduced: str) -> None:
     """The rows of one table count once in a norm over both, wherever they are added up."""
@@ -489,7 +491,7 @@ def branched(kind: str, look: Any, ids: Any) -> Any:
     return jax.vmap(inner)(jnp.ones(2)).sum(0)
 
 
-@pytest.mark.quick_cases(4, whole=True)
+@pytest.mark.quick_cases(2, whole=True)
 @pytest.mark.parametrize("eager", [False, True], ids=["compiled", "eager"])
 @pytest.mark.parametrize("count", [4, 3])
 @pytest.mark.parametrize("kind", KINDS)
@@ -561,6 +563,7 @@ def test_ids_of_a_transformation_are_refused_by_what_to_write(name: str, kind: s
         (run if eager else jd.function(run))(ids)
 
 
+@pytest.mark.quick_cases(11, whole=True)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("rows", [5, 512])
 @pytest.mark.parametrize("name", ["default", "two", "sharded"])

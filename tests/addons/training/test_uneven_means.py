@@ -133,6 +133,7 @@ def run(fn: Callable[[Any], Any], rows: Any, strategy: jd.Strategy = FOUR) -> An
     return jd.function(lambda x: strategy.run(fn, (x,)))(x)
 
 
+@pytest.mark.quick_cases(19, whole=True)
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_told(name: str) -> None:
     with pytest.warns(RuntimeWarning, match=r"test_uneven_means.py:\d+ .* have 2, 2, 1, 0 rows\. HINT: add up sums"):
@@ -150,6 +151,7 @@ def test_what_is_right_is_not(name: str) -> None:
         np.testing.assert_allclose(np.asarray(result), wanted, rtol=1e-5)
 
 
+@pytest.mark.quick_cases(12, whole=True)
 @pytest.mark.parametrize("inside", [True, False], ids=["reduced inside", "reduced outside"])
 @pytest.mark.parametrize("name", [*MEANS, *PARTS])
 def test_means_of_results(name: str, inside: bool) -> None:
@@ -325,6 +327,7 @@ def test_gradients_of_means_whose_mean_an_optimizer_takes_are_not_said_to_be_add
     assert not any("adds them up" in str(one.message) for one in told)
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("rows", [8, 5])
 @pytest.mark.parametrize("carried", ["a key", "an integer"])
 def test_loops_that_carry_integers_and_are_computed_again_in_the_derivative(carried: str, rows: int) -> None:

@@ -219,6 +219,7 @@ def verdict(case: Case, *, right: bool, transform: Any = None) -> testing.Verdic
         return testing.verify(step, X, Y, strategy=strategy, raises=False)
 
 
+@pytest.mark.quick_cases(10, whole=True)
 @pytest.mark.parametrize("name", CASES)
 def test_the_mistake_has_its_line_and_advice(name: str) -> None:
     case = CASES[name]

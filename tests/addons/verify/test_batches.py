@@ -61,6 +61,7 @@ WITH_COUNT = {
 """What the advice makes of a call; of others it has the names of the guide."""
 
 
+@pytest.mark.quick_cases(20, whole=True)
 @pytest.mark.filterwarnings("ignore:.*has no global_batch_size:RuntimeWarning")
 @pytest.mark.parametrize("rows", [8, 5, 6], ids=["even", "uneven", "one replica of four empty"])
 @pytest.mark.parametrize("replicas", [2, 4])

@@ -104,6 +104,7 @@ DRAWS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.quick_cases(2, whole=True)
 @pytest.mark.parametrize("draw", DRAWS)
 def test_one_draw_for_the_whole_batch_by_a_key_of_each_replica_is_noted(draw: str) -> None:
     def own(values: Any, _: Any) -> Any:

@@ -62,7 +62,7 @@ def run(function: Callable[[Any], Any], argument: Any) -> list[Any]:
     return together([Machine(0, Tape(keeps=True)).begin(program, [given])], meet)[0]
 
 
-@pytest.mark.quick_cases(10, whole=True)
+@pytest.mark.quick_cases(5, whole=True)
 @pytest.mark.parametrize("rows", [12, 1, 0])
 @pytest.mark.parametrize("name", DRAWS)
 def test_random_numbers_of_a_key_for_each_row(name: str, rows: int) -> None:
@@ -71,6 +71,7 @@ def test_random_numbers_of_a_key_for_each_row(name: str, rows: int) -> None:
     np.testing.assert_allclose(drawn, jax.vmap(DRAWS[name])(keys), rtol=1e-4)
 
 
+@pytest.mark.quick_cases(11, whole=True)
 @pytest.mark.parametrize("rows", [12, 1, 0])
 @pytest.mark.parametrize("name", LOOPS)
 def test_loops_that_each_row_ends_by_itself(name: str, rows: int) -> None:

@@ -108,7 +108,7 @@ def test_a_part_of_a_sum_behind_a_mask_is_told_as_one(mask: Any, balance: Any) -
     assert line_of(__file__, balance.__name__) in lines, str(found)
 
 
-@pytest.mark.quick_cases(2, whole=True)
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("mask", MASKS)
 def test_a_mask_of_the_batch_raises_no_alarm(mask: Any) -> None:
     found = verdict(mask, balanced)

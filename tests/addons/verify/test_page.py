@@ -79,6 +79,7 @@ def test_the_page_has_each_pattern_in_the_words_of_the_reports() -> None:
         assert what == f"{CATALOGUE[name].what[0].upper()}{CATALOGUE[name].what[1:]}.", name
 
 
+@pytest.mark.quick_cases(6, whole=True)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_a_wrong_program_of_the_page_is_found_with_its_name(name: str) -> None:
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):

@@ -81,7 +81,7 @@ def of_state(strategy: jd.Strategy, kind: str, *, right: bool, every: int) -> An
     return jd.function(lambda *batch: strategy.run(replica, batch)), (state,)
 
 
-@pytest.mark.quick_cases(12, whole=True)
+@pytest.mark.quick_cases(4, whole=True)
 @pytest.mark.parametrize("right", [True, False], ids="right wrong".split())
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(

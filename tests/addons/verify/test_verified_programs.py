@@ -136,7 +136,7 @@ for batch in strategy.experimental_distribute_dataset(data.repeat(4)):
 """
 
 
-@pytest.mark.quick_cases(2, whole=True)
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize(
     ("loss", "how", "rows", "status"),
     [

@@ -163,7 +163,7 @@ def test_a_whole_loss_is_told_by_the_line_that_it_leaves_from(loss: Any, how: An
     assert "/ jd.get_replica_context().num_replicas_in_sync" in str(found), str(found)
 
 
-@pytest.mark.quick_cases(3, whole=True)
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_share_of_a_whole_loss_raises_no_alarm(loss: Any) -> None:
     found = verdict(by_variables(loss, part_of_it), returns=True)
@@ -278,6 +278,7 @@ def twice(value: Any) -> Any:
 GIVEN = [("grad_fn", SAM), ("value_fn", optax.lbfgs()), ("curvature", NEWTON)]
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize(("name", "transform"), GIVEN)
 def test_a_function_for_the_optimizer_that_reduces_is_told(name: str, transform: Any) -> None:
     found = verdict(with_functions(name, twice), returns=False, transform=transform, first=np.ones(4))
@@ -285,6 +286,7 @@ def test_a_function_for_the_optimizer_that_reduces_is_told(name: str, transform:
     assert "INSTEAD: return the replica's own value" in str(found), str(found)
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize(("name", "transform"), GIVEN)
 def test_a_function_for_the_optimizer_that_returns_a_part_raises_no_alarm(name: str, transform: Any) -> None:
     found = verdict(with_functions(name, all_of_it), returns=False, transform=transform, first=np.ones(4))

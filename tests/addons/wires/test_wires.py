@@ -120,6 +120,7 @@ def test_zeros_and_tiny_numbers() -> None:
         np.testing.assert_allclose(value, 2 * scale, rtol=0.02, atol=1e-36)
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("executor", ["lockstep", "compiled"])
 def test_all_else_is_exact(executor: str) -> None:
     strategy = wired(2, "int8")
@@ -175,6 +176,7 @@ def text_of(wire: str | None, replicas: int = 2) -> tuple[str, str]:
     return lowered.as_text(), lowered.compile().as_text()
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.parametrize(("wire", "small"), [("bfloat16", "u16"), ("float16", "u16"), ("int8", "s8")])
 def test_the_small_type_is_what_travels(wire: str, small: str, replicas: int) -> None:
@@ -265,6 +267,7 @@ def test_more_replicas_than_are_written_out() -> None:
     np.testing.assert_array_equal(in_a_loop, wanted)
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("wire", WIRES)
 def test_pieces_are_the_sum_of_the_whole(wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from jaxtribute._src.addons.wires import summing
@@ -279,6 +282,7 @@ def test_pieces_are_the_sum_of_the_whole(wire: str, monkeypatch: pytest.MonkeyPa
     np.testing.assert_array_equal(in_pieces, whole)
 
 
+@pytest.mark.quick_cases(3, whole=True)
 @pytest.mark.parametrize("wire", WIRES)
 def test_training_on_digits(wire: str) -> None:
     exact, _ = wire_programs.train(wired(2))
@@ -309,6 +313,7 @@ def test_rounding_by_numpy_is_within_half_a_step() -> None:
     assert (np.abs(rounded(values, "int8") - values).reshape(-1, 256) <= 0.51 * steps).all()
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("wire", sorted(FORMATS))
 @given(seed=st.integers(0, 2**32 - 1), blocks=st.integers(1, 3), rows=st.sampled_from([(), (1,), (3,)]))
 @settings(max_examples=30)

@@ -87,6 +87,7 @@ def parts(nest: Any) -> tuple[Any, Any]:
     return (nest[0], nest[1]) if isinstance(nest, (list, tuple)) else (nest.a, nest.b)
 
 
+@pytest.mark.quick_cases(34, whole=True)
 @pytest.mark.parametrize("replicas", [1, 2])
 @each_executor
 @each_kind

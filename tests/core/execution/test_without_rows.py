@@ -86,7 +86,7 @@ def trained(strategy: jd.Strategy, losses: Callable[..., Any], sizes: tuple[int,
 @pytest.mark.parametrize("sizes", [(4, 1, 3), (1, 1), (2, 3)], ids=str)
 @pytest.mark.parametrize("losses", [others_alone, taken, from_the_mean, all_of_it])
 @pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(1)
 def test_their_gradients_are_those_of_one_device(name: str, losses: Any, sizes: tuple[int, ...]) -> None:
     values, w = trained(STRATEGIES[name](), losses, sizes, compiled=True)
     wanted, expected = trained(one_device(1), losses, sizes, compiled=True)
@@ -109,6 +109,7 @@ def test_what_is_gathered_for_others_is_not_guessed() -> None:
         trained(strategy, others_alone, (4, 1), compiled=True)
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("order", ["12", "21"])
 def test_of_sums_that_are_alike_none_stands_for_another(order: str) -> None:
     with pytest.raises(jd.errors.ContextError, match=TOLD):

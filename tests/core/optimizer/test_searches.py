@@ -63,7 +63,7 @@ def number_of_replicas() -> int:
     return context.num_replicas_in_sync
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("compiled", [False, True])

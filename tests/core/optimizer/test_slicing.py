@@ -127,7 +127,7 @@ REFUSED: dict[str, Program] = {
 }
 
 
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", ALLOWED)
 def test_what_slices_allow(name: str) -> None:
     check(ALLOWED[name], X)

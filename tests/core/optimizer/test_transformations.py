@@ -36,7 +36,7 @@ ROUND = [(name, list(KINDS)[i % 5], PLACES[(11 * i + 5) % len(PLACES)]) for i, n
 """Each transformation with another kind of nest in another place; all of them: `python -m transformation_product`."""
 
 
-@pytest.mark.quick_cases(3, whole=True)
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize(("name", "kind", "place"), ROUND, ids=lambda one: str(one).replace(", ", "-"))
 def test_as_plain_optax(name: str, kind: str, place: Place) -> None:

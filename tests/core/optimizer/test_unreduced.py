@@ -61,6 +61,7 @@ def stepped(name: str, rows: int, transform: Any, call: Callable[[Any, Any], Non
     return np.asarray(variable)
 
 
+@pytest.mark.quick_cases(8, whole=True)
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("rows", [8, 5])
 @pytest.mark.parametrize("own", OWN)
@@ -96,6 +97,7 @@ def test_a_compiled_update_by_gradients_of_a_replica_names_its_line(rows: int, t
         jd.function(lambda batch: strategy.run(update, batch))(batch)
 
 
+@pytest.mark.quick_cases(10, whole=True)
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("rows", [8, 5])
 @pytest.mark.parametrize("name", STRATEGIES)

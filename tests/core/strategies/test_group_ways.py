@@ -85,7 +85,7 @@ def by_hand(loss: Loss, batches: list[Any], replicas: int) -> tuple[list[float],
     return losses, params
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("rows", [(8, 4), (7, 5), (4, 1)], ids=["even", "uneven", "without rows"])
 @pytest.mark.parametrize("loss", [attention, by_condition, by_loop, by_numbers])
 @pytest.mark.parametrize("executor", ["compiled", "lockstep"])

@@ -124,6 +124,7 @@ def test_a_file_named_after_bfloat16_is_not_refused() -> None:
     np.testing.assert_array_equal(strategy.experimental_local_results(total)[0], np.full(4, 2))
 
 
+@pytest.mark.quick_cases(6, whole=True)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int8"])
 def test_sums_of_every_kind_of_number(dtype: str, kind: Any) -> None:
@@ -257,6 +258,7 @@ CAPTURING: dict[str, Any] = {
 }
 
 
+@pytest.mark.quick_cases(5, whole=True)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", CAPTURING)
 def test_arrays_in_parts_from_around_the_function_are_right_or_refused(name: str, *, compiled: bool) -> None:
@@ -277,7 +279,7 @@ def test_arrays_in_parts_from_around_the_function_are_right_or_refused(name: str
         assert "HINT: pass arrays that lie elsewhere, or on the devices of all" in "".join(error.__notes__)  # noqa: PT017
 
 
-@pytest.mark.quick_cases(2, whole=True)
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("options", [{"accumulate_steps": 2}, {"shard_update": True}])
 @pytest.mark.parametrize("kind", [jd.MirroredStrategy, jd.FullyShardedStrategy])
 def test_options_of_optimizers(kind: Any, options: Any) -> None:
@@ -367,6 +369,7 @@ def test_a_layout_that_does_not_divide_names_the_variable() -> None:
         jd.Variable(np.zeros((3, 10)), name="w1")
 
 
+@pytest.mark.quick_cases(3, whole=True)
 @pytest.mark.parametrize("transformation", ["lamb", "lars", "fromage"])
 @pytest.mark.parametrize("devices_per_replica", [1, 2])
 def test_norms_of_variables_are_the_same_on_all_replicas(transformation: str, devices_per_replica: int) -> None:

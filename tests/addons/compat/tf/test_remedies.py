@@ -64,6 +64,7 @@ def check_told(name: str, given: dict[str, str], **modules: Any) -> None:
 KERAS = [(name, given) for name, given in REMEDIES if "keras." in told(name)]
 
 
+@pytest.mark.quick_cases(63, whole=True)
 @pytest.mark.parametrize("case", [one for one in REMEDIES if one not in KERAS], ids=operator.itemgetter(0))
 def test_the_expression_gives_what_tensorflow_gives(case: tuple[str, dict[str, str]]) -> None:
     check_told(*case)

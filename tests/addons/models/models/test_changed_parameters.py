@@ -77,7 +77,7 @@ def plain(make: Callable[[], Any], wrt: Any) -> tuple[list[float], Any]:
     return losses, module
 
 
-@pytest.mark.quick_cases(3, whole=True)
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("kind", STRATEGIES)
 @each_executor

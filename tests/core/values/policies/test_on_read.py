@@ -19,7 +19,7 @@ def local(
     return variable(mirrored(replicas), value, name=name, synchronization=ON_READ, aggregation=aggregation)
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @each_executor
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_replicas_write_and_read_their_own_value(executor: str, replicas: int) -> None:
@@ -35,6 +35,7 @@ def test_replicas_write_and_read_their_own_value(executor: str, replicas: int) -
     assert v.shape == (2, 1)
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @pytest.mark.parametrize(("aggregation", "expected"), [("SUM", 3.0), ("MEAN", 1.5), ("ONLY_FIRST_REPLICA", 1.0)])
 def test_a_read_across_replicas_reduces(aggregation: str, expected: float) -> None:
     strategy, v = mirrored(2), local(2, 0.0, Aggregation[aggregation])
@@ -92,6 +93,7 @@ def test_defaults_and_repr() -> None:
     )
 
 
+@pytest.mark.quick_cases(1, whole=True)
 @each_executor
 def test_reduce_gather_and_local_results_of_a_variable(executor: str) -> None:
     strategy, v = mirrored(2), local(2, [0.0, 0.0])

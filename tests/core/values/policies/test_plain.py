@@ -18,6 +18,7 @@ def test_every_replicas_write_reaches_the_one_copy(executor: str, replicas: int)
     assert components(v) == [[replicas - 1.0] * 2]
 
 
+@pytest.mark.quick_cases(5, whole=True)
 @pytest.mark.parametrize("dtype", ["bool", "int8", "bfloat16"])
 @each_executor
 def test_the_last_replicas_assignment_stays(executor: str, dtype: str) -> None:
