@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
@@ -30,10 +31,7 @@ SECOND: dict[str, Loss] = {
 }
 
 
-class Twice(keras.Model):
-    first: Loss
-    second: Loss
-
+class TwoWeights(keras.Model):
     def __init__(self) -> None:
         super().__init__()
         self.a = self.add_weight(shape=(), initializer="ones")
@@ -42,6 +40,11 @@ class Twice(keras.Model):
 
     def call(self, x: Any) -> Any:
         return x * self.a
+
+
+class Twice(TwoWeights):
+    first: Loss
+    second: Loss
 
     def train_step(self, state: Any, data: Any) -> Any:
         (a, b), others, slots, metrics = state
@@ -74,7 +77,7 @@ def test_each_update_is_that_of_one_device(devices: int, batch: int, first: str,
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
 
 
-class InForm(Twice):
+class InForm(TwoWeights):
     """The same in TensorFlow's form, whose losses are divided by the rows of all replicas, or the second one is not."""
 
     local: bool
@@ -83,9 +86,9 @@ class InForm(Twice):
         context = jd.get_replica_context()
         assert context is not None
         rows = data.shape[0] if self.local else context.all_reduce("SUM", data.shape[0])
-        _, gradient = jd.value_and_grad(lambda: ops.sum(data * self.b) * 0 + self.b**2 / 2, self.b.stored)()
+        _, gradient = jd.value_and_grad(lambda: jnp.sum(data * self.b) * 0 + self.b**2 / 2, self.b.stored)()
         self.optimizer.apply_gradients([(gradient, self.b)])
-        _, gradient = jd.value_and_grad(lambda: ops.sum(self.a * data * self.b) / (rows * 3), self.a.stored)()
+        _, gradient = jd.value_and_grad(lambda: jnp.sum(self.a * data * self.b) / (rows * 3), self.a.stored)()
         self.optimizer.apply_gradients([(gradient, self.a)])
         return {"gradient": gradient}
 

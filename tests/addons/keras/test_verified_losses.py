@@ -1,6 +1,8 @@
 """`verify` on loops of one's own with loss objects of Keras, and other divisions by a number that a shape gives."""
 
 import re
+import sys
+import types
 from typing import Any
 
 import jax.numpy as jnp
@@ -42,13 +44,25 @@ def verdict_of(loss_of: Any, shape: tuple[int, ...]) -> Any:
     return testing.verify(train, x, np.round(x[..., :2]), strategy=strategy, raises=False)
 
 
+@pytest.fixture(autouse=True)
+def _without_names_of_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another test of this process may have imported them, and loss objects are divided by the replicas then."""
+    monkeypatch.delitem(sys.modules, "jaxtribute.compat.tf", raising=False)
+
+
+@pytest.mark.parametrize("of_tensorflow", [False, True])
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_advice_for_a_loss_object_makes_the_step_right(name: str) -> None:
+def test_the_advice_for_a_loss_object_makes_the_step_right(
+    name: str, of_tensorflow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if of_tensorflow:  # the object divides by the number of replicas: by a wrong one if batches do not divide
+        monkeypatch.setitem(sys.modules, "jaxtribute.compat.tf", types.ModuleType("tf"))
     kind, shape = LOSSES[name]
     loss_fn = kind()
     found = verdict_of(lambda y, out, x: loss_fn(y, out), shape)
-    assert [one.culprit.pattern.name for one in found.findings] == ["local-mean"], str(found)
-    advised = re.search(r"then (jd\.nn\.\S.*), with reduction=None where the loss object is made, in place", str(found))
+    expected = "default-batch-size" if of_tensorflow else "local-mean"
+    assert [one.culprit.pattern.name for one in found.findings] == [expected], str(found)
+    advised = re.search(r"then (jd\.nn\.\S.*), with reduction=None where the loss object is made[,;]", str(found))
     assert advised is not None, str(found)
     advice = compile(advised[1], "advice", "eval")
 

@@ -64,7 +64,7 @@ def test_the_evaluator_evaluates_what_comes(tmp_path: Path) -> None:
 def test_the_evaluator_ends(tmp_path: Path) -> None:
     checkpoint = jd.Checkpoint(v=jd.Variable(1.0))
     evaluator = jd.experimental.SidecarEvaluator(checkpoint, dict, tmp_path, poll_s=0.01, timeout_s=0.05)
-    with pytest.raises(DeadlineError, match="no checkpoint has come after None"):
+    with pytest.raises(DeadlineError, match="no checkpoint has come in"):
         evaluator.start()
     patient = jd.experimental.SidecarEvaluator(checkpoint, dict, tmp_path, poll_s=60)
     threading.Timer(0.05, patient.stop).start()

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 
 from jaxtribute._src.addons.keras.custom_loops import own_replica
 from jaxtribute._src.addons.keras.internals import KerasModel
-from jaxtribute._src.addons.keras.share import whole_batch_additions, whole_batch_losses
+from jaxtribute._src.addons.keras.share import current, whole_batch_additions, whole_batch_losses
 from jaxtribute._src.addons.keras.stateful import is_step, weighted_mean
+from jaxtribute.extending import Context
 from jaxtribute.nn import compute_average_loss
 from jaxtribute.typing import Array, DType, Nest
 
@@ -38,10 +39,10 @@ def loss_of_replica(
     given = {"sample_weight": sample_weight, "mask": mask, "dtype": dtype}
     loss = whole_batch_losses(original, values, **given, reduction=reduction)
     # As in Keras, what is one number before it is reduced is left as it is.
-    if own_replica() is None or reduction in (None, "none", "sum") or jnp.ndim(values) == 0:
+    if reduction in (None, "none", "sum") or jnp.ndim(values) == 0:
         return loss
     by_rows = reduction != "mean_with_sample_weight" and mask is None
-    if is_step():
+    if own_replica() is not None and is_step():
         return weighted_mean(loss, by_rows=by_rows)
     divisor = _divisor()
     if divisor is None:
@@ -66,6 +67,8 @@ def undivided(original: Callable[..., Any], loss: Array) -> Any:
 
 
 def _divisor() -> int | None:
-    """The number of replicas, if losses are divided by it in the replica function that runs."""
-    replica = own_replica()
-    return None if replica is None or is_step() or _OF_TENSORFLOW not in sys.modules else replica.num_replicas_in_sync
+    """The number of replicas, if losses are divided by it in the replica function that runs: also if it is one."""
+    replica = Context.current().replica
+    if replica is None or current() is not None or is_step() or _OF_TENSORFLOW not in sys.modules:
+        return None
+    return replica.num_replicas_in_sync

@@ -114,9 +114,9 @@ class SidecarEvaluator:
             # Waiting for the event, `stop` is noticed at once.
             if self._stopping.wait(self._poll_s):
                 return None
-        last = None if self._seen is None else self._seen[0]
+        last = "" if self._seen is None else f" after {self._seen[0]}"
         raise DeadlineError(
-            f"no checkpoint has come after {last} in {self._directory} for {self._timeout_s} s. "
+            f"no checkpoint has come{last} in {self._directory} for {self._timeout_s} s. "
             "HINT: does the training still run, and write there?"
         )
 

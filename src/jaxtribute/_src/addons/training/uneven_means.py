@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxtribute import REPLICA_AXIS as AXIS
 from jaxtribute import Optimizer
+from jaxtribute._src.addons.tools.installed import reduces_losses
 from jaxtribute._src.addons.training.scales import MOST, ReplicaProgram, Scales, number_of
 from jaxtribute.extending import Callers, Jaxpr, JaxprEqn, Literal, Programs, points
 from jaxtribute.nn import compute_average_loss
@@ -44,8 +45,6 @@ _BY_LOSS_OBJECT = (
     f"{_COUNT}, and tf.nn.compute_average_loss(loss_object(y, y_pred), global_batch_size=count); of "
     "a row that has several losses their mean."
 )
-_LOSS_OBJECTS = "/keras/src/losses/loss.py"
-"""The file of Keras that reduces what its loss objects compute."""
 _PASSING = frozenset(
     {"jd_idle_guard", "reshape", "squeeze", "broadcast_in_dim", "convert_element_type", "slice", "copy"}
 )
@@ -109,8 +108,8 @@ def _default_counts(programs: Sequence[Jaxpr]) -> dict[str, str]:
     for number, jaxpr in enumerate(programs):
         for eqn in _of_averages(jaxpr):
             line = Programs.user_line(eqn, "site-packages", _LIBRARY)
-            files = (frame.file_name.replace(os.sep, "/") for frame in Programs.user_frames(eqn))
-            told = _BY_LOSS_OBJECT if any(name.endswith(_LOSS_OBJECTS) for name in files) else _BY_DEFAULT
+            of_object = any(reduces_losses(frame.file_name) for frame in Programs.user_frames(eqn))
+            told = _BY_LOSS_OBJECT if of_object else _BY_DEFAULT
             if line is not None:
                 found.setdefault((line, told), [set() for _ in programs])[number].update(_plain(eqn.invars[:1]))
     return {line: told for (line, told), numbers in found.items() if any(one != numbers[0] for one in numbers)}

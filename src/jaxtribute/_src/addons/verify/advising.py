@@ -10,13 +10,11 @@ import numpy as np
 
 from jaxtribute._src.addons.verify.depending import of_own_rows
 from jaxtribute._src.addons.verify.machine import Record
-from jaxtribute._src.addons.verify.pairing import Runs
+from jaxtribute._src.addons.verify.pairing import Runs, is_averaging
 from jaxtribute._src.addons.verify.relations import Kind
-from jaxtribute._src.addons.verify.sources import innermost, is_made_in
+from jaxtribute._src.addons.verify.sources import innermost, is_of_loss_object
 
 _MEAN = re.compile(r"(?:(?P<rows>.+)\.mean\(\)|(?:jnp|ops|keras\.ops)\.mean\((?P<given>.+)\))$")
-_LOSS_OBJECTS = "/keras/src/losses/loss.py"
-"""The file of Keras that reduces what its loss objects compute."""
 _MEANS = frozenset({"local-mean", "mean-of-means"})
 _MIXED = frozenset("add sub mul div max min neg clamp convert_element_type select_n broadcast_in_dim reshape".split())
 """Operations that make of a sum and what all replicas share what is no part of a sum any more."""
@@ -37,7 +35,7 @@ def part_of(runs: Runs, pattern: str, number: int, elsewhere: int | None) -> str
     if pattern in _MEANS:
         return _mean_of_rows(runs, _forward(runs, number))
     if pattern == "default-batch-size":
-        return _with_count(runs.record(_forward(runs, number)))
+        return _with_count(runs, runs.record(_forward(runs, number)))
     if pattern == "local-count":
         sums = [one for one in runs.upstream(runs.makers_of(number, 1)) if runs.record(one).name == "reduce_sum"]
         # Of several, each is a part of what is divided by.
@@ -101,9 +99,13 @@ def _expression(runs: Runs, number: int) -> str:
     return record.place.expression
 
 
-def _with_count(record: Record) -> str:
+def _with_count(runs: Runs, record: Record) -> str:
     """A call of `compute_average_loss`, given the count."""
     text = record.place.expression if record.place is not None else ""
+    if text and record.eqn is not None and is_of_loss_object(record.eqn):
+        sums = (one for one in runs.tape.records if one.name == "reduce_sum" and one.place == record.place)
+        ranks = (np.ndim(one.operands[0]) for one in sums if is_averaging(one))
+        return _averaged(text, next(ranks, 1), of_object=True).rstrip(",")
     if not re.match(r"[\w.]+\(.*\)$", text) or "global_batch_size" in text:
         return ""
     return f"{text[:-1].rstrip(', ')}, global_batch_size=count)"
@@ -112,7 +114,7 @@ def _with_count(record: Record) -> str:
 def _mean_of_rows(runs: Runs, number: int) -> str:
     """A mean of the rows, written as a part of the mean of the batch."""
     record = runs.record(number)
-    of_object = record.eqn is not None and is_made_in(record.eqn, _LOSS_OBJECTS)
+    of_object = record.eqn is not None and is_of_loss_object(record.eqn)
     found = _MEAN.match(_expression(runs, number))
     summed = runs.count_of(runs.makers_of(number, 0))
     text = found and (found["rows"] or found["given"])
@@ -125,6 +127,11 @@ def _mean_of_rows(runs: Runs, number: int) -> str:
     rank = np.ndim(runs.record(summed).operands[0])
     if rank == 0:
         return ""
+    return _averaged(text, rank, of_object=of_object)
+
+
+def _averaged(text: str, rank: int, *, of_object: bool) -> str:
+    """A call of `compute_average_loss` with losses of so many axes."""
     within = "" if rank == 1 else f".mean(axis={tuple(range(1, rank)) if rank > 2 else 1})"
     text = text if within else _bare(text)
     text = f"({text})" if within and not of_object and not re.fullmatch(r"\w+|\(.*\)", text) else text

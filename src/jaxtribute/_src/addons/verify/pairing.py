@@ -302,12 +302,12 @@ class Runs:
     def is_default_count(self, number: int) -> bool:
         """True if an operation of `compute_average_loss` has a replica's rows, times the replicas, for the batch's."""
         record = self.record(number)
-        if not _averages(record):
+        if not is_averaging(record):
             return False
         counts = (
             place
             for place, one in enumerate(self.tape.records)
-            if one.name == "max" and one.place == record.place and _averages(one)
+            if one.name == "max" and one.place == record.place and is_averaging(one)
         )
         return any(map(self._is_rows_times_replicas, counts))
 
@@ -399,7 +399,7 @@ class Runs:
         return None
 
 
-def _averages(record: Record) -> bool:
+def is_averaging(record: Record) -> bool:
     """True for an operation that `jd.nn.compute_average_loss` makes."""
     return record.eqn is not None and (innermost(record.eqn) or ("", 0))[0] == _AVERAGES
 
