@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxtribute._src.addons.keras.rows import FACTOR, Different, Kind, Part, Rows
+from jaxtribute._src.addons.keras.row_axes import Different
+from jaxtribute._src.addons.keras.rows import FACTOR, Kind, Part, Rows
 
 AXIS = "replica"
 W = jnp.ones((3, 2))

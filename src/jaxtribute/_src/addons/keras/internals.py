@@ -18,7 +18,8 @@ from typing import Any, TypeAlias, cast
 
 import keras
 import numpy as np
-from keras.src import activations, backend
+from keras.src import activations
+from keras.src import backend as backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.dtypes import PYTHON_DTYPES_MAP
 from keras.src.backend.common.masking import get_keras_mask as get_keras_mask
