@@ -101,7 +101,7 @@ tpu-compiler compilers:
 	build/$@/bin/python -m pip install --quiet --disable-pip-version-check uv
 	VIRTUAL_ENV=build/$@ build/$@/bin/uv pip install --quiet --editable '.[test,$(COMPILERS)]'
 	JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 build/$@/bin/python -m pytest \
-		--numprocesses=2 --dist=worksteal -m "slow or not slow" tests/addons/compiling
+		--numprocesses=2 --dist=worksteal -m "slow or not slow" $(if $(SHARE),--share=2) tests/addons/compiling
 
 clean:  ## remove everything that the targets above make
 	rm -rf .venv site dist build .cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov

@@ -62,7 +62,7 @@ WITH_COUNT = {
 
 
 @pytest.mark.quick_cases(20, whole=True)
-@pytest.mark.filterwarnings("ignore:.*has no global_batch_size:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*without a global_batch_size:RuntimeWarning")
 @pytest.mark.parametrize("rows", [8, 5, 6], ids=["even", "uneven", "one replica of four empty"])
 @pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.parametrize("loss", [average, weighed, of_elements, of_the_replicas_rows])
