@@ -485,6 +485,16 @@ CONNECTED: dict[str, tuple[str, bool]] = {
     "of unknown make": ("loss = v * x\n    tape.gradient(loss, given)", False),
     "a condition": ("loss = v if x else u\n    tape.gradient(loss, [v, u])", False),
     "an output of several": ("loss = model(x)[0]\n    tape.gradient(loss, model.trainable_variables)", False),
+    "a derivative of a function": (
+        "loss = f(jax.grad(energy)(x))\n    tape.gradient(loss, model.trainable_variables)",
+        False,
+    ),
+    "a derivative in a function": ("loss = derives(model, x)\n    tape.gradient(loss, m.trainable_variables)", False),
+    "a derivative by an inner tape": (
+        "with tf.GradientTape() as inner:\n            inner.watch(x)\n            y = model(x)\n        "
+        "loss = f(inner.gradient(y, x))\n    tape.gradient(loss, model.trainable_variables)",
+        False,
+    ),
     "an output by name": (
         "y = model(x)\n        loss = y['a']\n    tape.gradient(loss, model.trainable_variables)",
         False,
@@ -504,6 +514,7 @@ def test_a_gradient_that_may_be_none_is_asked_for_so(code: str, connected: bool)
     first, *lines = code.split("\n")
     made = ["v = tf.Variable(1.0)", "u = tf.Variable(2.0)", "frozen = tf.Variable(1.0, trainable=False)"]
     made += ["count = tf.Variable(0)", "def chooses(m):\n    if m:\n        return m(1)"]
+    made += ["def derives(m, x):\n    return jax.grad(lambda x: m(x))(x)"]
     if "net(x)" in code:
         made.append(
             "class Net(tf.Module):\n    def __call__(self, x):\n        return x if self.a else -x\nnet = Net()"

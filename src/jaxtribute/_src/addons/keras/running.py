@@ -132,8 +132,8 @@ class RunningSums:
             f"a step of {self._model.name!r} gives the variable {variable.path!r} a value of the rows that is no "
             f"running sum over them and no moving average of their mean, such as a maximum or an average of sums"
             f"{where}: the replicas' values are averaged, or the first one's is taken, where one device computes it "
-            "of the whole batch. HINT: compute it of what get_replica_context().all_reduce has made of the rows; add "
-            "sums over the rows as they are (v + sum), or with add_weight(..., aggregation='sum'); use a "
+            "of the whole batch. HINT: compute it of what get_replica_context().all_reduce('SUM', ...) has made of the "
+            "rows, as a moving average of sums must be; add sums over the rows as they are, v + sum; use a "
             "keras.metrics.Metric; or say add_weight(..., aggregation='mean') if the replicas' mean is meant."
         )
 

@@ -11,16 +11,27 @@ from jaxtribute.typing import Foreign
 
 
 def _of_keras(root: Foreign) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Variables of a model and of its optimizer, or those of a layer, a metric or an optimizer."""
+    """Variables of a model and of the optimizers that it has, or those of a layer, a metric or an optimizer."""
     keras = sys.modules["keras"]
     if isinstance(root, keras.Variable):
         yield (), _cell(root)
         return
     # An optimizer's variables have the names of layers in theirs, which count the models that were made before.
     yield from _numbered((), root.variables, last=isinstance(root, keras.Optimizer))
-    optimizer = getattr(root, "optimizer", None) if isinstance(root, keras.Model) else None
-    if optimizer is not None:
-        yield from _numbered(("optimizer",), optimizer.variables, last=True)
+    if isinstance(root, keras.Model):
+        for name, optimizer in _optimizers(root).items():
+            yield from _numbered((name,), optimizer.variables, last=True)
+
+
+def _optimizers(model: Foreign) -> dict[str, Foreign]:
+    """The optimizer of `compile`, and those that a model of the user's keeps as attributes, each once."""
+    keras = sys.modules["keras"]
+    compiled = getattr(model, "optimizer", None)
+    found = {} if compiled is None else {"optimizer": compiled}
+    for name, value in sorted(vars(model).items()):
+        if isinstance(value, keras.Optimizer) and not any(value is one for one in found.values()):
+            found[name] = value
+    return found
 
 
 def _numbered(

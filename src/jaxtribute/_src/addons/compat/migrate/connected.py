@@ -9,13 +9,16 @@ from jaxtribute._src.addons.compat.migrate.findings import Source, assigned, key
 
 _TRAINABLE = ("trainable_variables", "trainable_weights")
 _CALLS = ("call", "__call__")
+_DERIVATIVES = frozenset(
+    "gradient jacobian batch_jacobian grad value_and_grad value_and_grads jacfwd jacrev hessian jvp vjp".split()
+)
 
 
 def all_connected(source: Source, block: ast.With, variables: Iterable[ast.expr]) -> bool:
     """True if the loss of a block depends on all of these variables, as far as the text shows that.
 
     It does for the trainable variables of one object, or variables that the block names, where nothing is computed
-    under a condition, and no result is one of several.
+    under a condition, no result is one of several, and no derivative is taken.
 
     Args:
       source: the program.
@@ -60,6 +63,11 @@ def _chooses(tree: ast.Module, block: ast.With) -> bool:
             continue
         seen.append(part)
         if any(isinstance(node, (ast.If, ast.IfExp, ast.Match)) for node in ast.walk(part)) or _takes_apart(part):
+            return True
+        # Of a derivative drops out what is only added: the last bias of a network whose inputs are moved.
+        if any(
+            isinstance(call.func, ast.Attribute) and call.func.attr in _DERIVATIVES for call in nodes(part, ast.Call)
+        ):
             return True
         for call in nodes(part, ast.Call):
             name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")

@@ -464,8 +464,9 @@ def _may_be_none(source: Source, tapes: Tapes, gradients: Sequence[_Gradient]) -
     asked = [keyword(one.call, "unconnected_gradients") for one in gradients]
     if all(value is not None and source.of(value).strip("\"'") in zeros for value in asked):
         return False
-    # What a tape is told to watch has a gradient, trainable or not.
-    watches = any(getattr(one.func, "attr", "") == "watch" for one in nodes(tapes.block, ast.Call))
+    # What this tape is told to watch has a gradient, trainable or not.
+    own = {f"{ast.unparse(item.optional_vars)}.watch" for item in tapes.block.items if item.optional_vars is not None}
+    watches = any(ast.unparse(one.func) in own for one in nodes(tapes.block, ast.Call))
     return not watches and not all_connected(source, tapes.block, [one.variables for one in gradients])
 
 
