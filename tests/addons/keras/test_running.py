@@ -100,9 +100,7 @@ UNKNOWN: dict[str, tuple[Update, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_what_is_no_sum_and_no_average_is_told_with_its_line(four: jd.Strategy, name: str) -> None:
     update, kwargs = UNKNOWN[name]
-    with pytest.warns(
-        UserWarning, match=r"variable 'sequential.*kept.*test_running\.py:\d+.*HINT: .*aggregation='sum'"
-    ):
+    with pytest.warns(UserWarning, match=r"variable 'sequential.*kept.*test_running\.py:\d+.*HINT: .*all_reduce.'SUM'"):
         under(four, lambda: model_of(layer(update, **kwargs)), fitted)
 
 

@@ -65,9 +65,7 @@ def _chooses(tree: ast.Module, block: ast.With) -> bool:
         if any(isinstance(node, (ast.If, ast.IfExp, ast.Match)) for node in ast.walk(part)) or _takes_apart(part):
             return True
         # Of a derivative drops out what is only added: the last bias of a network whose inputs are moved.
-        if any(
-            isinstance(call.func, ast.Attribute) and call.func.attr in _DERIVATIVES for call in nodes(part, ast.Call)
-        ):
+        if any(getattr(call.func, "attr", "") in _DERIVATIVES for call in nodes(part, ast.Call)):
             return True
         for call in nodes(part, ast.Call):
             name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
