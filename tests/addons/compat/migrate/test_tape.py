@@ -491,8 +491,10 @@ CONNECTED: dict[str, tuple[str, bool]] = {
     ),
     "a derivative in a function": ("loss = derives(model, x)\n    tape.gradient(loss, m.trainable_variables)", False),
     "a derivative by an inner tape": (
-        "with tf.GradientTape() as t:\n            t.watch(x)\n            y = model(x)\n        loss = t.gradient(y, x)\n"
-        + "    tape.gradient(loss, model.trainable_variables)",
+        (
+            "with tf.GradientTape() as inner:\n            inner.watch(x)\n            y = model(x)\n        "
+            "loss = f(inner.gradient(y, x))\n    tape.gradient(loss, model.trainable_variables)"
+        ),
         False,
     ),
     "an output by name": (
