@@ -146,3 +146,28 @@ def test_a_program_with_what_used_to_fail_runs() -> None:
     exec(scan(program).rewritten(), names)  # the program of the test
     assert names["picked"].tolist() == [[2], [3]]
     assert names["ones"].shape == (2, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("shape_invariants=[tf.TensorShape([]), tf.TensorShape([None, 3])]", True),
+        ("shape_invariants=[tf.TensorShape([]), tf.TensorShape([2, 3])]", False),
+        ("shape_invariants=theirs", True),
+        ("[tf.TensorShape([]), tf.TensorShape(None)]", True),
+        ("maximum_iterations=3", False),
+    ],
+)
+def test_loops_that_change_shapes_are_told(given: str, told: bool) -> None:
+    found = scan(f"import jaxtribute.compat.tf as tf\ny = tf.while_loop(more, body, start, {given})\n").findings
+    names = [one.name for one in found if one.name == "shapes of tf.while_loop"]
+    assert len(names) == told, found
+
+
+@pytest.mark.parametrize("argument", ["variables", "variables=None", "*, variables", "other"])
+def test_gradients_of_variables_are_told(argument: str) -> None:
+    code = f"@tf.custom_gradient\ndef f(x):\n    def grad(dy, {argument}):\n        return dy\n    return x, grad\n"
+    found = scan(f"import jaxtribute.compat.tf as tf\n{code}").findings
+    told = [one for one in found if one.name == "tf.custom_gradient(variables)"]
+    assert len(told) == ("variables" in argument), found
+    assert all("f(x, variable)" in one.advice for one in told)

@@ -9,7 +9,7 @@ from functools import cache
 from types import FunctionType
 
 from jaxtribute._src.addons.compat.catalog.lookup import Kind, entry_of, in_keras, resolve
-from jaxtribute._src.addons.compat.migrate.findings import Edit, Finding, Source, assigned, nodes
+from jaxtribute._src.addons.compat.migrate.findings import Edit, Finding, Source, assigned, keyword, nodes
 from jaxtribute._src.addons.compat.migrate.naming import Names
 
 _PLACES = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -28,6 +28,38 @@ def find(source: Source, names: Names) -> Iterator[Finding]:
             yield from _unknown(source, call, name, known)
             yield from _beyond(call, name, known)
             yield from _values(call, name, known, values)
+        if name == "tf.while_loop":
+            yield from _growing(call, values)
+    for function in nodes(source.tree, ast.FunctionDef):
+        if any(names.of(one) == "tf.custom_gradient" for one in function.decorator_list):
+            yield from _of_variables(function)
+
+
+def _growing(call: ast.Call, values: dict[str, ast.expr]) -> Iterator[Finding]:
+    """Shapes that a loop may change, which are accepted, and change nothing."""
+    given = keyword(call, "shape_invariants") or next(iter(call.args[3:4]), None)
+    shapes = values.get(given.id, given) if isinstance(given, ast.Name) else given
+    if shapes is None or isinstance(shapes, ast.Constant):
+        return
+    # A name of unknown make may stand for any shape.
+    if isinstance(shapes, ast.Name) or any(one.value is None for one in nodes(shapes, ast.Constant)):
+        advice = (
+            "arrays keep their shapes in a loop: carry one of full length, and write `x.at[i].set(value)` in place of "
+            "a tf.concat"
+        )
+        yield Finding(shapes.lineno, shapes.col_offset + 1, "shapes of tf.while_loop", Kind.DIFFERENT, advice)
+
+
+def _of_variables(function: ast.FunctionDef) -> Iterator[Finding]:
+    """Gradients of `tf.custom_gradient` that want variables, which are arguments here."""
+    for inner in nodes(function, ast.FunctionDef):
+        for one in (*inner.args.args, *inner.args.kwonlyargs):
+            if inner is not function and one.arg == "variables":
+                advice = (
+                    f"variables are arguments here: write {function.name}(x, variable), and return a gradient for each "
+                    "argument"
+                )
+                yield Finding(one.lineno, one.col_offset + 1, "tf.custom_gradient(variables)", Kind.DIFFERENT, advice)
 
 
 @cache
