@@ -41,9 +41,24 @@ class TwoOptimizers(keras.Model):
         return {"loss": loss}
 
 
-def made(devices: int) -> Any:
+class WithInner(TwoOptimizers):
+    """The second optimizer is that of a model inside."""
+
+    def compile_with(self, first: Any, second: Any) -> None:
+        super().compile_with(first, second)
+        self.inner = keras.Sequential([keras.Input((2,)), self.second])
+        self.inner.compile(second)
+        del self.of_second
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "of_second":
+            return self.inner.optimizer
+        raise AttributeError(name)
+
+
+def made(devices: int, kind: type[TwoOptimizers]) -> Any:
     with jd.MirroredStrategy([f"CPU:{i}" for i in range(devices)]).scope():
-        model = TwoOptimizers()
+        model = kind()
         model.compile_with(keras.optimizers.Adam(0.1), keras.optimizers.SGD(0.1, momentum=0.9))
     return model
 
@@ -54,13 +69,14 @@ def fit(model: Any, epochs: int) -> list[Any]:
     return [np.array(one) for one in variables]
 
 
+@pytest.mark.parametrize("kind", [TwoOptimizers, WithInner])
 @pytest.mark.parametrize("devices", [1, 2, 3])
-def test_a_training_goes_on_with_all_optimizers(devices: int, tmp_path: Path) -> None:
-    expected = fit(made(1), 3)
-    before = made(2)
+def test_a_training_goes_on_with_all_optimizers(devices: int, kind: type[TwoOptimizers], tmp_path: Path) -> None:
+    expected = fit(made(1, kind), 3)
+    before = made(2, kind)
     fit(before, 1)
     path = jd.Checkpoint(model=before).save(tmp_path / "ckpt", block=True)
-    after = made(devices)
+    after = made(devices, kind)
     jd.Checkpoint(model=after).restore(path)
     for found, wanted in zip(fit(after, 2), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=1e-6)

@@ -68,7 +68,7 @@ def undivided(original: Callable[..., Any], loss: Array) -> Any:
 
 def _divisor() -> int | None:
     """The number of replicas, if losses are divided by it in the replica function that runs: also if it is one."""
-    replica = Context.current().replica
-    if replica is None or current() is not None or is_step() or _OF_TENSORFLOW not in sys.modules:
+    now = Context.current()
+    if now.replica is None or now.strategy.is_default or current() is not None or is_step():
         return None
-    return replica.num_replicas_in_sync
+    return now.replica.num_replicas_in_sync if _OF_TENSORFLOW in sys.modules else None

@@ -19,19 +19,18 @@ def _of_keras(root: Foreign) -> Iterator[tuple[tuple[str, ...], Any]]:
     # An optimizer's variables have the names of layers in theirs, which count the models that were made before.
     yield from _numbered((), root.variables, last=isinstance(root, keras.Optimizer))
     if isinstance(root, keras.Model):
-        for name, optimizer in _optimizers(root).items():
-            yield from _numbered((name,), optimizer.variables, last=True)
+        for path, optimizer in _optimizers(root, (), set()):
+            yield from _numbered(path, optimizer.variables, last=True)
 
 
-def _optimizers(model: Foreign) -> dict[str, Foreign]:
-    """The optimizer of `compile`, and those that a model of the user's keeps as attributes, each once."""
+def _optimizers(model: Foreign, path: tuple[str, ...], seen: set[int]) -> Iterator[tuple[tuple[str, ...], Foreign]]:
+    """The optimizer of `compile`, and those that a model and the models in it keep as attributes, each once."""
     keras = sys.modules["keras"]
-    compiled = getattr(model, "optimizer", None)
-    found = {} if compiled is None else {"optimizer": compiled}
-    for name, value in sorted(vars(model).items()):
-        if isinstance(value, keras.Optimizer) and not any(value is one for one in found.values()):
-            found[name] = value
-    return found
+    for name, value in [("optimizer", getattr(model, "optimizer", None)), *sorted(vars(model).items())]:
+        if isinstance(value, (keras.Optimizer, keras.Model)) and id(value) not in seen:
+            seen.add(id(value))
+            below = (*path, name)
+            yield from [(below, value)] if isinstance(value, keras.Optimizer) else _optimizers(value, below, seen)
 
 
 def _numbered(
