@@ -22,11 +22,6 @@ def is_installed(file: str) -> bool:
     return any(path.relative_to(folder).parts[0] in _installed(folder) for folder in path.parents)
 
 
-def reduces_losses(file: str) -> bool:
-    """True for the file of Keras that reduces what its loss objects compute."""
-    return Path(file).as_posix().endswith("/keras/src/losses/loss.py")
-
-
 @functools.cache
 def _installed(folder: Path) -> frozenset[str]:
     """The packages and modules in a folder that an installer has put there, as `pip install --target` does.

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxtribute import REPLICA_AXIS as AXIS
 from jaxtribute import Optimizer
-from jaxtribute._src.addons.tools.installed import reduces_losses
+from jaxtribute._src.addons.training.loss_objects import is_of_loss_object
 from jaxtribute._src.addons.training.scales import MOST, ReplicaProgram, Scales, number_of
 from jaxtribute.extending import Callers, Jaxpr, JaxprEqn, Literal, Programs, points
 from jaxtribute.nn import compute_average_loss
@@ -108,8 +108,7 @@ def _default_counts(programs: Sequence[Jaxpr]) -> dict[str, str]:
     for number, jaxpr in enumerate(programs):
         for eqn in _of_averages(jaxpr):
             line = Programs.user_line(eqn, "site-packages", _LIBRARY)
-            of_object = any(reduces_losses(frame.file_name) for frame in Programs.user_frames(eqn))
-            told = _BY_LOSS_OBJECT if of_object else _BY_DEFAULT
+            told = _BY_LOSS_OBJECT if is_of_loss_object(eqn) else _BY_DEFAULT
             if line is not None:
                 found.setdefault((line, told), [set() for _ in programs])[number].update(_plain(eqn.invars[:1]))
     return {line: told for (line, told), numbers in found.items() if any(one != numbers[0] for one in numbers)}

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxtribute._src.addons.training.loss_objects import is_of_loss_object
 from jaxtribute._src.addons.verify.depending import of_own_rows
 from jaxtribute._src.addons.verify.machine import Record
 from jaxtribute._src.addons.verify.pairing import Runs, is_averaging
 from jaxtribute._src.addons.verify.relations import Kind
-from jaxtribute._src.addons.verify.sources import innermost, is_of_loss_object
+from jaxtribute._src.addons.verify.sources import innermost
 
 _MEAN = re.compile(r"(?:(?P<rows>.+)\.mean\(\)|(?:jnp|ops|keras\.ops)\.mean\((?P<given>.+)\))$")
 _MEANS = frozenset({"local-mean", "mean-of-means"})

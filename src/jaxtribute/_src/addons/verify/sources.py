@@ -17,7 +17,7 @@ import jax
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError
 
 import jaxtribute
-from jaxtribute._src.addons.tools.installed import is_installed, reduces_losses
+from jaxtribute._src.addons.tools.installed import is_installed
 from jaxtribute.extending import Callers, Function, JaxprEqn, Programs
 
 _LIBRARY = str(Path(jaxtribute.__file__).parent)
@@ -92,11 +92,6 @@ def place_of(eqn: JaxprEqn) -> Place | None:
 def innermost(eqn: JaxprEqn) -> tuple[str, int] | None:
     """The innermost line that made an operation, a library's or not."""
     return next(((frame.file_name, frame.start_line) for frame in Programs.user_frames(eqn)), None)
-
-
-def is_of_loss_object(eqn: JaxprEqn) -> bool:
-    """True if a loss object of Keras has made an operation."""
-    return any(reduces_losses(frame.file_name) for frame in Programs.user_frames(eqn))
 
 
 def leaving(eqn: JaxprEqn, other: JaxprEqn, *, inside: bool) -> Place | None:
