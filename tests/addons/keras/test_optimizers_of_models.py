@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
+import jaxtribute.compat.tf as tf
 
 X = np.random.default_rng(0).normal(size=(10, 3)).astype("f")
 
@@ -80,3 +81,13 @@ def test_a_training_goes_on_with_all_optimizers(devices: int, kind: type[TwoOpti
     jd.Checkpoint(model=after).restore(path)
     for found, wanted in zip(fit(after, 2), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=1e-6)
+
+
+def test_one_that_is_not_built_is_told_where_tensorflow_would_wait_for_it(tmp_path: Path) -> None:
+    before = made(1, TwoOptimizers)
+    fit(before, 1)
+    path = tf.train.Checkpoint(model=before).save(tmp_path / "ckpt")
+    after = made(1, TwoOptimizers)
+    after.of_second = keras.optimizers.SGD(0.1, momentum=0.9)
+    with pytest.warns(UserWarning, match=r"slots of the optimizer 'model.of_second'.*HINT: before the restore call"):
+        tf.train.Checkpoint(model=after).restore(path)

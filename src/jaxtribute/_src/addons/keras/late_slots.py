@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from jaxtribute._src.addons.keras.internals import KerasOptimizer
-from jaxtribute._src.addons.keras.state import names_of_slots
+from jaxtribute._src.addons.keras.state import names_of_slots, optimizers_of
 from jaxtribute._src.addons.keras.variables import StrategyVariable
 from jaxtribute.typing import Foreign
 
@@ -80,9 +80,8 @@ def _found(key: tuple[str, ...], value: Any, seen: set[int]) -> Iterator[tuple[t
     seen.add(id(value))
     if isinstance(value, (keras.Layer, keras.Optimizer)):
         yield key, value
-        optimizer = getattr(value, "optimizer", None) if isinstance(value, keras.Model) else None
-        if optimizer is not None:
-            yield (*key, "optimizer"), optimizer
+        for path, optimizer in optimizers_of(value) if isinstance(value, keras.Model) else ():
+            yield (*key, *path), optimizer
         return
     if hasattr(value, "_trackables"):  # a checkpoint within
         items = value._trackables

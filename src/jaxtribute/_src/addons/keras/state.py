@@ -19,18 +19,22 @@ def _of_keras(root: Foreign) -> Iterator[tuple[tuple[str, ...], Any]]:
     # An optimizer's variables have the names of layers in theirs, which count the models that were made before.
     yield from _numbered((), root.variables, last=isinstance(root, keras.Optimizer))
     if isinstance(root, keras.Model):
-        for path, optimizer in _optimizers(root, (), set()):
+        for path, optimizer in optimizers_of(root):
             yield from _numbered(path, optimizer.variables, last=True)
 
 
-def _optimizers(model: Foreign, path: tuple[str, ...], seen: set[int]) -> Iterator[tuple[tuple[str, ...], Foreign]]:
+def optimizers_of(model: Foreign) -> Iterator[tuple[tuple[str, ...], Foreign]]:
     """The optimizer of `compile`, and those that a model and the models in it keep as attributes, each once."""
-    keras = sys.modules["keras"]
-    for name, value in [("optimizer", getattr(model, "optimizer", None)), *sorted(vars(model).items())]:
-        if isinstance(value, (keras.Optimizer, keras.Model)) and id(value) not in seen:
-            seen.add(id(value))
-            below = (*path, name)
-            yield from [(below, value)] if isinstance(value, keras.Optimizer) else _optimizers(value, below, seen)
+    keras, seen = sys.modules["keras"], set[int]()
+
+    def found(path: tuple[str, ...], owner: Foreign) -> Iterator[tuple[tuple[str, ...], Foreign]]:
+        for name, value in [("optimizer", getattr(owner, "optimizer", None)), *sorted(vars(owner).items())]:
+            if isinstance(value, (keras.Optimizer, keras.Model)) and id(value) not in seen:
+                seen.add(id(value))
+                below = (*path, name)
+                yield from [(below, value)] if isinstance(value, keras.Optimizer) else found(below, value)
+
+    return found((), model)
 
 
 def _numbered(

@@ -106,7 +106,7 @@ def _with_count(runs: Runs, record: Record) -> str:
     if text and record.eqn is not None and is_of_loss_object(record.eqn):
         sums = (one for one in runs.tape.records if one.name == "reduce_sum" and one.place == record.place)
         ranks = (np.ndim(one.operands[0]) for one in sums if is_averaging(one))
-        return _averaged(text, next(ranks, 1), of_object=True).rstrip(",")
+        return _averaged(text, next(ranks, 1), of_object=True)
     if not re.match(r"[\w.]+\(.*\)$", text) or "global_batch_size" in text:
         return ""
     return f"{text[:-1].rstrip(', ')}, global_batch_size=count)"
@@ -128,7 +128,7 @@ def _mean_of_rows(runs: Runs, number: int) -> str:
     rank = np.ndim(runs.record(summed).operands[0])
     if rank == 0:
         return ""
-    return _averaged(text, rank, of_object=of_object)
+    return _averaged(text, rank, of_object=of_object) + ("," if of_object else "")
 
 
 def _averaged(text: str, rank: int, *, of_object: bool) -> str:
@@ -136,7 +136,7 @@ def _averaged(text: str, rank: int, *, of_object: bool) -> str:
     within = "" if rank == 1 else f".mean(axis={tuple(range(1, rank)) if rank > 2 else 1})"
     text = text if within else _bare(text)
     text = f"({text})" if within and not of_object and not re.fullmatch(r"\w+|\(.*\)", text) else text
-    made = ", with reduction=None where the loss object is made," if of_object else ""
+    made = ", with reduction=None where the loss object is made" if of_object else ""
     return f"jd.nn.compute_average_loss({text}{within}, global_batch_size=count){made}"
 
 

@@ -16,7 +16,7 @@ _ORDERS = frozenset(
     "cumsum cumprod cummax cummin cumlogsumexp sort top_k rev gather dynamic_slice slice concatenate".split()
 )
 _EXTREMES = frozenset("reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin reduce_window_max".split())
-OF_A_COUNT = frozenset({*ADDS, *HANDED, "max", "reduce_prod", "select_n"})
+_OF_A_COUNT = frozenset({*ADDS, *HANDED, "max", "reduce_prod", "select_n"})
 """Operations that make of a count what something is divided by."""
 _PICKS = frozenset({"dynamic_slice", "gather", "slice"})
 
@@ -141,14 +141,14 @@ def dividing(runs: Runs, leaf: int, chain: Collection[int]) -> int | None:
     for number in sorted(number for number in chain if number > leaf):
         if runs.divides(number, 1) and after.intersection(runs.makers_of(number, 1)):
             return number
-        if runs.record(number).name in OF_A_COUNT and after.intersection(runs.all_makers(number)):
+        if runs.record(number).name in _OF_A_COUNT and after.intersection(runs.all_makers(number)):
             after.add(number)
     return None
 
 
 def quotient_by(runs: Runs, leaf: int, chain: Collection[int]) -> int | None:
     """The operation that divides a part of a sum by what becomes of a count, to which a number is added before."""
-    number = dividing(runs, leaf, chain) if runs.record(leaf).name in OF_A_COUNT else None
+    number = dividing(runs, leaf, chain) if runs.record(leaf).name in _OF_A_COUNT else None
     # Several sums may be divided by several counts; rows are, by statistics.
     divided = (Kind.SUM,) if np.ndim(runs.record(leaf).results[0]) else (Kind.SUM, Kind.ROWS)
     return None if number is None or runs.operand(number, 0).kind not in divided else number
